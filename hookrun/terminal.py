@@ -1,7 +1,7 @@
 """The streams of a command: control characters are escaped, and a reader that is gone does not end the command.
 
 What a command prints may come from a file of somebody else: names, values, comments, paths. All of it passes here, also
-what Hydra, the logging library and Python's warnings print.
+what Hydra, the logging library and Python's warnings print. A progress line on the terminal is cleared before it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,58 @@ UNREAD = 1.0
 """Seconds in which the reader of a full pipe has to read something; after that, nobody reads it."""
 
 
+_CLEAR = "\r\x1b[K"
+_WIDTH = 79
+"""The most characters of the progress line, so that a terminal does not wrap it."""
+
+
+class _Line:
+    """The progress line; `stream` is the terminal, or None where it is not shown."""
+
+    stream: TextIO | None = None
+    is_shown = False
+
+    def show(self, text: str) -> None:
+        """Show a text in place of the last one; an empty text clears the line."""
+        if self.stream is not None and (text or self.is_shown):
+            # if the terminal is closed, the command's own output will report that
+            with suppress(OSError, ValueError):
+                self.stream.write(f"{_CLEAR}{text[:_WIDTH]}")
+                self.stream.flush()
+            self.is_shown = bool(text)
+
+
+_line = _Line()
+
+
+@contextmanager
+def waiting(arguments: list[str]) -> Iterator[None]:
+    """In the block, `waiting_for` shows a line on stderr, if that is a terminal: never in a file or a pipe."""
+    err, is_watched = sys.stderr, False
+    with suppress(ValueError):  # stderr is closed
+        is_watched = err is not None and err.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    outer, _line.stream = _line.stream, err if is_watched and not set(_QUIET) & set(arguments) else None
+    try:
+        yield
+    finally:
+        wait_is_over()
+        _line.stream = outer
+
+
+_QUIET = ("--shell-completion", "-sc")  # run by the shell while the user types
+
+
+def waiting_for(what: str) -> None:
+    """Show on the line what the command does now; does nothing outside `waiting`."""
+    _line.show(f"hookrun: {what} …")
+
+
+def wait_is_over() -> None:
+    """Clear the line and do not show it again: the command's own output follows."""
+    _line.show("")
+    _line.stream = None
+
+
 class Words:
     """A stream for a person. Characters that a terminal acts on are escaped, except line breaks and tabs.
 
@@ -29,10 +81,16 @@ class Words:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.rich_proxied_file = getattr(stream, "rich_proxied_file", stream)
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """Where rich writes."""
+        _line.show("")
+        return cast(TextIO, getattr(self._stream, "rich_proxied_file", self._stream))
 
     def write(self, text: str) -> int:
         """Write the text, or nothing if the reader has gone away."""
+        _line.show("")
         again = "\r" if text.startswith("\r") else ""  # the progress bar of a library
         with _reader_may_leave(self._stream):
             self._stream.write(again + printable(text.removeprefix(again), kept="\n\t"))

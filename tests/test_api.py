@@ -40,6 +40,10 @@ def test_an_experiment_of_the_users_own_folder(tmp_path: Path) -> None:
     ]
 
 
+ROWS = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 7)]
+ALIASES = "\n".join(["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *ROWS])
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -48,6 +52,8 @@ def test_an_experiment_of_the_users_own_folder(tmp_path: Path) -> None:
         ("- a", "holds no mapping"),
         ("defaults: [x]\nhooks: {}", "use load_spec(experiment=NAME)"),
         ("f: {select: fc, hook: forward, action: captur}", "did you mean 'capture'"),
+        ("a:\n  select: fc\n  hook: *x\n", "h.yaml:3:9: found undefined alias 'x'"),
+        (ALIASES, "h.yaml:5: holds more than 10,000 values, aliases written out"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, content: str, said: str) -> None:
@@ -55,22 +61,6 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str, said: str) -> None
     with pytest.raises(hookrun.SpecError) as caught:
         hookrun.load_spec(tmp_path / "h.yaml")
     assert said in str(caught.value)
-
-
-def test_broken_yaml_is_reported_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "h.yaml").write_text("a:\n  select: fc\n  hook: *x\n")
-    with pytest.raises(hookrun.SpecError, match=r"h\.yaml:3:9: found undefined alias 'x'"):
-        hookrun.load_spec(tmp_path / "h.yaml")
-
-
-def test_a_file_whose_aliases_multiply_is_refused(tmp_path: Path) -> None:
-    rows = ["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    rows += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 7)]
-    (tmp_path / "h.yaml").write_text("\n".join(rows))
-    with pytest.raises(
-        hookrun.SpecError, match=r"h\.yaml:5: holds more than 10,000 values, aliases written out"
-    ):
-        hookrun.load_spec(tmp_path / "h.yaml")
 
 
 def test_a_missing_file_and_no_source_at_all_are_refused(tmp_path: Path) -> None:
@@ -93,36 +83,16 @@ def test_a_mean_captured_by_another_run_is_a_value(tmp_path: Path, monkeypatch: 
     from hookrun.cli import main
 
     monkeypatch.chdir(tmp_path)
-    assert (
-        main(
-            [
-                "experiment=capture_features",
-                "train.limit_batches=1",
-                "compute.threads=1",
-                "hydra.run.dir=clean",
-            ]
-        )
-        == 0
-    )
+    small = ["train.limit_batches=1", "compute.threads=1", "hydra.run.dir=clean"]
+    assert main(["experiment=capture_features", *small]) == 0
     mean = hookrun.open_run("clean").captures["features"]["fc"][0:64].mean(0)
     model = nn.Sequential(nn.Linear(3, 10))
     value = {"run": "clean", "capture": "features", "module": "fc", "reduce": "mean"}
-    with hookrun.hooked(
-        model, {"h": {"select": "0", "hook": "forward", "action": "replace", "value": value}}
-    ):
+    hook = {"select": "0", "hook": "forward", "action": "replace", "value": value}
+    with hookrun.hooked(model, {"h": hook}):
         torch.testing.assert_close(model(torch.ones(2, 3)), mean.expand(2, 10))
     with pytest.raises(hookrun.CompileError, match=r"hooks\.h\.value: "):
-        hookrun.compile(
-            {
-                "h": {
-                    "select": "0",
-                    "hook": "forward",
-                    "action": "replace",
-                    "value": value | {"module": "fcc"},
-                }
-            },
-            model,
-        )
+        hookrun.compile({"h": {**hook, "value": {**value, "module": "fcc"}}}, model)
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -22,6 +22,7 @@ OTHERS = {
     *("_run_exitfuncs", "_shutdown"),
     *(
         "_logger_connector",
+        "_attn_implementation",
         "_model_mapping",
         "_results",
     ),  # Lightning's and transformers', asked for with care

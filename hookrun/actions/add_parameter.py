@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hookrun.actions.base import Action, Edit, HookSite, add_parameter, added_otherwise, name_taken, was_added
+from hookrun.actions.base import Action, Edit, HookSite, add_parameter, added_otherwise, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.init import Initialiser
 from hookrun.actions.values import Value, fixed_shape
@@ -90,11 +90,6 @@ class AddParameter(Action):
         from torch.nn.parameter import is_lazy
 
         def add(module: Module) -> None:
-            problem = name_taken(module, self.name) or self.incompatibility(APPLY, module, ())
-            if problem is not None:
-                raise ValueError(problem)
-            if was_added(module, self.name):
-                return
             tensors = (
                 tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor)
             )
@@ -105,6 +100,8 @@ class AddParameter(Action):
                     new.copy_(site.constant("value")(new))
                 else:
                     self.init.fill(new, site.seed_of(self.name, self.init.seed))
-                add_parameter(module, self.name, torch.nn.Parameter(new))
+                problem = add_parameter(module, self.name, torch.nn.Parameter(new))
+            if problem is not None:
+                raise ValueError(problem)
 
         return add

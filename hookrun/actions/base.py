@@ -6,7 +6,7 @@ An action is a frozen model of its parameters, a few declarations, and a functio
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -69,10 +69,16 @@ def name_taken(module: Module, name: str, planned: Collection[str] = ()) -> str 
     return None
 
 
-def add_parameter(module: Module, name: str, parameter: Parameter) -> None:
-    """Register a parameter, and record that a hook added it."""
-    module.register_parameter(name, parameter)
-    module.__dict__.setdefault(_ADDED, set()).add(name)
+def add_parameter(module: Module, name: str, parameter: Parameter) -> str | None:
+    """Register a parameter, and record that a hook added it; one of an earlier installation is kept.
+
+    Returns why it cannot be added, or None.
+    """
+    problem = name_taken(module, name) or added_otherwise(module, name, parameter.shape)
+    if problem is None and not was_added(module, name):
+        module.register_parameter(name, parameter)
+        module.__dict__.setdefault(_ADDED, set()).add(name)
+    return problem
 
 
 def was_added(module: Module, name: str) -> bool:
@@ -230,6 +236,19 @@ class Action(Section):
         return {name: getattr(self, name) for name, field in fields.items() if meaning in field.metadata}
 
 
+@dataclass(slots=True, eq=False)
+class Measured:
+    """The statistics of a tensor before they are computed: the runtime may do that for several tensors at once.
+
+    of:  their names
+    now: (tensor, readable) -> the statistics; readable: numbers can be read from the tensor now
+    """
+
+    x: Tensor
+    of: tuple[str, ...]
+    now: Callable[[Tensor, bool], dict[str, Any]]
+
+
 class Keeper(Protocol):
     """Stores a captured value.
 
@@ -336,16 +355,12 @@ class HookSite(Protocol):
         ValueError for a tensor without data, and where a listed flip does not fit.
         """
 
-    def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
-        """Every tensor, and every None, of a value with its path (empty for a bare tensor)."""
+    def rebuild(self, value: Any, change: Callable[[Tensor], Any]) -> Any:
+        """A copy of a captured value with `change` applied to every tensor, also inside caches."""
 
-    def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        """The value with `change` applied to every member that is not a container.
-
-        For actions that capture: a copy of the value with `change` applied to every tensor, also inside caches.
-        """
-
-    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
+    def emit(
+        self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
+    ) -> None:
         """Append a record about the tensor at `path`, by default the one that the action was given.
 
         Tensors of zero or one dimension in `data` are read later, all together. With `show` they are read at once and

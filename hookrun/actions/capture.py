@@ -73,38 +73,28 @@ class Capture(Action):
             return keep
         import torch
 
-        rebuild, chosen = site.rebuild, self._chosen(site)
+        from hookrun.values.containers import tensors
+
+        rows_of = None if self.keep is None else site.chosen(self.keep)
 
         def capture(value: Any) -> None:
-            rows = chosen(value)
+            rows: Tensor | None = None
+            if rows_of is not None:
+                # every tensor has the rows of the batch: `rows_of` refuses any other shape
+                rows = next(iter([rows_of(tensor.shape) for tensor in tensors(value)]), None)
             if rows is not None and not len(rows):
                 return
 
-            def changed(leaf: Any) -> Any:
-                if not isinstance(leaf, torch.Tensor):
-                    return leaf
-                some = leaf.detach() if rows is None else leaf.detach()[rows.to(leaf.device)]
-                if not (leaf.is_floating_point() or leaf.is_complex()):
+            def changed(x: Tensor) -> Any:
+                some = x.detach() if rows is None else x.detach()[rows.to(x.device)]
+                if not (x.is_floating_point() or x.is_complex()):
                     return some
                 return reduce(lambda tensor, change: change(tensor), changes, some)
 
             with torch.no_grad():
-                keep(rebuild(value, changed), rows)
+                keep(site.rebuild(value, changed), rows)
 
         return capture
-
-    def _chosen(self, site: HookSite) -> Callable[[Any], Tensor | None]:
-        """A function from a value to the indices [k] of the rows that are kept; None: all."""
-        if self.keep is None:
-            return lambda value: None
-        rows_of, leaves = site.chosen(self.keep), site.leaves
-
-        def chosen(value: Any) -> Tensor | None:
-            # Every tensor has the rows of the batch: `rows_of` refuses any other shape.
-            found = {leaf.shape[:1]: rows_of(leaf.shape) for _, leaf in leaves(value) if leaf is not None}
-            return next(iter(found.values()), None)
-
-        return chosen
 
     def _changes(self, site: HookSite) -> list[Callable[[Any], Any]]:
         """What is done with each tensor before it is stored: reduced, then converted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
@@ -83,12 +84,30 @@ class Check(Action):
         return "expected every element to be " + (f"{', '.join(first)} and {last}" if first else last)
 
 
-def finding(
-    ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor, samples: list[int] | None
-) -> dict[str, Any]:
-    """The record of a check. samples: those of this rank, if several ranks split the batch."""
-    found = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
-    return found if samples is None else {**found, "samples": samples}
+@dataclass
+class LastPassed:
+    """The tensors that passed each check in the current pass through the model, from the records of checks.
+
+    A new pass begins with a new step, or when the same tensor is checked again.
+    """
+
+    _passed: dict[str, dict[tuple[Any, ...], None]] = field(default_factory=dict)
+
+    def before(self, record: Mapping[str, Any]) -> str | None:
+        """Path and class of the module where the check passed last before this one; None: nowhere in this pass.
+
+        A record of a check that passed is noted.
+        """
+        when = record["mode"], record["epoch"], record["step"]
+        module = f"{record['module'] or '(root)'} ({record.get('class', '')})"
+        checked = (module, record["path"], record["call"], when)
+        since = self._passed.setdefault(record["hook"], {})
+        if since and (checked in since or next(iter(since))[-1] != when):
+            since.clear()
+        before = next(reversed(since))[0] if since else None
+        if record["ok"]:
+            since[checked] = None
+        return before
 
 
 def verdict(record: Mapping[str, Any]) -> str:

@@ -30,9 +30,11 @@ class Print(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function that prints and records every tensor in the value."""
+        from hookrun.values.containers import leaves
+
         statistics = measuring(("mean", "std", "min", "max"))
         describe = {"shape": _shape, "stats": statistics, "value": _value}[self.what]
-        leaves, emit = site.leaves, site.emit
+        emit = site.emit
 
         def show(value: Any) -> None:
             for path, leaf in leaves(value):

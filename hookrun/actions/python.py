@@ -20,7 +20,6 @@ from hookrun.hook_types import APPLY, ON_VALUES
 from hookrun.trust.callables import Code
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
 _NAME = re.compile(r"[^\W\d][\w.-]*(:\w+)?")
@@ -83,7 +82,7 @@ class Python(Action):
         call = _with_context(call, args, site) if takes(callee(target), CONTEXT) else partial(call, **args)
         if site.hook_type is APPLY:
             return _on_module(site, function.code, call)
-        return _returning_tensors(function.code, on_tensor(name, function.code, call))
+        return on_tensor(name, function.code, call)
 
 
 def _with_context(target: Callable[..., Any], args: dict[str, Any], site: HookSite) -> Edit:
@@ -106,17 +105,3 @@ def _on_module(site: HookSite, code: Code, call: Callable[[Any], Any]) -> Callab
             )
 
     return on_module
-
-
-def _returning_tensors(code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    from torch import Tensor
-
-    def returning_tensors(x: Tensor) -> Any:
-        new = call(x)
-        if new is not None and not isinstance(new, Tensor):
-            raise ValueError(
-                f"'{code.name}' returned an object of type {type(new).__name__}, expected a tensor or None"
-            )
-        return new
-
-    return returning_tensors

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookrun.actions.base import Action, Edit, HookSite
+from hookrun.actions.base import Action, Edit, HookSite, Measured
 from hookrun.actions.fields import OneOrMore
 from hookrun.values.tensors import elements, require_whole
 
@@ -70,47 +70,21 @@ class Stats(Action):
         return stats
 
 
-class Measured(Mapping[str, Any]):
-    """The statistics of a tensor, a mapping from name to value that is computed when it is first read.
-
-    Until then the runtime may compute them for several tensors at once.
-    """
-
-    __slots__ = ("_measure", "_values", "of", "x")
-
-    def __init__(self, x: Tensor, of: tuple[str, ...], measure: Measure) -> None:
-        self.x = x
-        self.of = of
-        self._measure = measure
-        self._values: dict[str, Any] | None = None
-
-    def now(self, *, readable: bool = False) -> dict[str, Any]:
-        """All of them, as tensors [] or numbers; `readable` as in `measuring`."""
-        if self._values is None:
-            self._values = self._measure(self.x, readable)
-        return self._values
-
-    def __getitem__(self, name: str) -> Any:
-        return self.now()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.of)
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-
 class Known(dict[str, Any]):
     """A tensor `x`, its `numel`, and its statistics so far; another one is computed when it is asked for."""
 
+    def __init__(self, steps: Mapping[str, Step], sizes: Mapping[str, int], x: Tensor) -> None:
+        super().__init__(sizes, x=x)
+        self._steps = steps
+
     def __missing__(self, name: str) -> Any:
-        value = self[name] = _STEPS[name](self["x"], self["numel"], self)
+        value = self[name] = self._steps[name](self["x"], self["numel"], self)
         return value
 
 
 Step = Callable[["Tensor", int, Known], Any]
+"""(the tensor, its number of elements, others) -> a statistic."""
 
-# Every statistic from the tensor, its number of elements, and others.
 _STEPS: Mapping[str, Step] = {
     "flat": lambda x, n, known: x.reshape(-1),
     "sum": lambda x, n, known: x.sum(),
@@ -156,7 +130,7 @@ def measuring(of: Sequence[str]) -> Measure:
         x = x.detach()
         if x.dtype not in exact:
             x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
-        known = Known(sizes, x=x)
+        known = Known(_STEPS, sizes, x)
         if readable and x.device.type == "cpu":
             known.update(on_cpu(x.reshape(-1), names))
         return {name: known[name] for name in names}

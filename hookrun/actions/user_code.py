@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookrun.actions.base import ABOUT
@@ -29,14 +30,14 @@ _TAKEN = ABOUT | {"ok", "spent", "bytes"}
 """The keys of a record that mean the same for every action."""
 
 
+@dataclass
 class Recorded:
     """The statistics that a user's own function records in one call.
 
     numbers: None after the call
     """
 
-    def __init__(self) -> None:
-        self.numbers: dict[str, Any] | None = {}
+    numbers: dict[str, Any] | None = field(default_factory=dict)
 
     def add(self, name: str, number: Any) -> None:
         """Take a number, see `HookContext.record`. Raises ValueError."""
@@ -194,9 +195,16 @@ def may_draw(functions: Iterable[Trusted | InlineFunction]) -> bool:
     return any(isinstance(target, type) or takes(callee(target), CONTEXT) for target in targets)
 
 
-def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """Wrap `call`: ValueError if it changes its tensor in place or draws from torch's global generator."""
+def on_tensor(
+    hook: str, code: Code, call: Callable[[Tensor], Any], *, computes: bool = False
+) -> Callable[[Tensor], Any]:
+    """Wrap `call`: ValueError if it changes its tensor in place or draws from torch's global generator.
+
+    It returns a tensor or None; if it `computes` a value, a tensor or a number. ValueError for other objects.
+    """
     import torch
+
+    other, kinds = ("a number", torch.Tensor | int | float) if computes else ("None", torch.Tensor | None)
 
     def states(x: Tensor) -> list[Tensor]:
         """Those of the global generators that may be drawn from; eight bytes at a time compare faster."""
@@ -216,6 +224,10 @@ def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[
             )
         if not seen.is_inference() and seen._version != version:
             raise ValueError(f"'{code.name}' changes its value in place: return a new tensor")
+        if not isinstance(new, kinds):
+            raise ValueError(
+                f"'{code.name}' returned an object of type {type(new).__name__}, expected a tensor or {other}"
+            )
         return x if new is seen else new
 
     return on_tensor

@@ -16,8 +16,7 @@ from hookrun.errors import Refusal
 from hookrun.ranks.alone import is_main
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
-from hookrun.sweeps.waiting import waiting, waiting_for
-from hookrun.terminal import words
+from hookrun.terminal import waiting, waiting_for, words
 
 _AFTER_MAIN = 5.0
 """Seconds that other ranks wait after a refusal: when one ends, torchrun ends rank 0, which has to report it."""

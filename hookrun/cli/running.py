@@ -25,10 +25,10 @@ from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
-from hookrun.sweeps.jobs import SingleRun, make_missing_page
+from hookrun.sweeps.jobs import SingleRun, import_torch, make_missing_page
 from hookrun.sweeps.needs import NeededRuns, previous_run
-from hookrun.sweeps.waiting import import_torch, wait_is_over, waiting_for
 from hookrun.tasks import Ready, refuse_ranks, task_of
+from hookrun.terminal import wait_is_over, waiting_for
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,20 +70,12 @@ def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
             written = OmegaConf.select(cfg.hydra, key)
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
-        users = users_part(cfg)
+        users = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     _refuse_lost_keys(cfg, users)
     return plain(users)
 
 
 JOB_DIRECTORY = ("hydra.sweep.dir", "hydra.sweep.subdir")
-
-
-def users_part(cfg: DictConfig) -> DictConfig:
-    """A copy of the configuration without Hydra's section."""
-    users = copy.deepcopy(cfg)
-    with read_write(users), open_dict(users):
-        del users["hydra"]
-    return users
 
 
 def refuse_used(run_dir: Path, where: str) -> None:

@@ -33,7 +33,7 @@ from omegaconf.errors import (
 )
 
 from hookrun.compose.hydra import Composition, parse_override
-from hookrun.compose.loader import options
+from hookrun.compose.loader import is_choice, options
 from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
 from hookrun.config import ROOT_KEYS, nested
 from hookrun.config.interpolations import guarded
@@ -110,7 +110,7 @@ def wrong_overrides(asked: Composition) -> list[Problem]:
     for override in parsed:
         if override.is_sweep_override() or override.key_or_group == "hydra.searchpath":
             others.append(override)
-        elif not _is_choice(override, asked):
+        elif not is_choice(override, asked.repository):
             keys.append(override)
         elif wrong := _wrong_choices(override, asked):
             problems += wrong
@@ -128,7 +128,7 @@ def wrong_overrides(asked: Composition) -> list[Problem]:
     )
     if lost := lost_keys(cfg):  # an experiment without its header: all its keys are in the wrong place
         return lost
-    is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
+    is_swept = any(each.is_sweep_override() and is_choice(each, asked.repository) for each in others)
     for override in keys:
         if override.key_or_group.partition(".")[0] in wrong_groups:
             continue
@@ -160,11 +160,6 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
         elif override.is_sweep_override() and asked.mode is RunMode.RUN:
             problems.append(several_values(override))
     return parsed, problems
-
-
-def _is_choice(override: Override, asked: Composition) -> bool:
-    """Whether Hydra reads the override as a choice from a config group; it merges a mapping into the keys instead."""
-    return asked.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
 
 def _wrong_choices(override: Override, asked: Composition) -> list[Problem]:

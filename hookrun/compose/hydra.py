@@ -27,11 +27,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
@@ -148,10 +146,6 @@ class App(Hydra):
         """The names in a config group, including those of its subgroups."""
         return self.config_loader.get_group_options(group)
 
-    def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
-        """The completion plugin of each shell, which completes whole groups."""
-        return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self.config_loader)))
-
     def folders(self) -> list[Path]:
         """The config folders on disk, in the order in which they are searched."""
         return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
@@ -177,26 +171,6 @@ class Composition:
     def search(self) -> list[str]:
         """The overrides of `hydra.searchpath`."""
         return [text for text in self.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
-
-
-class _WholeGroups:
-    """A config loader for completion, in which a group that holds both files and folders counts as one group.
-
-    Hydra's completion would stop at such a group.
-    """
-
-    def __init__(self, loader: ConfigLoader) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
-        """The configs of a group; or the subgroups of a group without configs."""
-        is_group = results_filter is ObjectType.GROUP and bool(group_name)
-        if is_group and self._loader.get_group_options(group_name, ObjectType.CONFIG, **options):
-            return []
-        return self._loader.get_group_options(group_name, results_filter, **options)
 
 
 def numbered(cfg: DictConfig, number: int) -> DictConfig:

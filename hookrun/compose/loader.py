@@ -5,6 +5,7 @@ Only this file and `hookrun.compose.hydra` import Hydra's private modules.
 
 from __future__ import annotations
 
+import copy
 import os
 import posixpath
 from importlib import resources
@@ -12,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra.core.config_search_path import ConfigSearchPath
@@ -24,6 +25,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose import hydra_section
@@ -33,6 +35,8 @@ from hookrun.errors import Problem, SpecError, spec_error
 
 MAX_LOADS = 1_000
 """The most configs that one composition may load; an ordinary composition loads about thirty."""
+MOST_SHARED = 64
+"""The most compositions of config files that are kept for the jobs of a sweep."""
 HYDRAS_DIRS = {
     "run.dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}",
     "sweep.dir": "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}",
@@ -169,6 +173,11 @@ def options(repo: IConfigRepository, group: str) -> list[str]:
     return names
 
 
+def is_choice(override: Override, repo: IConfigRepository) -> bool:
+    """Whether Hydra reads the override as a choice from a config group; it merges a mapping into the keys instead."""
+    return repo.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+
+
 class Loader(ConfigLoaderImpl):
     """Hydra's loader, for the process of hookrun and those of its launchers.
 
@@ -179,6 +188,10 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self._output = output
         self._typed_groups = frozenset[str]()  # the groups of Hydra from which the command line chooses
+        self._shared = dict[tuple[str, ...], DictConfig]()  # of jobs of a sweep that choose the same configs
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_shared": {}}  # a launcher pickles the loader for each job
 
     def get_group_options(
         self,
@@ -187,22 +200,51 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """The names in a config group: of configs with those of its subgroups, so that ``glob(lm/*)`` finds them."""
+        """The names in a config group: of configs with those of its subgroups, so that ``glob(lm/*)`` finds them.
+
+        For completion, which alone gives overrides, a group that holds both files and folders has no subgroups: it
+        would not offer the files.
+        """
         _, repo = self._parse_overrides_and_create_caching_repo(config_name, overrides or [])
         if results_filter is ObjectType.CONFIG:
             return options(repo, group_name)
+        if overrides is not None and group_name and repo.get_group_options(group_name, ObjectType.CONFIG):
+            return []
         return repo.get_group_options(group_name, results_filter)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The configuration of a job of a sweep."""
+        """The configuration of a job of a sweep. Jobs that choose the same configs share the composition of these."""
+        name = master_config.hydra.job.config_name
+        common: Any = OmegaConf.to_container(master_config.hydra.overrides.hydra)
         with guarded():  # a launcher calls it in another process
-            return super().load_sweep_config(master_config, sweep_overrides)
+            parsed, repo = self._parse_overrides_and_create_caching_repo(name, common + sweep_overrides)
+            keys = [each for each in parsed if not each.is_hydra_override() and not is_choice(each, repo)]
+            shared = tuple(str(each.input_line) for each in parsed if each not in keys)
+            if shared not in self._shared:
+                if len(self._shared) >= MOST_SHARED:
+                    self._shared.clear()
+                self._shared[shared] = super()._load_configuration_impl(name, list(shared), RunMode.RUN)
+            cfg = copy.deepcopy(self._shared[shared])
+            self._apply_overrides_to_config(keys, cfg)
+            cfg.hydra.overrides.task = sweep_overrides
+            cfg.hydra.job.override_dirname = get_overrides_dirname(
+                [each for each in parsed if not each.is_hydra_override()],
+                **cfg.hydra.job.config.override_dirname,
+            )
+            self._finish(cfg, parsed)
+            OmegaConf.copy_cache(from_config=master_config, to_config=cfg)
+        return cfg
 
     def _load_configuration_impl(
         self, config_name: str | None, overrides: list[str], *args: Any, **options: Any
     ) -> DictConfig:
         cfg = super()._load_configuration_impl(config_name, overrides, *args, **options)
-        _switch_hooks_off(cfg, OverridesParser.create().parse_overrides(overrides))
+        self._finish(cfg, OverridesParser.create().parse_overrides(overrides))
+        return cfg
+
+    def _finish(self, cfg: DictConfig, overrides: list[Override]) -> None:
+        """What hookrun adds to a configuration that Hydra has composed."""
+        _switch_hooks_off(cfg, overrides)
         if cfg.hydra.job.env_copy:
             raise spec_error(
                 "hydra.job.env_copy",
@@ -210,7 +252,6 @@ class Loader(ConfigLoaderImpl):
                 "leave it out",
             )
         self._replace_hydras_defaults(cfg)
-        return cfg
 
     def _replace_hydras_defaults(self, cfg: DictConfig) -> None:
         """Unless typed, Hydra's default directories become hookrun's, within `output`, and it logs nothing."""

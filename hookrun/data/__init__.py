@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookrun.config.validation import parse
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.transforms import RANDOM, Transform, after_transforms, parse_transforms
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
+from hookrun.data.transforms import RANDOM, after_transforms, parse_transforms
+from hookrun.errors import Mistakes, SpecError, nearest, spec_error
 from hookrun.spec.experiment import Data
+from hookrun.trust.load import DATA
+from hookrun.trust.load import load as load_trusted
 
 if TYPE_CHECKING:
     from hookrun.data.samples import Samples
@@ -23,6 +24,7 @@ __all__ = ["PYTHON", "DataInfo", "Split", "TensorInfo", "describe", "load", "nam
 
 
 PYTHON = "python"
+T = TypeVar("T")
 
 # Name -> module and class, so that listing the names imports no torch, and a data set imports only what it needs.
 _SOURCES: Mapping[str, tuple[str, str]] = {
@@ -53,28 +55,29 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
 
     Raises SpecError with every mistake in the section: names, arguments, transforms, missing files.
     """
-    source, transforms, problems = _parse(config)
     mistakes = Mistakes()
-    mistakes.add(problems)
+    source = mistakes.tried(_source, config)
+    transforms = {
+        key: mistakes.tried(parse_transforms, given, f"data.{key}")
+        for key in ("transforms", "train_transforms")
+        if (given := getattr(config, key)) is not None
+    }
     if getattr(source, "padding", None) == "none" and config.batch_size > 1:  # of sequences of tokens
-        what = f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length"
-        hint = "add data.batch_size=1, or pad them: left or right"
-        mistakes.add([Problem("data.args.padding", what, hint)])
-    info = None if source is None else mistakes.tried(_inspect, source, config, split)
+        mistakes.note(
+            "data.args.padding",
+            f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length",
+            "add data.batch_size=1, or pad them: left or right",
+        )
+    info = None if source is None else mistakes.tried(_readable, source.inspect, _root(config), split)
     mistakes.refuse()
     assert info is not None  # else there is a mistake
     described = info
     for key, steps in transforms.items():  # those of the other split have to fit too
-        inputs = mistakes.tried(after_transforms, steps, info.inputs, f"data.{key}")
+        inputs = mistakes.tried(after_transforms, steps or {}, info.inputs, f"data.{key}")
         if inputs is not None and key == _transforms_key(config, split):
             described = replace(info, inputs=inputs)
     mistakes.refuse()
     return described
-
-
-def _inspect(source: Source, config: Data, split: Split) -> DataInfo:
-    with _report_unreadable():
-        return source.inspect(_root(config), split)
 
 
 def load(config: Data, split: Split, *, seed: int) -> Samples:
@@ -83,17 +86,14 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     seed: of the experiment; only data generated with `args.seed: null` follows it.
     Raises SpecError as `describe` does, and if a download fails or files are damaged.
     """
-    source, transforms, problems = _parse(config)
-    if problems or source is None:
-        raise SpecError(problems)
-    with _report_unreadable():
-        samples = source.open(_root(config), split, seed)
-    steps = [transform.function for transform in transforms[_transforms_key(config, split)].values()]
-    if not steps:
+    key = _transforms_key(config, split)
+    transforms = parse_transforms(getattr(config, key), f"data.{key}")
+    samples = _readable(_source(config).open, _root(config), split, seed)
+    if not transforms:
         return samples
-    from hookrun.data.samples import Transformed
+    from hookrun.data.samples import transformed
 
-    return Transformed(samples, steps)
+    return transformed(samples, [transform.function for transform in transforms.values()])
 
 
 def transforms_draw(config: Data, split: Split) -> bool:
@@ -110,37 +110,26 @@ def _root(config: Data) -> Path | None:
     return None if config.root is None else Path(config.root).expanduser().absolute()
 
 
-def _parse(config: Data) -> tuple[Source | None, dict[str, dict[str, Transform]], list[Problem]]:
-    """The data set, its transforms by key, and every mistake that shows before any file is opened.
-
-    Raises SpecError for an unknown name.
-    """
-    source: Source | None
-    problems: list[Problem] = []
+def _source(config: Data) -> Source:
+    """The data set with its arguments. Raises SpecError with every mistake that shows before any file is opened."""
     if config.name == PYTHON:
-        from hookrun.data.own import own_data
+        from hookrun.data.own import FACTORY, OwnData
 
-        source = own_data(config.factory or "", config.args)
-    elif config.name in _SOURCES:
-        module, name = _SOURCES[config.name]
-        cls: type[Source] = getattr(import_module(f"{__name__}.{module}"), name)
-        source, problems = parse(cls, config.args, "data.args")
-    else:
+        return OwnData(factory=load_trusted(config.factory or "", DATA, FACTORY), args=config.args)
+    if config.name not in _SOURCES:
         raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
-    transforms: dict[str, dict[str, Transform]] = {}
-    for key in ("transforms", "train_transforms"):
-        given = getattr(config, key)
-        if given is not None:
-            transforms[key], wrong = parse_transforms(given, f"data.{key}")
-            problems += wrong
-    return source, transforms, problems
+    module, name = _SOURCES[config.name]
+    cls: type[Source] = getattr(import_module(f"{__name__}.{module}"), name)
+    source, problems = parse(cls, config.args, "data.args")
+    if source is None:
+        raise SpecError(problems)
+    return source
 
 
-@contextmanager
-def _report_unreadable() -> Iterator[None]:
-    """Report a file or folder that exists and cannot be read as a SpecError."""
+def _readable(read: Callable[..., T], *args: Any) -> T:
+    """What `read` returns. Raises SpecError for a file or folder that exists and cannot be read."""
     try:
-        yield
+        return read(*args)
     except OSError as error:
         raise spec_error(
             "data.root",

@@ -12,7 +12,7 @@ import torch
 
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples
-from hookrun.data.source import Source, stratified_indices
+from hookrun.data.source import Source, stratified_part
 
 VAL_FRACTION = 0.2
 
@@ -36,8 +36,7 @@ class Digits(Source):
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         images, labels = _read()
-        train, val = stratified_indices(labels.tolist(), VAL_FRACTION)
-        rows = train if split == "train" else val
+        rows = stratified_part(labels.tolist(), VAL_FRACTION, split)
         grey = torch.from_numpy(images[rows]).to(torch.float32).div_(16)  # 16 grey levels
         return TensorSamples(grey.view(-1, 1, 8, 8), torch.from_numpy(labels[rows]))
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
+from hookrun.data.samples import IGNORED, Sample, Samples
 from hookrun.data.source import Generated, Source, part_of, val_count
 from hookrun.data.tokenizer import Words
 from hookrun.data.tokens import (
@@ -214,7 +214,7 @@ class FakeImages(Generated):
         )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        return MadeSamples(self.size(split), partial(self._drawn, split, seed))
+        return Samples(self.size(split), partial(self._drawn, split, seed))
 
     def _drawn(self, split: Split, seed: int, number: int) -> Sample:
         generator = self.generator(split, seed, number)

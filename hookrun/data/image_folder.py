@@ -15,8 +15,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import MadeSamples, Sample, Samples, unit_float
-from hookrun.data.source import Source, require_root, stratified_indices
+from hookrun.data.samples import Sample, Samples, unit_float
+from hookrun.data.source import Source, require_root, stratified_part
 from hookrun.errors import HookrunError, listed, printable, spec_error
 from hookrun.spec.when import typed
 
@@ -93,10 +93,10 @@ class _ClassFolders(Source):
         )
 
     def samples(
-        self, images: Sequence[tuple[str, int | None]], root: Path, classes: Sequence[str] | None
+        self, images: Sequence[tuple[str, int | None]], root: Path, classes: Sequence[str]
     ) -> Samples:
         """The images with their labels, decoded when they are read."""
-        return MadeSamples(
+        return Samples(
             len(images), partial(_read, images, self.max_pixels), partial(_place, images, root), classes
         )
 
@@ -131,8 +131,11 @@ class ImageFolder(_ClassFolders):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         if root is not None and (count := len(_images_alone(root))):
             if split == "train":
-                what = f"the images in {root} are in no class folders, so they have no labels to train with"
-                raise spec_error("data.root", what, self.hint)
+                raise spec_error(
+                    "data.root",
+                    f"the images in {root} are in no class folders, so they have no labels to train with",
+                    self.hint,
+                )
             images = TensorInfo((3, -1, -1), torch.float32)
             return DataInfo(self.name, images, None, None, {"train": 0, "val": count})
         folder, classes, splits = self.layout(root, split)
@@ -149,12 +152,12 @@ class ImageFolder(_ClassFolders):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
         if root is not None and (alone := _images_alone(root)):
-            return self.samples([(path, None) for path in alone], root, None)
+            return self.samples([(path, None) for path in alone], root, ())
         folder, classes, _ = self.layout(root, split)
         images = self.labelled(folder, classes)
         if folder == root:
-            train, val = stratified_indices([label for _, label in images], self.val_fraction)
-            images = [images[number] for number in (train if split == "train" else val)]
+            labels = [label for _, label in images]
+            images = [images[number] for number in stratified_part(labels, self.val_fraction, split)]
         return self.samples(images, root or folder, classes)
 
 
@@ -213,8 +216,7 @@ def _decoded(path: str, max_pixels: int) -> torch.Tensor:
     with Image.open(path, formats=_FORMATS) as image:
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
-        pixels: torch.Tensor = pil_to_tensor(image.convert("RGB"))
-        return pixels
+        return pil_to_tensor(image.convert("RGB"))
 
 
 def _place(images: Sequence[tuple[str, int | None]], root: Path, number: int) -> str:

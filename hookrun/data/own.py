@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
 from hookrun.errors import HookrunError, SpecError, reason, spec_error
-from hookrun.trust.load import DATA, Trusted, load
+from hookrun.trust.load import Trusted
 
-_WHERE = "data.factory"
+FACTORY = "data.factory"
+"""The key path of the factory's name."""
 _ARGS = "data.args"
 _FORM = "(input, target): a tensor or a dict of tensors, and a tensor or a number"
 
@@ -41,12 +43,12 @@ class OwnData(Source):
         data = parts[split]
         if data is None or not len(data):
             raise spec_error(
-                _WHERE, f"the split '{split}' has no samples", "return a data set with some for it"
+                FACTORY, f"the split '{split}' has no samples", "return a data set with some for it"
             )
         try:
-            inputs, target = _OwnSamples(data, self.factory.text)[0]
+            inputs, target = _read(data, self.factory.text, 0)
         except HookrunError as error:
-            raise spec_error(_WHERE, str(error), f"sample i is {_FORM}") from error
+            raise spec_error(FACTORY, str(error), f"sample i is {_FORM}") from error
         count = getattr(data, "num_classes", None)
         if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
             count = len(classes)
@@ -63,8 +65,8 @@ class OwnData(Source):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         data = self._made(split, seed)
         if data is None:
-            raise spec_error(_WHERE, f"the split '{split}' has no samples", "return a data set for it")
-        return _OwnSamples(data, self.factory.text)
+            raise spec_error(FACTORY, f"the split '{split}' has no samples", "return a data set for it")
+        return Samples(len(data), partial(_read, data, self.factory.text))
 
     def _made(self, split: Split, seed: int) -> Any:
         """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
@@ -82,60 +84,40 @@ class OwnData(Source):
             raise spec_error(_ARGS, factory.failure(error), "correct it, or its arguments") from error
         if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise spec_error(
-                _WHERE,
+                FACTORY,
                 f"'{factory.text}' returned an object of type {type(data).__qualname__} for the split '{split}'",
                 "return a data set with __len__ and __getitem__, as a torch.utils.data.Dataset of fixed length has",
             )
         return data
 
 
-def own_data(text: str, args: dict[str, Any]) -> OwnData:
-    """The data of the factory with this name. Raises SpecError if it is not trusted or does not exist."""
-    return OwnData(factory=load(text, DATA, _WHERE), args=args)
-
-
 def _info_of(tensor: Tensor) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
 
-class _OwnSamples(Samples):
-    """The user's data set; each sample is checked and converted to tensors."""
+def _read(data: Any, name: str, index: int) -> Sample:
+    """Sample `index` of the data set that the factory `name` has made, checked and converted to tensors."""
+    at = f"{FACTORY}: sample {index} of '{name}'"
+    try:
+        sample = data[index]
+    except (IndexError, HookrunError):
+        raise
+    except Exception as error:
+        raise HookrunError(f"{at} failed: {reason(error)}") from error
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
+    inputs, target = sample
+    if target is None:
+        target = torch.empty(0)
+    elif isinstance(target, bool):
+        target = int(target)
+    if isinstance(inputs, Mapping):
+        return {str(key): _tensor(value, at) for key, value in inputs.items()}, _tensor(target, at)
+    return _tensor(inputs, at), _tensor(target, at)
 
-    def __init__(self, data: Any, name: str) -> None:
-        self._data = data
-        self._name = name
 
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> Sample:
-        try:
-            sample = self._data[index]
-        except (IndexError, HookrunError):
-            raise
-        except Exception as error:
-            raise HookrunError(
-                f"{_WHERE}: sample {index} of '{self._name}' failed: {reason(error)}"
-            ) from error
-        if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise HookrunError(
-                f"{_WHERE}: sample {index} of '{self._name}' is a {type(sample).__qualname__}, expected {_FORM}"
-            )
-        inputs, target = sample
-        if isinstance(inputs, Mapping):
-            tensors = {str(name): self._tensor(each, index) for name, each in inputs.items()}
-            return tensors, self._target(target, index)
-        return self._tensor(inputs, index), self._target(target, index)
-
-    def _target(self, value: Any, index: int) -> Tensor:
-        if value is None:
-            return torch.empty(0)
-        return self._tensor(int(value) if isinstance(value, bool) else value, index)
-
-    def _tensor(self, value: Any, index: int) -> Tensor:
-        try:
-            return value if isinstance(value, Tensor) else torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise HookrunError(
-                f"{_WHERE}: sample {index} of '{self._name}' holds a {type(value).__qualname__}, expected {_FORM}"
-            ) from error
+def _tensor(value: Any, at: str) -> Tensor:
+    try:
+        return value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HookrunError(f"{at} holds a {type(value).__qualname__}, expected {_FORM}") from error

@@ -1,9 +1,9 @@
-"""Map-style data sets of (input, target) pairs: rows of tensors in memory, and a data set under transforms."""
+"""Map-style data sets of (input, target) pairs: made by a function, rows of tensors in memory, under transforms."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -20,25 +20,39 @@ Sample = tuple[Inputs, Tensor]
 Step = Callable[[Tensor], Tensor]
 
 
-class Samples(Dataset[Sample], ABC):
-    """A data set of fixed order and length: sample i has the sample id i.
+class Samples(Dataset[Sample]):
+    """A data set of fixed order and length, whose samples a function makes each time that they are read.
 
-    classes:     the name of each label; None if labels have no names
+    Sample i has the sample id i.
+
+    count:   the number of samples
+    make:    number -> the sample
+    place:   number -> its file below the data's root, or a row of a file; None: it is not known
+    classes: the name of each label; empty if labels have no names
+
     field_names: of the fields of the data's own that samples may have
     of_tokens:   a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
     """
 
-    classes: Sequence[str] | None = None
     field_names: Collection[str] = ()
     of_tokens: ClassVar[bool] = False
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of samples."""
+    def __init__(
+        self,
+        count: int,
+        make: Callable[[int], Sample],
+        place: Callable[[int], str] | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
+        self._count, self._make, self._place = count, make, place
+        self.classes = classes
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return self._count
+
     def __getitem__(self, index: int) -> Sample:
         """The input and the target of one sample. Raises IndexError past the end."""
+        return self._make(range(self._count)[index])  # negative counts from the end
 
     def batch(self, indices: Sequence[int]) -> Sample | None:
         """Inputs and targets [len(indices), ...] of several samples; None if they must be read one by one."""
@@ -46,7 +60,7 @@ class Samples(Dataset[Sample], ABC):
 
     def file(self, index: int) -> str:
         """The file of the sample below the data's root, or a row of a file; ``""`` if it is not known."""
-        return ""
+        return "" if self._place is None else self._place(index)
 
     def fields(self, index: int) -> Mapping[str, Scalar]:
         """The fields of the sample in the data's file; see `field_names`."""
@@ -65,51 +79,15 @@ class Samples(Dataset[Sample], ABC):
 
     def class_name(self, label: int) -> str:
         """The name of a label, or its number if it has no name."""
-        known = self.classes or ()
-        return known[label] if 0 <= label < len(known) else str(label)
-
-
-class MadeSamples(Samples):
-    """Samples that a function makes from their numbers, each time that they are read.
-
-    count: the number of samples
-    make:  number -> the sample
-    place: number -> its file, or a row of a file; None: it is not known
-    """
-
-    def __init__(
-        self,
-        count: int,
-        make: Callable[[int], Sample],
-        place: Callable[[int], str] | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        self._count, self._make, self._place = count, make, place
-        self.classes = classes
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Sample:
-        return self._make(range(self._count)[index])  # negative counts from the end, past it IndexError
-
-    def file(self, index: int) -> str:
-        return "" if self._place is None else self._place(index)
+        return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
 
 class TensorSamples(Samples):
     """The rows of two tensors, [N, ...] inputs and [N, ...] targets."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, classes: Sequence[str] | None = None) -> None:
-        self._inputs = inputs
-        self._targets = targets
-        self.classes = classes
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self._inputs[index], self._targets[index]
+    def __init__(self, inputs: Tensor, targets: Tensor, classes: Sequence[str] = ()) -> None:
+        super().__init__(len(inputs), partial(_row, inputs, targets), classes=classes)
+        self._inputs, self._targets = inputs, targets
 
     def batch(self, indices: Sequence[int] | Tensor) -> Sample:
         """Several samples by one indexing operation; indices may also be a tensor [B] int64."""
@@ -117,28 +95,22 @@ class TensorSamples(Samples):
         return self._inputs[rows], self._targets.index_select(0, rows)
 
 
-class Transformed(Samples):
+def _row(inputs: Tensor, targets: Tensor, number: int) -> Sample:
+    return inputs[number], targets[number]
+
+
+def transformed(samples: Samples, steps: Sequence[Step]) -> Samples:
     """Another data set, each step applied to its input tensor in turn."""
+    return Samples(len(samples), partial(_stepped, samples, steps), samples.file, samples.classes)
 
-    def __init__(self, source: Samples, steps: Sequence[Step]) -> None:
-        self._source = source
-        self._steps = tuple(steps)
-        self.classes = source.classes
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Sample:
-        value, target = self._source[index]
-        if not isinstance(value, Tensor):
-            raise TypeError(f"transforms take one input tensor, found {type(value).__name__}")
-        for step in self._steps:
-            value = step(value)
-        return value, target
-
-    def file(self, index: int) -> str:
-        """The file of the sample in the data set without transforms."""
-        return self._source.file(index)
+def _stepped(samples: Samples, steps: Sequence[Step], number: int) -> Sample:
+    value, target = samples[number]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"transforms take one input tensor, found {type(value).__name__}")
+    for step in steps:
+        value = step(value)
+    return value, target
 
 
 def unit_float(image: Tensor) -> Tensor:

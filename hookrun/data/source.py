@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -98,33 +99,21 @@ def val_count(total: int, fraction: float) -> int:
     return min(max(count, 1), total - 1) if 0 < fraction < 1 and total > 1 else count
 
 
-def split_indices(total: int, fraction: float) -> tuple[list[int], list[int]]:
-    """The train and the validation indices of `total` samples, drawn at random, each in ascending order."""
-    order = np.random.RandomState(_SEED).permutation(total)
-    count = val_count(total, fraction)
-    return sorted(order[count:].tolist()), sorted(order[:count].tolist())
-
-
-def stratified_indices(labels: Sequence[int], fraction: float) -> tuple[list[int], list[int]]:
-    """As `split_indices`, with the fraction taken of each class separately."""
-    groups: dict[int, list[int]] = {}
-    for index, label in enumerate(labels):
-        groups.setdefault(label, []).append(index)
-    train: list[int] = []
-    val: list[int] = []
-    for members in groups.values():
-        kept, held_out = split_indices(len(members), fraction)
-        train += [members[i] for i in kept]
-        val += [members[i] for i in held_out]
-    return sorted(train), sorted(val)
-
-
 def part_of(total: int, fraction: float, split: Split) -> Sequence[int]:
-    """The indices of one split of `total` samples; in order if the split has all of them."""
+    """The indices of one split of `total` samples, drawn at random, in ascending order."""
     if fraction in (0, 1):
         return range(total if (split == "val") == (fraction == 1) else 0)
-    train, val = split_indices(total, fraction)
-    return val if split == "val" else train
+    order = np.random.RandomState(_SEED).permutation(total)
+    count = val_count(total, fraction)
+    return sorted((order[:count] if split == "val" else order[count:]).tolist())
+
+
+def stratified_part(labels: Sequence[int], fraction: float, split: Split) -> list[int]:
+    """As `part_of`, with the fraction taken of each class separately."""
+    groups = defaultdict[int, list[int]](list)
+    for index, label in enumerate(labels):
+        groups[label].append(index)
+    return sorted(group[n] for group in groups.values() for n in part_of(len(group), fraction, split))
 
 
 class Generated(Source):

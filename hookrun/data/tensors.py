@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import MadeSamples, Sample, Samples
+from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
 from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
 
@@ -103,7 +103,7 @@ class Tensors(Source):
         tensors = read_tensors(file.path, f"data.args.{key}", file.row)
         rows = part_of(file.count, self.val_fraction, split) if self.file else range(file.count)
         place = partial(_place, file.path.name, rows)
-        return MadeSamples(len(rows), partial(self._sample, tensors, rows), place)
+        return Samples(len(rows), partial(self._sample, tensors, rows), place)
 
     def _sample(self, tensors: Mapping[str, Tensor], rows: Sequence[int], number: int) -> Sample:
         """A row, converted when it is read: the file may be larger than memory."""

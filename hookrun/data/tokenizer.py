@@ -130,8 +130,7 @@ class FromFolder(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         with _panics_raised():
-            text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
-        return text
+            return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
 @contextmanager

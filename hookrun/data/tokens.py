@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
+from hookrun.data.samples import IGNORED, Sample, Samples
 from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
 from hookrun.spec.when import Scalar
@@ -109,8 +109,7 @@ class TokenLayout:
 
     def sample(self, sequence: TokenSequence) -> Sample:
         """The padded inputs by name, and the targets [length]."""
-        count = len(sequence.ids)
-        mask = _filled(torch.ones(count, dtype=torch.int64), 0, self.length, self.padding)
+        mask = _filled(torch.ones_like(sequence.ids), 0, self.length, self.padding)
         inputs = {
             "input_ids": _filled(sequence.ids, self.pad_id, self.length, self.padding),
             "attention_mask": mask,
@@ -129,7 +128,7 @@ def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
     return torch.nn.functional.pad(values, (missing, 0) if side == "left" else (0, missing), value=fill)
 
 
-class TokenSamples(MadeSamples):
+class TokenSamples(Samples):
     """A data set of padded sequences.
 
     sequence:   number of a sample -> the sample, not longer than the layout's length
@@ -207,8 +206,9 @@ class GeneratedTokens(Generated, PaddingArgs):
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         self.size(split)
-        layout = self.layout(self.longest)
-        return layout.describe(self.name, self.sizes, self.tokenizer, self.spans, wrong=self.has_wrong)
+        return self.layout(self.longest).describe(
+            self.name, self.sizes, self.tokenizer, self.spans, wrong=self.has_wrong
+        )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         sequence = partial(self._sequence, split, seed)

@@ -15,7 +15,7 @@ from torchvision.datasets import mnist
 from torchvision.datasets.utils import check_integrity
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Samples, TensorSamples, Transformed, unit_float
+from hookrun.data.samples import Samples, TensorSamples, transformed, unit_float
 from hookrun.data.source import Source, require_root
 from hookrun.errors import Problem, SpecError, reason, spec_error
 
@@ -68,7 +68,7 @@ class _TorchvisionSet(Source):
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         images, labels, classes = self.read(root, split)
-        return Transformed(TensorSamples(images, labels, classes), [unit_float])
+        return transformed(TensorSamples(images, labels, classes), [unit_float])
 
     def folder(self, root: Path | None) -> tuple[Path, bool]:
         """The folder of the files, and whether they are all there. Raises SpecError if not and without `download`."""

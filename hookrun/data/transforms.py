@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from hookrun.config.validation import Args, parameters, parse
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.errors import Problem, nearest, spec_error
+from hookrun.errors import Mistakes, SpecError, nearest, spec_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,21 +70,24 @@ class Transform:
         return None
 
 
-def make_transform(name: str, args: Mapping[str, Any], where: str) -> tuple[Transform | None, list[Problem]]:
-    """The transform called `name`, or None and every mistake in its name and arguments; imports torchvision."""
+def make_transform(name: str, args: Mapping[str, Any], where: str) -> Transform:
+    """The transform called `name`; imports torchvision.
+
+    Raises SpecError with every mistake in its name and arguments, whose key path is `where`.
+    """
     if name not in NAMES:
-        return None, [Problem(where, "unknown transform", nearest(name, NAMES))]
+        raise spec_error(where, "unknown transform", nearest(name, NAMES))
     parsed, problems = parse(_arguments(name), args, where)
     if parsed is None:
-        return None, problems
+        raise SpecError(problems)
     given = {key: getattr(parsed, key) for key in parsed.model_fields_set}
     try:
         with warnings.catch_warnings():
             # torchvision only warns of a range that ends before it starts
             warnings.simplefilter("error", UserWarning)
-            return Transform(name, given, _class(name)(**given)), []
+            return Transform(name, given, _class(name)(**given))
     except (TypeError, ValueError, UserWarning) as error:  # torchvision's own checks of the values
-        return None, [Problem(where, str(error), "change its arguments")]
+        raise spec_error(where, str(error), "change its arguments") from error
 
 
 def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
@@ -153,18 +156,15 @@ def _named_values(annotation: Any) -> Mapping[str, Any]:
 _LANDSCAPE, _PORTRAIT = (1536, 2048), (2048, 1024)
 
 
-def parse_transforms(
-    given: Mapping[str, Mapping[str, Any] | None], where: str
-) -> tuple[dict[str, Transform], list[Problem]]:
-    """The transforms of a mapping by name, in order, and every problem in it."""
-    transforms: dict[str, Transform] = {}
-    problems: list[Problem] = []
-    for name, args in given.items():
-        transform, wrong = make_transform(name, args or {}, f"{where}.{name}")
-        problems += wrong
-        if transform is not None:
-            transforms[name] = transform
-    return transforms, problems
+def parse_transforms(given: Mapping[str, Mapping[str, Any] | None], where: str) -> dict[str, Transform]:
+    """The transforms of a mapping by name, in order. Raises SpecError with every mistake in it."""
+    mistakes = Mistakes()
+    tried = {
+        name: mistakes.tried(make_transform, name, args or {}, f"{where}.{name}")
+        for name, args in given.items()
+    }
+    mistakes.refuse()
+    return {name: transform for name, transform in tried.items() if transform is not None}
 
 
 def after_transforms(transforms: Mapping[str, Transform], inputs: InputsInfo, where: str) -> InputsInfo:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, distributed, nn
 
@@ -377,10 +377,10 @@ class LoopFollower:
         self._samples = samples
         self._options = {"effects": effects, "strict": strict}
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in self.spec.hooks)
-        self._applied: tuple[ReferenceType[nn.Module], list[str]] | None = None
+        self._applied = WeakKeyDictionary[nn.Module, list[str]]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hooks": None, "following": None, "_applied": None}
+        return {**vars(self), "hooks": None, "following": None, "_applied": WeakKeyDictionary()}
 
     def begin(self, model: nn.Module, scaler: GradScaler | None = None, *, trains: bool = True) -> Recording:
         """Open a run directory and install the hooks on the model.
@@ -390,14 +390,12 @@ class LoopFollower:
         if self.following is not None:
             self.end(HookrunError("another run began before this one had ended"))
         plan = compile_plan(self.spec, model)
-        before = self._applied
-        restored = before[1] if before is not None and before[0]() is model else []
         hooks = Recording(
             plan,
             model,
             self._folder(),
             scaler=scaler,
-            restored=restored,
+            restored=self._applied.get(model, ()),
             trains=trains,
             latest=self.run_dir is None,
             **self._options,
@@ -405,7 +403,7 @@ class LoopFollower:
         hooks.__enter__()
         self.hooks = self.following = hooks
         self.run_dirs.append(hooks.path)
-        self._applied = ref(model), plan.applied()
+        self._applied[model] = plan.applied()
         return hooks
 
     def end(self, error: BaseException | None = None) -> None:
@@ -441,15 +439,14 @@ class LoopFollower:
         if hooks is None:
             yield
             return
-        step = hooks.clock.training_at = hooks.clock.step
-        hooks.clock.step = 0
-        accumulating, hooks.accumulating = hooks.accumulating, False
-        numbered, hooks.numbered = hooks.numbered, 0
+        before = hooks.clock.step, hooks.accumulating, hooks.numbered
+        hooks.clock.training_at = hooks.clock.step
+        hooks.clock.step, hooks.accumulating, hooks.numbered = 0, False, 0
         try:
             yield
         finally:
             hooks.clock.training_at = None
-            hooks.clock.step, hooks.accumulating, hooks.numbered = step, accumulating, numbered
+            hooks.clock.step, hooks.accumulating, hooks.numbered = before
 
     def evaluated_batch(self) -> None:
         """Called when a batch of an evaluation ends."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hookrun.spec.experiment import Model
 
-__all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin", "own_names"]
+__all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin"]
 
 
 PYTHON = "python"
@@ -40,11 +40,6 @@ _OWN: Mapping[str, tuple[str, str]] = {
     "tutorial/product": ("tutorial", "Product"),
     "tutorial/functions": ("tutorial", "Functions"),
 }
-
-
-def own_names() -> tuple[str, ...]:
-    """The names of hookrun's own models; imports no torch."""
-    return tuple(_OWN)
 
 
 def names() -> tuple[str, ...]:
@@ -133,8 +128,7 @@ def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
         try:
             return factory(**args)
         except Exception as error:
-            problem = Problem("model.args", factory.failure(error), "correct it, or its arguments")
-            raise SpecError([problem]) from error
+            raise spec_error("model.args", factory.failure(error), "correct it, or its arguments") from error
 
     if problems := wrong_call(factory.target, config.args, "model.args", factory.text):
         raise SpecError(problems)

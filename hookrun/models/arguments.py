@@ -153,13 +153,18 @@ def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -
         return
     tokens = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(tokens, int) and tokens < vocab_size:
-        what = f"the model has {tokens} tokens, and the data has {vocab_size}"
-        hint = "take the tokenizer of the model (data.args.tokenizer), or a model for as many tokens"
-        yield Problem("model.args", what, hint)
+        yield Problem(
+            "model.args",
+            f"the model has {tokens} tokens, and the data has {vocab_size}",
+            "take the tokenizer of the model (data.args.tokenizer), or a model for as many tokens",
+        )
     for positions, path in _position_embeddings(model):
         if positions < length:
-            what = f"the model has {positions} positions ({path}), and samples of the data {length} tokens"
-            yield Problem("model.args", what, "shorten the samples, or take a model of more positions")
+            yield Problem(
+                "model.args",
+                f"the model has {positions} positions ({path}), and samples of the data {length} tokens",
+                "shorten the samples, or take a model of more positions",
+            )
 
 
 def positions_of(model: nn.Module) -> tuple[int, str] | None:

@@ -77,15 +77,6 @@ class HeadwiseProjection(nn.Module):
         return total if self.bias is None else total + self.bias
 
 
-def register() -> None:
-    """Register hookrun's function in transformers, with the mask of eager attention; may be called repeatedly."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, eager_mask)
-
-
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -140,8 +131,7 @@ def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
     point = module._modules.get(name)
     if not isinstance(point, Point):  # the model's own module of that name, which has the value already
         return value
-    passed: Tensor = point(value)
-    return passed
+    return point(value)
 
 
 def points(model: nn.Module) -> nn.Module:
@@ -154,22 +144,22 @@ def points(model: nn.Module) -> nn.Module:
 
     Raises HookrunError if its attention cannot be replaced.
     """
-    register()
-    replaceable = [each for each in model.modules() if hasattr(each, "set_attn_implementation")]
     try:
         add_points(model)
     except ValueError as error:
         raise HookrunError(f"points: {error}") from error
-    for each in replaceable:
-        each.set_attn_implementation(NAME)  # type: ignore[operator]
     return model
 
 
 def add_points(model: nn.Module) -> None:
-    """Add the points to each attention module. Existing children of these names are kept.
+    """Add the points to each attention module, and let transformers call hookrun's function, with the mask of eager.
 
-    Raises ValueError, with the reason, if the model has no attention that hookrun's function can replace.
+    Existing children of these names are kept. Raises ValueError, with the reason, if the model has no attention that
+    hookrun's function can replace.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
     attentions = list(_attentions(model))
     if not attentions:
         raise ValueError(
@@ -183,6 +173,15 @@ def add_points(model: nn.Module) -> None:
                 module.add_module(name, point)
         if not isinstance(module._modules.get("pattern"), Pattern):
             raise ValueError(f"{type(module).__name__} has another attribute called 'pattern'")
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    for owner in model.modules():
+        if hasattr(owner, "set_attn_implementation"):
+            owner.set_attn_implementation(NAME)  # type: ignore[operator]
+    for path, module in attentions:
+        config: Any = module.config
+        if config._attn_implementation != NAME:  # set_attn_implementation only warns of these
+            raise ValueError(f"transformers does not replace the attention function of {path}")
 
 
 def add_results(model: nn.Module) -> None:

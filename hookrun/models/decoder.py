@@ -96,8 +96,7 @@ class Decoder(nn.Module):
         allowed = _allowed(length, attention_mask, x.device)
         for block in self.blocks:
             x = block(x, allowed, position_ids)
-        scores: Tensor = self.unembed(self.ln_final(x))
-        return scores
+        return self.unembed(self.ln_final(x))
 
 
 class DecoderBlock(nn.Module):
@@ -122,8 +121,7 @@ class DecoderBlock(nn.Module):
         if self.has_mlp:
             x = self.resid_mid(x, attended)
             attended = self.mlp(self.ln2(x))
-        out: Tensor = self.resid_post(x, attended)
-        return out
+        return self.resid_post(x, attended)
 
 
 class Attention(nn.Module):
@@ -156,8 +154,7 @@ class Attention(nn.Module):
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
         pattern = self.pattern(self.scores(scores))
         z = self.z(torch.einsum("bhqk,bkhd->bqhd", pattern, v))
-        out: Tensor = self.out(self.heads(z))
-        return out
+        return self.out(self.heads(z))
 
 
 class ToHeads(nn.Linear):
@@ -168,8 +165,7 @@ class ToHeads(nn.Linear):
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        split: Tensor = super().forward(x).unflatten(-1, (self.heads, -1))
-        return split
+        return super().forward(x).unflatten(-1, (self.heads, -1))
 
 
 class FromHeads(nn.Module):
@@ -191,8 +187,7 @@ class SumOfHeads(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, parts: Tensor) -> Tensor:
-        out: Tensor = parts.sum(-2) + self.bias
-        return out
+        return parts.sum(-2) + self.bias
 
 
 class FeedForward(nn.Module):
@@ -205,8 +200,7 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.act(self.pre(x)))
-        return out
+        return self.out(self.act(self.pre(x)))
 
 
 class SumOfTwo(nn.Module):

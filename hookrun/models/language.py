@@ -96,6 +96,11 @@ class TransformersArgs(Args):
     attention: Literal["eager", "sdpa", "points"] = "eager"
     result: bool = False
 
+    @property
+    def implementation(self) -> str:
+        """The attention with which transformers makes the model; the points are added to it."""
+        return "eager" if self.attention == "points" else self.attention
+
     @model_validator(mode="after")
     def _one_source(self) -> TransformersArgs:
         if (self.path is None) == (self.config is None):
@@ -122,42 +127,30 @@ def prepare(config: Model, data: DataDefaults) -> partial[Any]:
 
 
 def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
-    from hookrun.models import attention_points
+    from hookrun.models.attention_points import add_points, add_results
 
-    attention = args.attention
-    if attention == "points":
-        attention_points.register()
-    implementation = attention_points.NAME if attention == "points" else attention
     with _quiet():
-        model = (
-            _random(args, data, implementation) if args.path is None else _saved(args, data, implementation)
-        )
-    config: Any = model.config
-    config.use_cache = False  # passes over whole sequences need no KV cache
-    if attention == "points":
+        model = _random(args, data) if args.path is None else _saved(args)
+        config: Any = model.config
+        config.use_cache = False  # passes over whole sequences need no KV cache
         try:
-            attention_points.add_points(model)
+            if args.attention == "points":
+                add_points(model)
             if args.result:
-                attention_points.add_results(model)
+                add_results(model)
         except ValueError as error:
             raise spec_error("model.args.attention", f"points: {error}", "use eager or sdpa") from error
     return model.train()
 
 
-def _random(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
+def _random(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     """A model of the configuration, its weights drawn from torch's generator."""
     import torch
 
     config = _config(args.config or {}, data, args)
     auto = _auto_class(args, config, CONFIG)
-    dtype = getattr(torch, args.dtype or "float32")
-
-    def make() -> nn.Module:
-        made: nn.Module = auto.from_config(
-            config, attn_implementation=attention, dtype=dtype, trust_remote_code=False
-        )
-        return made
-
+    options = {"attn_implementation": args.implementation, "dtype": getattr(torch, args.dtype or "float32")}
+    make = partial(auto.from_config, config, trust_remote_code=False, **options)
     try:
         if why := too_large(make):
             raise spec_error(CONFIG, why, "give smaller sizes")
@@ -165,10 +158,8 @@ def _random(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mo
     except SpecError:
         raise
     except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
-        problem = Problem(
-            CONFIG, f"transformers cannot build the model: {_message(error)}", "correct the values"
-        )
-        raise _failure(args, error, problem) from error
+        what = f"transformers cannot build the model: {_message(error)}"
+        raise _failure(args, error, Problem(CONFIG, what, "correct the values")) from error
 
 
 def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
@@ -186,8 +177,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
     if "classification" in args.class_ and "num_labels" not in filled and data.num_classes is not None:
         filled["num_labels"] = data.num_classes
     cls = CONFIG_MAPPING[kind]
-    plain = cls()
-    known = {*plain.to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
+    known = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
     problems = [
         Problem(f"{CONFIG}.{key}", f"{kind} has no such key; {nearest(str(key), known)}", "correct it")
         for key in filled
@@ -249,8 +239,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     import transformers
 
     auto = getattr(transformers, CLASSES[args.class_])
-    mapping = auto._model_mapping
-    if type(config) in mapping:
+    if type(config) in auto._model_mapping:
         return auto
     kinds = [
         name for name, cls in CLASSES.items() if type(config) in getattr(transformers, cls)._model_mapping
@@ -262,7 +251,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     )
 
 
-def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
+def _saved(args: TransformersArgs) -> nn.Module:
     """The model in a folder or on the hub, from safetensors alone; none of its code runs."""
     import torch
     from transformers import AutoConfig, PreTrainedConfig
@@ -291,7 +280,7 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
         model, report = auto.from_pretrained(
             place,
             config=config,
-            attn_implementation=attention,
+            attn_implementation=args.implementation,
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
@@ -305,8 +294,7 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     changes = list(_changed(model, report, config, place))
     if problems := differing(place, "of another kind", changes, len(model.state_dict()), SCALES):
         raise SpecError([replace(each, where=PATH) for each in problems])
-    made: nn.Module = model
-    return made
+    return model
 
 
 def _unread(place: str, local: bool, message: str) -> Problem:
@@ -327,16 +315,10 @@ def _unread(place: str, local: bool, message: str) -> Problem:
 
 def _failure(args: TransformersArgs, error: Exception, problem: Problem) -> SpecError:
     """The problem, or if the exception of transformers is about the kind of attention, that."""
-    from hookrun.models.attention_points import NAME
-
-    message = _message(error)
-    if args.attention != "eager" and any(
-        word in message for word in ("attn_implementation", "attention", NAME)
-    ):
-        if NAME in message:
-            message = "the model does not let another function compute its attention"
-        what, hint = f"{args.attention}: {message}", "use model.args.attention=eager"
-        problem = Problem("model.args.attention", what, hint)
+    if args.attention == "sdpa" and "attn_implementation" in str(error):
+        return spec_error(
+            "model.args.attention", f"sdpa: {_message(error)}", "use model.args.attention=eager"
+        )
     return SpecError([problem])
 
 

@@ -33,8 +33,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, *sample shape] to scores [batch, num_classes]."""
-        out: Tensor = self.fc(self.layers(self.flatten(x)))
-        return out
+        return self.fc(self.layers(self.flatten(x)))
 
 
 Edge = Annotated[int, Field(ge=4, strict=True)]  # halved twice
@@ -78,5 +77,4 @@ class CNN(nn.Module):
         """Images [batch, in_channels, height, width] to scores [batch, num_classes]."""
         x = self.pool1(self.relu1(self.conv1(x)))
         x = self.pool2(self.relu2(self.conv2(x)))
-        scores: Tensor = self.fc(self.flatten(x))
-        return scores
+        return self.fc(self.flatten(x))

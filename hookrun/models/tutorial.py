@@ -42,8 +42,7 @@ class Activations(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [batch, in_channels, height, width] to scores [batch, num_classes]."""
-        out: Tensor = self.seq(self.fc1(self.relu(self.conv(x)).flatten(start_dim=1)))
-        return out
+        return self.seq(self.fc1(self.relu(self.conv(x)).flatten(start_dim=1)))
 
 
 class Add(nn.Module):
@@ -65,8 +64,7 @@ class AddTwo(nn.Module):
 
     def forward(self, x: Tensor | None = None) -> Tensor:
         """Return the output of `add` [1]."""
-        out: Tensor = self.add(self.x1, self.x2)
-        return out
+        return self.add(self.x1, self.x2)
 
 
 class Double(nn.Module):
@@ -90,8 +88,7 @@ class Doubling(nn.Module):
 
     def forward(self, x: Tensor | None = None) -> Tensor:
         """Return b [5]."""
-        b: Tensor = self.b(self.a)
-        return b
+        return self.b(self.a)
 
 
 class _Function(nn.Module):
@@ -150,8 +147,7 @@ class Functions(nn.Module):
 
     def forward(self, x: Tensor | None = None) -> Tensor:
         """Return the output of `cd.d` [2, 2]."""
-        out: Tensor = self.cd(self.ab(self.x))
-        return out
+        return self.cd(self.ab(self.x))
 
 
 class Pooling(nn.Module):
@@ -173,8 +169,7 @@ class Pooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [batch, in_channels, height, width] to numbers [batch, 1]."""
-        out: Tensor = self.fc(self.flatten(self.pool(self.relu(self.conv(x)))))
-        return out
+        return self.fc(self.flatten(self.pool(self.relu(self.conv(x)))))
 
 
 class Function(nn.Module):
@@ -204,8 +199,7 @@ class Product(nn.Module):
 
     def forward(self, x: Tensor | None = None) -> Tensor:
         """Return the output of `function` [1]."""
-        out: Tensor = self.function(self.x1, self.x2)
-        return out
+        return self.function(self.x1, self.x2)
 
 
 class Affine(nn.Module):
@@ -243,8 +237,7 @@ class Regression(nn.Module):
 
     def forward(self, x: Tensor | None = None) -> Tensor:
         """Return the loss, a scalar."""
-        loss: Tensor = self.loss(self.y(self.x, self.w, self.b))
-        return loss
+        return self.loss(self.y(self.x, self.w, self.b))
 
 
 class MeanBelowOne(nn.Module):
@@ -275,5 +268,4 @@ class TestNet(nn.Module):
 
     def forward(self, x: Tensor | None = None) -> Tensor:
         """Return the loss, a scalar."""
-        loss: Tensor = self.loss(self.fc(self.flatten(self.relu(self.conv(self.x)))))
-        return loss
+        return self.loss(self.fc(self.flatten(self.relu(self.conv(self.x)))))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
 from hookrun.config.validation import unknown_arguments
-from hookrun.errors import Problem, SpecError, nearest, reason, spec_error
+from hookrun.errors import Mistakes, nearest, reason, spec_error
 from hookrun.models.arguments import DataDefaults, not_null
 from hookrun.models.weights import is_path
 
@@ -43,7 +43,8 @@ def prepare(config: Model, data: DataDefaults) -> functools.partial[Any]:
     accepted = _accepted(builder)
     published = None if config.own_weights is None or is_path(config.own_weights) else config.own_weights
     args = not_null(config.args)
-    problems = unknown_arguments(args, accepted, "model.args", config.name)
+    mistakes = Mistakes()
+    mistakes.add(unknown_arguments(args, accepted, "model.args", config.name))
     if data.num_classes is not None and "num_classes" in accepted and not published:
         args.setdefault("num_classes", data.num_classes)
     if "weights_backbone" in accepted:
@@ -54,13 +55,8 @@ def prepare(config: Model, data: DataDefaults) -> functools.partial[Any]:
         if "init_weights" in accepted:
             args.setdefault("init_weights", True)  # the default; two models warn unless it is given
     else:
-        member = _member(config.name, published)
-        if isinstance(member, Problem):
-            problems.append(member)
-        else:
-            builder = functools.partial(_pretrained, builder, member)
-    if problems:
-        raise SpecError(problems)
+        builder = functools.partial(_pretrained, builder, mistakes.tried(_member, config.name, published))
+    mistakes.refuse()
     return functools.partial(builder, **args)
 
 
@@ -82,18 +78,17 @@ def _accepted(builder: Callable[..., nn.Module]) -> set[str]:
     return found - _OURS
 
 
-def _member(model: str, weights: str) -> WeightsEnum | Problem:
-    """The published weights called `IMAGENET1K_V1`, `DEFAULT` or `ResNet18_Weights.IMAGENET1K_V1`."""
+def _member(model: str, weights: str) -> WeightsEnum:
+    """The published weights called `IMAGENET1K_V1`, `DEFAULT` or `ResNet18_Weights.IMAGENET1K_V1`, or SpecError."""
     from torchvision.models import get_model_weights
 
     enum: Any = get_model_weights(model)
     prefix, dot, name = weights.rpartition(".")
     if name in enum.__members__ and prefix in ("", enum.__name__):
-        member: WeightsEnum = enum[name]
-        return member
+        return enum[name]
     wanted = weights if dot and prefix != enum.__name__ else name
     options = [*enum.__members__, *([f"{enum.__name__}.{m}" for m in enum.__members__] if dot else [])]
-    return Problem(
+    raise spec_error(
         "model.weights",
         f"torchvision publishes no weights '{weights}' for {model}; {nearest(wanted, options)}",
         "correct the name, or give a path; a path has a separator in it, or ends in .safetensors, .pt or .pth",

@@ -113,8 +113,11 @@ def applied_hooks(config: Model) -> frozenset[str]:
     except ValueError:
         return frozenset()  # another program's key of that name
     except RecursionError as error:
-        what = f"{_absolute(config.own_weights)} has metadata that is nested too deeply"
-        raise spec_error(_WHERE, what, "save the state dict again, without metadata") from error
+        raise spec_error(
+            _WHERE,
+            f"{_absolute(config.own_weights)} has metadata that is nested too deeply",
+            "save the state dict again, without metadata",
+        ) from error
     return (
         frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
     )

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -122,15 +123,17 @@ class ModelNames:
     @cached_property
     def tree(self) -> Tree:
         """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
+        modules = self.modules.items()
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
-        nodes, numbered = dict[str, Node](), dict[str, list[str]]()
-        for path, module in self.modules.items():
-            size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine it
-            nodes[path] = Node(path, types[type(module)], not module._modules, size)
-            children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
-            if children:
-                numbered[path] = children
-        silent = {path for path, module in self.modules.items() if _lacks_forward(module)}
+        # a module may redefine `parameters`
+        sizes = {path: sum(map(_numel, nn.Module.parameters(module))) for path, module in modules}
+        nodes = {
+            path: Node(path, types[type(module)], not module._modules, sizes[path])
+            for path, module in modules
+        }
+        children = {path: list(filter(str.isdecimal, module._modules.keys())) for path, module in modules}
+        numbered = {path: names for path, names in children.items() if names}
+        silent = {path for path, module in modules if _lacks_forward(module)}
         return Tree(nodes, numbered, self._first_names(self.modules), silent)
 
     @cached_property
@@ -279,15 +282,13 @@ class ModelNames:
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire; found in the whole model."""
-        found = dict[int, Unhookable]()
-        for path, module in self.modules.items():
+        reasons = dict[int, Unhookable]()
+        for path, module in self.modules.items():  # the outermost first: it is the one that is named
             if (reason := unhookable(module)) is not None:
                 named = reason._replace(what=f"{path}: {reason.what}") if path else reason
-                inner = iter(module.modules())
-                if not reason.itself:
-                    next(inner)
-                found = {id(each): named for each in inner} | found  # name the outermost module
-        return found
+                for inside in islice(module.modules(), 0 if reason.itself else 1, None):
+                    reasons.setdefault(id(inside), named)
+        return reasons
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from hookrun.actions.values import InlineFunction
 from hookrun.errors import Problem, listed
 from hookrun.run_values import Source, digest_of
@@ -18,6 +20,9 @@ from hookrun.trust.callables import Code
 from hookrun.trust.load import Trusted
 
 _SHOWN = 4
+
+_LOSES_PARAMETERS = torch.__version__ < "2.13"
+"""Whether this torch removes a parameter from its module when a compiled call has ended that read an edited one."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,9 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
             action.does == "skip" and not when.always
         ),
         "draws from a generator of its own, which a graph cannot contain": action.draws,
+        "edits a parameter, which a graph cannot contain in torch 2.12: after the call the module has lost it": (
+            kind.on == "reading" and _LOSES_PARAMETERS
+        ),
     } | {
         f"edits {match.path}, which is parametrized or has no shape yet: a graph cannot contain that": True
         for match in hook.matches

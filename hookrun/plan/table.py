@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -98,8 +98,9 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: C
 def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
     spec = hook.spec
     parts = [spec.hook_type.name, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
-    matches = [f"   {shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
-    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(matches, limit)]
+    matches = [f"{shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
+    shown = [f"   {line}" for line in _limited(matches, limit)]
+    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *shown]
 
 
 def notes(plan: ResolvedPlan) -> list[str]:
@@ -160,12 +161,10 @@ def argument(value: object) -> str:
 def _limited(items: Sequence[str], limit: int | None) -> list[str]:
     if limit is None or len(items) <= limit:
         return list(items)
-    indent = "   " if items[0][:1] == " " else ""
-    return [*items[: limit - 1], f"{indent}and {len(items) - limit + 1} more"]
+    return [*items[: limit - 1], f"and {len(items) - limit + 1} more"]
 
 
-def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> list[str]:
-    lines = []
+def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> Iterator[str]:
     sizes = [match for match in hook.matches if match.bytes is not None]
     if sizes:
         each = sum(match.bytes or 0 for match in sizes)
@@ -175,18 +174,15 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
             line += f" of the kept ones ({kept})"
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
-        lines.append(line)
+        yield line
     if hook.own:
         added = listed([f"{name} {list(shape)}" for name, shape in hook.own.items()], SHOWN)
-        lines.append(
-            f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, hook.own.values())):,} elements"
-        )
-    lines += [_value_note(hook, field, values) for field, values in hook.values.items() if values]
+        yield f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, hook.own.values())):,} elements"
+    yield from (_value_note(hook, field, values) for field, values in hook.values.items() if values)
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
         under = f" under {listed(of_calls, SHOWN)}" if of_calls else ""
-        lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}")
-    return lines
+        yield f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}"
 
 
 def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> str:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
-from hookrun.actions.base import Keeper, Packed, TokenRows
+from hookrun.actions.base import Keeper, Measured, Packed, TokenRows
 from hookrun.actions.user_code import UserCodeError, only_without_data
 from hookrun.actions.values import InlineFunction
 from hookrun.errors import (
@@ -396,9 +396,10 @@ class TrialSink(Sink):
 
         return keep
 
-    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
         """Record nothing, since the values are not real; statistics are computed: what fails there is a problem."""
-        dict(data)
+        if isinstance(data, Measured):
+            data.now(data.x, False)
 
     def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""

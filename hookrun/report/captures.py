@@ -128,7 +128,11 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Fac
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
-            return [_scalars(sample)]
+            of_samples = bool((sample.samples >= 0).all())
+            at, order = (sample.samples if of_samples else sample.steps).float().sort(stable=True)
+            numbers = sample.values.reshape(-1)[order].tolist()
+            series = Series("value", at.tolist(), numbers, dots=of_samples)
+            return [lines("value", [series], x="sample" if of_samples else "step", y="value")]
         case [_]:
             return _vectors(sample, facts)
         case [height, width]:  # such as attention patterns
@@ -224,13 +228,6 @@ def _vectors(sample: CapturedRows, facts: Facts) -> list[Figure]:
             )
         )
     return figures
-
-
-def _scalars(sample: CapturedRows) -> Figure:
-    of_samples = bool((sample.samples >= 0).all())
-    at, order = (sample.samples if of_samples else sample.steps).float().sort(stable=True)
-    series = Series("value", at.tolist(), sample.values.reshape(-1)[order].tolist(), dots=of_samples)
-    return lines("value", [series], x="sample" if of_samples else "step", y="value")
 
 
 def _over_steps(sample: CapturedRows) -> list[Figure]:

@@ -14,7 +14,7 @@ from hookrun.report.draw.text import token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.files import StoreError, os_reason, read_json
+from hookrun.store.files import MissingFile, StoreError, is_there, open_inside, read_json
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -32,7 +32,6 @@ from hookrun.store.format import (
     STATUS,
     TOKENS,
 )
-from hookrun.store.inside import is_there, open_inside
 from hookrun.store.manifest import recorded_files
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import (
@@ -287,10 +286,8 @@ def _text(path: Path) -> str:
     try:
         with open_inside(path) as file:
             content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except MissingFile:
         return ""
-    except OSError as error:
-        raise StoreError(os_reason(error)) from error
     return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
 
 

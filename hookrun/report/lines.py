@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from hookrun.store.files import decoded_lines, os_reason
-from hookrun.store.inside import is_there
+from hookrun.store.files import MissingFile, StoreError, decoded_lines, is_there
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
 
@@ -77,10 +76,10 @@ def sampled(
                     lines.records.append(record)
                 except ValidationError:
                     counts["strange"] += 1
-    except FileNotFoundError:
+    except MissingFile:
         pass
-    except OSError as error:
-        lines.notes.append(f"{path.name} can't be read: {os_reason(error)}")
+    except StoreError as error:
+        lines.notes.append(str(error))
     if lines.is_sample and from_start:
         lines.notes.append(f"{path.name}: only its first {limit:,} bytes are read")
     elif lines.is_sample:

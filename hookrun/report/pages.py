@@ -70,8 +70,8 @@ def _sweep_title(facts: SweepFacts) -> str:
     named = {job.overrides.get("experiment") for job in facts.compared} - {None}
     name = str(named.pop()) if len(named) == 1 else ""
     if not name:
-        content = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder)
-        sections = [content.get(key) for key in ("task", "model")] if isinstance(content, dict) else []
+        config = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder, dict)
+        sections = [config.get(key) for key in ("task", "model")]
         name = " ".join(str(each.get("name", "")) for each in sections if isinstance(each, dict)).strip()
     keys = listed(facts.varied or facts.asked, MOST_KEYS)
     return " over ".join(filter(None, [name or facts.folder.name, keys]))

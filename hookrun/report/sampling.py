@@ -87,7 +87,7 @@ def stored_captures(folder: Path) -> list[StoredCapture]:
 
     Raises StoreError for a malformed index.
     """
-    known = read_captures(folder, read_index(folder)[0], {})
+    known = read_captures(folder, read_index(folder), {})
     return [kind for capture in captured_tensors(known) for kind in capture.by_kind()]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hookrun.config import root_of
@@ -23,9 +23,8 @@ from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import grouped, is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, is_there
 from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
-from hookrun.store.inside import is_there
 from hookrun.store.records import (
     EnvRecord,
     MetricsLine,
@@ -38,6 +37,8 @@ from hookrun.store.records import (
 )
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import is_batch, measures, result_of
+
+T = TypeVar("T", dict[str, Any], list[Any])
 
 OVERRIDES = f"{HYDRA}/overrides.yaml"
 TAGS = "tags"
@@ -60,7 +61,7 @@ class JobFacts:
     metrics:   ``split/name`` -> the latest value, of a whole pass if there is one
     of_batch:  the metrics that are of the last logged batch because there is no mean
     result:    the value of the job's objective; None if it has none
-    objective: the section `objective` of its configuration
+    objective: the section `objective` of its configuration, in its long form
     """
 
     name: str
@@ -113,11 +114,13 @@ def _job(folder: Path, path: Path) -> JobFacts:
     for line in lines:
         (batches if is_batch(line) else means).update(measures(line))
     values = {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
-    typed, config = (read_yaml(path / name, path) for name in (OVERRIDES, CONFIG))
-    texts = typed if isinstance(typed, list) else []
+    texts = read_yaml(path / OVERRIDES, path, list)
     overrides = {key: value for key, _, value in (str(text).lstrip("+").partition("=") for text in texts)}
+    config = read_yaml(path / CONFIG, path, dict)
     if tags := tags_of(config):
         overrides[TAGS] = ", ".join(tags)
+    objective = config.get("objective")
+    objective = {"metric": objective} if isinstance(objective, str) else objective
     return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
@@ -129,7 +132,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         metrics=values,
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
-        objective=_objective_of(config),
+        objective=objective if isinstance(objective, dict) else {},
         env=EnvRecord.model_validate(_record(path / ENV, EnvRecord)),
         has_report=(path / REPORT).is_file(),
     )
@@ -143,32 +146,27 @@ def _record(path: Path, model: type[Record]) -> dict[str, Any]:
         return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
 
 
-def tags_of(config: Any) -> list[str]:
+def tags_of(config: Mapping[str, Any]) -> list[str]:
     """The tags in a stored configuration, as far as they are texts."""
-    tags = config.get(TAGS) if isinstance(config, dict) else None
+    tags = config.get(TAGS)
     return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)] if isinstance(tags, list) else []
-
-
-def _objective_of(config: Any) -> dict[str, Any]:
-    """The section `objective` of a stored configuration, in its long form."""
-    section = config.get("objective") if isinstance(config, dict) else None
-    section = {"metric": section} if isinstance(section, str) else section
-    return section if isinstance(section, dict) else {}
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]
 
 
-def read_yaml(path: Path, root: Path) -> Any:
-    """The content with unresolved interpolations; None if the file is missing or is not YAML.
+def read_yaml(path: Path, root: Path, kind: type[T]) -> T:
+    """The content with unresolved interpolations; empty if the file is missing, is not YAML, or is of another kind.
 
     root: the directory of the run or the sweep, below which no link is followed
+    kind: dict or list
     """
     try:
-        return stored_config.read_yaml(path, root)
+        content = stored_config.read_yaml(path, root)
     except StoreError:
-        return None
+        return kind()
+    return content if isinstance(content, kind) else kind()
 
 
 @dataclass(frozen=True)
@@ -266,13 +264,12 @@ class SweepFacts:
         ]
 
     def _rank(self, setting: Setting) -> tuple[bool, float]:
-        value = setting.result and setting.result[0]
         if self.is_diagnostic:
             effect = self.effect(setting)
-            value = None if effect is None else -abs(effect)
-        elif value is not None and self.goal is not None and self.goal.direction == "maximize":
-            value = -value
-        return value is None, value or 0.0
+            return effect is None, -abs(effect or 0.0)
+        value = setting.result[0] if setting.result is not None else None
+        sign = -1 if self.goal is not None and self.goal.direction == "maximize" else 1
+        return value is None, sign * (value or 0.0)
 
     @cached_property
     def ranked(self) -> list[JobFacts]:
@@ -437,7 +434,7 @@ def _asked(folder: Path) -> list[str]:
     from hydra.errors import HydraException
 
     try:
-        hydra = read_yaml(folder / MULTIRUN, folder)["hydra"]
+        hydra = read_yaml(folder / MULTIRUN, folder, dict)["hydra"]
         params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
         texts = [*params, *hydra["overrides"]["task"]]
         if sum(map(len, texts)) > MOST_OVERRIDES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,9 @@ def is_attention(heads: Tensor) -> bool:
 def _drawn(
     title: str, heads: Array, queries: list[int], sequence: TokenSequence, picked: list[int], moment: str
 ) -> dict[str, Any]:
-    """The pictures of a pattern [heads, queries, keys].
+    """The pictures of a pattern [heads, queries, keys], and the mean attention to some kinds of key.
+
+    The mean is over the queries that have such a key.
 
     picked: the numbers of the heads that were captured; empty if all were
     moment: when it was captured
@@ -119,26 +121,13 @@ def _drawn(
         shows = "a row for each query, a column for each key"
         if count > len(figures):
             shows += f"; the first {len(figures)} heads are drawn"
-    return {
-        "title": title,
-        "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
-        "figures": figures,
-        "table": _attention_table(heads, queries, sequence, numbers),
-    }
-
-
-def _attention_table(heads: Array, queries: list[int], sequence: TokenSequence, numbers: list[int]) -> Table:
-    """The mean attention of each head to some kinds of key, over the queries that have such a key.
-
-    The key after an earlier copy of the query's token is the one to which an induction head attends (Elhage et al.
-    2021, A Mathematical Framework for Transformer Circuits).
-    """
     ids = sequence.ids
     later = [(row, query) for row, query in enumerate(queries) if query]
     kinds = {
         "first token": [(row, 0) for row, _ in later],
         "token before": [(row, query - 1) for row, query in later],
         "itself": later,
+        # to which an induction head attends (Elhage et al. 2021, A Mathematical Framework for Transformer Circuits)
         "after an earlier copy (induction)": [
             (row, key) for row, query in later for key in range(1, query) if ids[key - 1] == ids[query]
         ],
@@ -152,11 +141,17 @@ def _attention_table(heads: Array, queries: list[int], sequence: TokenSequence, 
         (
             str(name),
             *(mean(values, pairs) for pairs in kinds.values()),
-            strongest(values, queries, sequence.names),
+            strongest(values, queries, keys),
         )
         for name, values in zip(numbers[:MOST_NUMBERED], heads, strict=False)
     ]
-    return Table("mean attention of each head, over its queries", ("head", *kinds, "strongest"), tuple(rows))
+    heading = "mean attention of each head, over its queries"
+    return {
+        "title": title,
+        "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
+        "figures": figures,
+        "table": Table(heading, ("head", *kinds, "strongest"), tuple(rows)),
+    }
 
 
 PLOT = 280
@@ -317,62 +312,65 @@ def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
             else Token(text, at, None, (number(None),))
             for at, text in enumerate(sequence.names[:MOST_TOKENS])
         ]
-    if not logs:
-        return []
-
-    def drawn(what: str, ends: tuple[str, str], of_log: Callable[[float], float]) -> Figure:
-        samples = {
-            name: [
-                token if token.value is None else replace(token, value=of_log(token.value))
-                for token in tokens
-            ]
-            for name, tokens in logs.items()
-        }
-        note = (
-            f"the {what} of the target at each token, for language models the next token; "
-            "tokens without a target have no colour"
-        )
-        return strips(f"{what} at each token", samples, what=what, note=note, ends=ends, heads=("target",))
-
+    note = (
+        "the {} of the target at each token, for language models the next token; "
+        "tokens without a target have no colour"
+    )
     return [
-        drawn("loss", ("expected", "surprising"), operator.neg),
-        drawn("probability", ("unlikely", "likely"), math.exp),
+        strips(
+            f"{what} at each token",
+            logs,
+            what=what,
+            note=note.format(what),
+            ends=ends,
+            heads=("target",),
+            of_value=of_log,
+        )
+        for what, ends, of_log in (
+            ("loss", ("expected", "surprising"), operator.neg),
+            ("probability", ("unlikely", "likely"), math.exp),
+        )
+        if logs
     ]
 
 
 def strips(
-    title: str, samples: Strips, *, what: str, note: str, ends: tuple[str, str], heads: tuple[str, ...] = ()
+    title: str,
+    samples: Strips,
+    *,
+    what: str,
+    note: str,
+    ends: tuple[str, str],
+    heads: tuple[str, ...] = (),
+    of_value: Callable[[float], float] = float,
 ) -> Figure:
     """The samples below each other, on one scale of colours, with all numbers as a table.
 
-    what:  the name of the value, for the table
-    ends:  labels for the smallest and the largest value
-    heads: the titles of the columns for `more`
+    what:     the name of the value, for the table
+    ends:     labels for the smallest and the largest value
+    heads:    the titles of the columns for `more`
+    of_value: what is shown of a token's value
     """
-    tokens = [token for sample in samples.values() for token in sample]
-    values = [token.value for token in tokens if token.value is not None]
+    values = [
+        of_value(token.value) for tokens in samples.values() for token in tokens if token.value is not None
+    ]
     colours, scale = shaded(np.array(values, dtype=np.float64))
-    rest = iter(colours)
-    body = Markup("").join(
-        Markup('<div class="strip"><b>{}</b><p>{}</p></div>').format(
-            printable(name),
-            Markup("").join(_token(token, None if token.value is None else next(rest)) for token in sample),
-        )
-        for name, sample in samples.items()
-    )
-    rows = tuple(
-        (name, str(token.position), token.text, *token.more, number(token.value))
-        for name, sample in samples.items()
-        for token in sample
-    )
-    table = Table("the numbers", ("sample", "position", "token", *heads, what), rows)
+    rest = zip(values, colours, strict=True)
+    body, rows = Markup(), list[tuple[str, ...]]()
+    for name, tokens in samples.items():
+        strip = Markup()
+        for token in tokens:
+            value, colour = (None, None) if token.value is None else next(rest)
+            rows.append((name, str(token.position), token.text, *token.more, number(value)))
+            style = (
+                Markup("")
+                if colour is None
+                else Markup('class="on-{}" style="background:rgb({} {} {})" ').format(
+                    "light" if is_light(*colour) else "dark", *colour
+                )
+            )
+            shown = " · ".join(map(printable, (f"{token.position}", *token.more, number(value))))
+            strip += Markup('<span {}title="{}">{}</span>').format(style, shown, printable(token.text))
+        body += Markup('<div class="strip"><b>{}</b><p>{}</p></div>').format(printable(name), strip)
+    table = Table("the numbers", ("sample", "position", "token", *heads, what), tuple(rows))
     return Figure(title, body, note=note, wide=True, scale=worded(scale, *ends), table=table)
-
-
-def _token(token: Token, colour: Sequence[int] | None) -> Markup:
-    title = " · ".join(map(printable, (f"{token.position}", *token.more, number(token.value))))
-    if colour is None:
-        return Markup('<span title="{}">{}</span>').format(title, printable(token.text))
-    return Markup('<span class="on-{}" style="background:rgb({} {} {})" title="{}">{}</span>').format(
-        "light" if is_light(*colour) else "dark", *colour, title, printable(token.text)
-    )

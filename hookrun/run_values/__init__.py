@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
 from hookrun.actions.values import (
@@ -39,6 +38,7 @@ from hookrun.run_values.runs import (
 )
 from hookrun.spec import HookSpec
 from hookrun.store.captures.read import StoredCapture
+from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 from hookrun.store.format import encode
 from hookrun.store.reader import Run
 from hookrun.trust.callables import tensor_digest
@@ -101,8 +101,7 @@ class CaptureRows:
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
             places = torch.where(known, (places + shift) % count, drawn)
-        rows: Tensor = self._capture[self._order[places]]
-        return rows
+        return self._capture[self._order[places]]
 
     def missing(self, samples: Tensor) -> Tensor:
         """The samples that have no row but need one."""
@@ -207,8 +206,7 @@ def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
     """The part of the tensor, or of each row. Raises IndexError if there is no such part."""
     plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
     if isinstance(source, Tensor):
-        taken: Tensor = source[plain]
-        return taken
+        return source[plain]
     return MappedRows([source], lambda rows: rows[slice(None), *plain], f"{source.digest} {items}")
 
 
@@ -307,20 +305,14 @@ def _read_file(value: FileValue) -> Tensor:
     path = Path(value.file).expanduser().absolute()
     if not path.is_file():
         raise HookrunError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            keys = list(file.keys())
-            key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
-            if key is None:
-                raise HookrunError(
-                    f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}"
-                )
-            if key not in keys:
-                raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
-            tensor: Tensor = file.get_tensor(key)
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise HookrunError(f"{path} is not a readable safetensors file: {error}") from error
+    with open_tensors(path.resolve()) as file:
+        keys = list(file.keys())
+        key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
+        if key is None:
+            raise HookrunError(f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}")
+        if key not in keys:
+            raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
+        return read_tensor(file, key)
 
 
 def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
@@ -339,7 +331,9 @@ def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> F
             f"sample: {value.sample} names samples of one split, and this run uses several splits: "
             "set task.split to train or val, or use sample: mean"
         )
-    part = _part_of(capture, runs)
+    part = torch.arange(len(capture))
+    if runs.split is not None and len(capture.split_numbers.unique()) > 1:
+        part = (capture.split_numbers == SPLITS.index(runs.split)).nonzero().squeeze(1)
     _require_one_row_each(capture, part, value, module)
     if isinstance(value.sample, int):
         positions = part[capture.sample_ids[part] == value.sample]
@@ -377,17 +371,9 @@ def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCaptur
 
 
 def _mean(capture: StoredCapture) -> Tensor:
-    blocks = (capture[start : start + ROWS_AT_ONCE] for start in range(0, len(capture), ROWS_AT_ONCE))
-    total = sum((block.double().sum(0) for block in blocks), start=capture[0].double() * 0)
+    blocks = (block.double().sum(0) for block in capture.batches(ROWS_AT_ONCE))
+    total = sum(blocks, start=capture[0].double() * 0)
     return (total / len(capture)).float()
-
-
-def _part_of(capture: StoredCapture, runs: RunReferences) -> Tensor:
-    """Indices of the rows to use: if the capture has several splits, those of the split of `runs`."""
-    splits = capture.split_numbers
-    if runs.split is None or len(splits.unique()) < 2:
-        return torch.arange(len(capture))
-    return (splits == SPLITS.index(runs.split)).nonzero().squeeze(1)
 
 
 def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:

@@ -266,14 +266,11 @@ def _runs(hook: HookSpec) -> list[str]:
 
 
 def _origin(name: str, runs: RunReferences) -> str:
-    try:
-        run = runs.open(name)
-        plan = {} if run is None else run.plan
-    except HookrunError:  # that there is no such run is a problem of its own
-        return ""
-    if run is None:
-        return ""
-    model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
-    matches = [match for hook in plan.get("hooks", []) for match in hook.get("targets", [])]
-    shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
-    return f"the run {name} has the plan {model}: {shapes}"
+    with suppress(HookrunError):  # that there is no such run is a problem of its own
+        if (run := runs.open(name)) is not None:
+            plan = run.plan
+            model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
+            matches = [match for hook in plan.get("hooks", []) for match in hook.get("targets", [])]
+            shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
+            return f"the run {name} has the plan {model}: {shapes}"
+    return ""

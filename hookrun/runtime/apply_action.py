@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError, HookrunWarning
 from hookrun.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.runtime.checkpointing import PASSED_ON, require_no_checkpoint
-from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import HookSite
@@ -70,32 +70,22 @@ def _decide(site: HookSite, decided: bool) -> bool:
 
 def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
-    function = _function_of_part(site)
-    return _passing_on(site, function) if site.passes_on else function
-
-
-def _function_of_part(site: HookSite) -> Op:
-    action = site.spec.action
+    action, by_sample = site.spec.action, bool(site.spec.keys.when.of_samples)
     # faults are listed by their place in the whole tensor
     part = None if "flipped" in action.uses else site.part
     function = action.build(site)
-    checked = not action.observes and action.scope == "tensor"
-    if checked and site.hook_type.on == "reading":
-        function = _straight_through(function)
-    by_sample = bool(site.spec.keys.when.of_samples)
-    checks_each = action.own_functions() or "args" in action.uses or part is not None or by_sample
-    if by_sample and action.observes:
-        function = observer_of_samples(site, function)
-    if not checked or not checks_each:
-        return function if part is None else _on_part(site, function, part)
-
-    def edit(old: Tensor) -> Any:
-        new = function(old)
-        _require_same_form(old, new)
-        return new
-
-    conditional = edit_of_samples(site, edit) if by_sample else edit
-    return conditional if part is None else _on_part(site, conditional, part)
+    if action.observes:
+        function = observer_of_samples(site, function) if by_sample else function
+    elif action.scope == "tensor":
+        if site.hook_type.on == "reading":
+            function = _straight_through(function)
+        if action.own_functions() or "args" in action.uses or part is not None or by_sample:
+            function = _in_same_form(function)
+        if by_sample:
+            function = edit_of_samples(site, function)
+    if part is not None:
+        function = _on_part(site, function, part)
+    return _passing_on(site, function) if site.passes_on else function
 
 
 def _passing_on(site: HookSite, capture: Op) -> Op:
@@ -141,6 +131,17 @@ def _straight_through(function: Op) -> Op:
         has_none = isinstance(new, Tensor) and not new.requires_grad
         if has_none and old.requires_grad and torch.is_grad_enabled():
             return _StraightThrough.apply(old, new)
+        return new
+
+    return edit
+
+
+def _in_same_form(function: Op) -> Op:
+    """The function of a tensor, with each of its results checked."""
+
+    def edit(old: Tensor) -> Any:
+        new = function(old)
+        _require_same_form(old, new)
         return new
 
     return edit
@@ -250,11 +251,16 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             raise
         except Exception as error:
             # a traced value has nothing to observe, and tracing forbids some operations
-            if site.traced(value):
+            if site.has_values and any(_is_traced(tensor) for tensor in containers.tensors(value)):
                 return value
             raise _named(site, error, value) from error
 
     return observe
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether it is a placeholder, because the model is being exported or traced."""
+    return not tensor.is_meta and readable(tensor) is None
 
 
 def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:
@@ -375,11 +381,8 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
 # ---- gradients without the factor of mixed precision's gradient scaler ---------------------------------------------
 
 
-def unscaled(op: Op, clock: Clock) -> Op:
+def unscaled(op: Op, scaler: GradScaler) -> Op:
     """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
-    scaler = clock.scaler
-    if scaler is None:
-        return op
 
     def run(value: Any) -> Any:
         scale = scaler._scale  # get_scale() would synchronize with the device for each gradient

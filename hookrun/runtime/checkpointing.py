@@ -8,8 +8,8 @@ itself identifies it.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,24 +102,26 @@ def require_no_checkpoint() -> None:
 
 
 class Call(NamedTuple):
-    """The numbers of a module call.
+    """One execution of a module: a call, or its recomputation under activation checkpointing, with the same numbers.
 
-    number: within its forward of the root module, from 0
+    number: of the call within its forward of the root module, from 0
     total:  since the installation, from 0
     tokens: the pass over the tokens that it belongs to; None if no hook has `tokens`
+    drawn:  how many random draws were made in this execution, by the seed of the hook at this module
     """
 
     number: int
     total: int
-    tokens: Pass | None = None
+    tokens: Pass | None
+    drawn: Counter[int]
 
 
+@dataclass
 class Log:
     """The calls of one module within one region, in order, and how many of them each backward pass has recomputed."""
 
-    def __init__(self) -> None:
-        self._calls = list[Call]()
-        self._repeated = defaultdict[int, int](int)
+    _calls: list[Call] = field(default_factory=list)
+    _repeated: Counter[int] = field(default_factory=Counter)
 
     def append(self, call: Call) -> None:
         """Add a call of the region's first run."""
@@ -129,4 +131,4 @@ class Log:
         """The call that the current backward pass recomputes next; None if the first run had no such call."""
         position = self._repeated[graph_task()]
         self._repeated[graph_task()] += 1
-        return self._calls[position] if position < len(self._calls) else None
+        return self._calls[position]._replace(drawn=Counter()) if position < len(self._calls) else None

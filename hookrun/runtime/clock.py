@@ -205,18 +205,7 @@ class _CallNumbers(local):
     number = -1
 
     def __init__(self) -> None:
-        self.latest = ModuleRun(Call(0, 0), Counter())
-
-
-class ModuleRun(NamedTuple):
-    """One execution of a module.
-
-    call:  the call it belongs to; a recomputation under activation checkpointing belongs to the original call
-    drawn: how many random draws were made in it, by the seed of the hook at this module
-    """
-
-    call: Call
-    drawn: Counter[int]
+        self.latest = Call(0, 0, None, Counter())
 
 
 class Calls:
@@ -232,22 +221,17 @@ class Calls:
         self._here = _CallNumbers()
         self._totals = count()
         # by the id of the call's frame; Python may reuse the id of a finished frame for another call
-        self._runs = dict[int, ModuleRun]()
+        self._by_frame = dict[int, Call]()
         self._logs = WeakKeyDictionary[object, Log]()
-
-    @property
-    def run(self) -> ModuleRun:
-        """The execution of the module that encloses this line, or else the last one in this thread."""
-        if self._module is not None:
-            for frame in frames_of(self._module):
-                if (run := self._runs.get(id(frame))) is not None:
-                    return run
-        return self._here.latest
 
     @property
     def now(self) -> Call:
         """The call of the module that encloses this line, or else the last one in this thread."""
-        return self.run.call
+        if self._module is not None:
+            for frame in frames_of(self._module):
+                if (call := self._by_frame.get(id(frame))) is not None:
+                    return call
+        return self._here.latest
 
     def count(self, module: nn.Module, args: object = ()) -> None:
         """Number a call of the module; to be called from a hook of that call."""
@@ -257,11 +241,11 @@ class Calls:
         call = (log.repeat() if log is not None else None) or self._next()
         for region in around.first:
             self._logs.setdefault(region, Log()).append(call)
-        key, self._here.latest = id(call_frame()), ModuleRun(call, Counter())
-        self._runs.pop(key, None)
-        self._runs[key] = self._here.latest
-        if len(self._runs) > _MOST_RUNS:
-            self._runs.pop(next(iter(self._runs)), None)
+        key, self._here.latest = id(call_frame()), call
+        self._by_frame.pop(key, None)
+        self._by_frame[key] = call
+        if len(self._by_frame) > _MOST_CALLS:
+            self._by_frame.pop(next(iter(self._by_frame)), None)
 
     def _next(self) -> Call:
         here, forward = self._here, self.clock.forward.number
@@ -269,7 +253,7 @@ class Calls:
         here.forward = forward
         number, passes = next(self._totals), self.clock.passes
         self.total = number + 1
-        return Call(here.number, number, None if passes is None else passes.current)
+        return Call(here.number, number, None if passes is None else passes.current, Counter())
 
     def go_on_from(self, total: int) -> None:
         """Continue numbering as after `total` calls."""
@@ -286,7 +270,7 @@ class Calls:
         self._here.number, self._here.forward = state["number"], state["forward"]
 
 
-_MOST_RUNS = 1024
+_MOST_CALLS = 1024
 """How many executions are remembered for each module: more than can be active at the same time."""
 
 
@@ -348,6 +332,14 @@ class CurrentCall(local):
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock, self.calls = clock, calls
         self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
+
+    def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
+        """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
+        self.of_call, self.of_pass = number, tokens
+        try:
+            return op(value)
+        finally:
+            self.of_call = self.of_pass = None
 
     @property
     def model_tokens(self) -> Pass | None:

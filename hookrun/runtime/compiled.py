@@ -64,12 +64,9 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
 
     def edited(value: Any) -> Any:
         member = value if path is None else containers.get(value, path)
-        if together:
-            olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
-            news = iter(function(olds) if olds else ())
-            changed = _rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
-        else:
-            changed = _rebuilt(member, lambda leaf: chosen(leaf, function(leaf)) if acts_on(leaf) else leaf)
+        olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
+        news = iter(function(olds) if together and olds else map(function, olds))
+        changed = _rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
         return changed if path is None else containers.put(value, path, changed)
 
     def fire(value: Any) -> Any:

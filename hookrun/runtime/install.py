@@ -185,8 +185,7 @@ class Installation:
             if not site.firings
         ]
         idle = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_idle)]
-        left = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_left)]
-        return never + idle + left
+        return never + idle
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, TokenRows
-from hookrun.actions.check import verdict
+from hookrun.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
+from hookrun.actions.check import LastPassed, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, printable, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
-from hookrun.runtime.site import HookSite, LastPassed, Sink
+from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
 
@@ -103,7 +102,7 @@ class RecordSink(Sink):
         """The bytes that a captured value takes: those of all its tensors, as on disk."""
         return sum(tensor.numel() * tensor.element_size() for tensor in held(value))
 
-    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
         """Take a record; `show`: print it at once.
 
         Statistics may be computed by `settle`. Tensors that `torch.func` has wrapped are unwrapped. Records of a model
@@ -111,13 +110,11 @@ class RecordSink(Sink):
         """
         if self.muted:
             return
-        waiting = (
-            self._statistics.add(data.x, data.of, start) if type(data) is Measured and not show else None
-        )
+        waiting = self._statistics.add(data.x, data.of, start) if isinstance(data, Measured) else None
         if waiting is not None:
             self._pending.append(waiting)
         else:
-            values = data.now(readable=computes()) if type(data) is Measured else data
+            values = data.now(data.x, computes()) if isinstance(data, Measured) else data
             record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **values})
             if record is None:
                 return
@@ -158,13 +155,10 @@ class RecordSink(Sink):
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
-        is_good = record.get("ok")
-        if is_good is not None:
-            if is_good:
-                self.last_good.passed(record)
+        if "ok" in record:
+            record.setdefault("last_good", self.last_good.before(record))
+            if record["ok"]:
                 return
-            if "last_good" not in record:
-                record = {**record, "last_good": self.last_good.before(record)}
         try:
             plain = read(record)
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert

@@ -7,6 +7,7 @@ DDP or fully_shard sums the gradients: there the hooks run after the backward pa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from hookrun.runtime.sharded import (
 from hookrun.values.containers import tensors
 
 
+@dataclass(eq=False, kw_only=True)
 class ReducedGradients:
     """Runs parameter hooks on gradients that are summed over all ranks, equal to those of a single process.
 
@@ -37,9 +39,8 @@ class ReducedGradients:
                `Clock.stands_in`
     """
 
-    def __init__(self, *, stands_in: bool = False) -> None:
-        self.stands_in = stands_in
-        self._hooks = list[tuple[HookedParameter, ParameterHook]]()
+    stands_in: bool = False
+    _hooks: list[tuple[HookedParameter, ParameterHook]] = field(default_factory=list)
 
     def add(self, place: HookedParameter, hook: ParameterHook) -> None:
         """Add a hook on the gradient of a parameter."""

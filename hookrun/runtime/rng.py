@@ -79,9 +79,9 @@ class Draws:
         if self.calls is None:
             self._count += 1
             return (self._count,)
-        run = self.calls.run
-        run.drawn[self.seed] += 1
-        return run.call.total, run.drawn[self.seed]
+        call = self.calls.now
+        call.drawn[self.seed] += 1
+        return call.total, call.drawn[self.seed]
 
 
 Fill = Callable[[Tensor, Generator], Tensor]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,18 +40,15 @@ def own_part(tensor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def shard_of(new: Tensor, like: Any) -> Tensor:
-    """A tensor that every rank has whole, sharded like `like`."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = like.device_mesh
-    replicated = DTensor.from_local(new, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=like.placements)
-
-
 def like(new: Tensor, there: Any) -> Tensor:
     """A tensor that every rank has whole, sharded like `there`; unchanged if `there` is not sharded."""
-    return shard_of(new.to(there.device), there) if is_sharded(there) else new
+    if not is_sharded(there):
+        return new
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = there.device_mesh
+    replicated = DTensor.from_local(new.to(there.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=there.placements)
 
 
 @torch.no_grad()
@@ -161,15 +158,15 @@ class HookedParameter:
     parameter: nn.Parameter
 
 
+@dataclass(eq=False)
 class HookedParameters:
     """The hooked parameters by path.
 
     It checks the parameters before each optimizer step, since hooks on a replaced parameter would be lost silently.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.places = dict[str, HookedParameter]()
+    model: nn.Module
+    places: dict[str, HookedParameter] = field(default_factory=dict)
 
     def add(self, path: str, owner: nn.Module) -> HookedParameter:
         """Add the parameter at this path, which belongs to this module."""
@@ -195,7 +192,7 @@ class HookedParameters:
                 continue
             if shards and now is not None and is_sharded(now) and not is_sharded(place.parameter):
                 place.parameter = now
-            elif all(other is not place.parameter for other in self._model.parameters()):  # not just renamed
+            elif all(other is not place.parameter for other in self.model.parameters()):  # not just renamed
                 raise HookError(
                     f"the parameter {path} was replaced after hooks were installed on it, for example by to_empty or "
                     "quantization: its hooks would be lost; install the hooks afterwards"

@@ -78,10 +78,9 @@ class Wiring:
         self._model = model
         self._restored = restored
         self._reduced = reduced
-        self._shared = Shared(model, clock)
+        self._shared = Shared(model)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
-        self._registered = list[RegisteredHook]()
         self.hooked = HookedParameters(model)
         self._zeros = dict[int, KeptZero]()
         self._passing = {
@@ -166,7 +165,7 @@ class Wiring:
         registered = kind(
             [self._firing(site, targeted=not kind.finds_target) for site in sites], self._shared
         )
-        self._registered.append(registered)
+        self.closing.callback(registered.clear)
         return registered
 
     def _firing(self, site: HookSite, *, targeted: bool) -> BoundHook:
@@ -187,8 +186,8 @@ class Wiring:
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
 
         def finished(op: Op) -> Op:
-            if site.hook_type.phase == "backward":
-                op = unscaled(op, self.clock)
+            if site.hook_type.phase == "backward" and self.clock.scaler is not None:
+                op = unscaled(op, self.clock.scaler)
             op = self.sink.guard(site, op)
             if self._reduced is not None and self._reduced.stands_in and site.hook_type.of_rows:
                 op = partial(_of_own_rows, op, self.clock, site)
@@ -202,20 +201,18 @@ class Wiring:
     def _run_at_installation(self, modules: Mapping[str, nn.Module]) -> None:
         """Run each `apply` hook once on each of its modules."""
         for hook in self.plan.hooks:
-            if hook.spec.hook_type.phase == "installation":
-                matches = {id(modules[match.path]): match for match in hook.matches}
-                restored = hook.spec.identity in self._restored
-                for module in children_first(self._model):
-                    # a shared module comes several times
-                    if (match := matches.pop(id(module), None)) is not None:
-                        self._apply(hook, match, module, restored=restored)
-
-    def _apply(self, hook: PlannedHook, match: Match, module: nn.Module, *, restored: bool) -> None:
-        here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
-        site = self._site(here, match.path, module)
-        site.zeros_of = partial(self._zeros_of, match.path, module)
-        AtInstallation.run(module, site, restored=restored)
-        del site.zeros_of  # a reference cycle
+            if hook.spec.hook_type.phase != "installation":
+                continue
+            matches = {id(modules[match.path]): match for match in hook.matches}
+            restored = hook.spec.identity in self._restored
+            for module in children_first(self._model):
+                if (match := matches.pop(id(module), None)) is None:  # a shared module comes several times
+                    continue
+                spec = replace(hook.spec, action=hook.spec.action_on(match.own))
+                site = self._site(replace(hook, spec=spec), match.path, module)
+                site.zeros_of = partial(self._zeros_of, match.path, module)
+                AtInstallation.run(module, site, restored=restored)
+                del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
@@ -223,13 +220,13 @@ class Wiring:
             owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             by_module[id(modules[owner])].append((hook, match))
         for module in children_first(self._model):
-            self._install_on(by_module, module)
+            if planned := by_module.pop(id(module), []):
+                self._install_on(module, planned)
 
-    def _install_on(self, by_module: dict[int, list[tuple[PlannedHook, Match]]], module: nn.Module) -> None:
+    def _install_on(self, module: nn.Module, planned: Sequence[tuple[PlannedHook, Match]]) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
-        planned = by_module.pop(id(module), [])
         calls: Calls | None = None
-        if planned and (self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned)):
+        if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
             calls = Calls(self.clock)
             self._listen(module.register_forward_pre_hook, calls.count)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
@@ -244,11 +241,11 @@ class Wiring:
         for registered in outermost_first:
             self._handles += registered.before(module)
         for registered in reversed(outermost_first):
-            handles = list(registered.after(module))
-            self._handles += handles
-        alone = len(outermost_first) == 1 and calls is None and handles
-        if alone and (undo := outermost_first[0].call_directly(module, handles[0].id)) is not None:
-            self.closing.callback(undo)
+            self._handles += registered.after(module)
+        if len(outermost_first) == 1 and calls is None:
+            undo = outermost_first[0].call_directly(module, self._handles[-1].id)
+            if undo is not None:
+                self.closing.callback(undo)
 
     # ---- parameters --------------------------------------------------------------------------------------------
 
@@ -299,7 +296,6 @@ class Wiring:
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
         self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
         for zeros in self._zeros.values():
-            self._registered.append(zeros)
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:
@@ -336,11 +332,12 @@ class Wiring:
         Changes by `apply` hooks stay in the model.
         """
         ours = {handle.id for handle in self._handles}
-        kept = list[tuple[dict[int, Any], dict[int, Any]]]()
-        for module in self._model.modules():
-            for registered in (module._forward_pre_hooks, module._forward_hooks):
-                if not ours.isdisjoint(registered):
-                    kept.append((registered, dict(registered)))
+        kept: list[tuple[dict[int, Any], dict[int, Any]]] = [
+            (registered, dict(registered))
+            for module in self._model.modules()
+            for registered in (module._forward_pre_hooks, module._forward_hooks)
+            if not ours.isdisjoint(registered)
+        ]
         try:
             for registered, before in kept:
                 for number in ours & before.keys():
@@ -356,9 +353,6 @@ class Wiring:
         """Remove every hook of this installation, and nothing else. Changes by `apply` hooks stay in the model."""
         while self._handles:
             self._handles.pop().remove()
-        for registered in self._registered:
-            registered.clear()
-        self._registered.clear()
         self._zeros.clear()
         self.hooked.places.clear()
         self.clock.passes = None

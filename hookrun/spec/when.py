@@ -189,8 +189,9 @@ class When(Section):
     def covers(self, other: When) -> bool:
         """Whether the mode, step and epoch of the other imply those of this one, which has no other conditions."""
         alike = self.model_copy(update={"mode": "any", "step": None, "epoch": None, "call": None}).always
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("mode", "step", "epoch"))
-        return alike and all(ours in ("any", None, theirs) for ours, theirs in pairs)
+        return alike and all(
+            getattr(self, name) in ("any", None, getattr(other, name)) for name in ("mode", "step", "epoch")
+        )
 
     def holds_in(self, training: bool) -> bool:
         """Whether the condition on the mode allows this mode."""

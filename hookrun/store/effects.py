@@ -10,10 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from hookrun.errors import Lookup
-from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, replacing, write_table
+from hookrun.store.captures.tensor_file import read_tensors, write_tensors
+from hookrun.store.files import StoreError, is_there, replacing, write_table
 from hookrun.store.format import EFFECTS, EFFECTS_TABLE, decode, encode
-from hookrun.store.inside import is_there
 
 EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS = "exact", "gradient", "restored", "placebo", "seeds"
 OF_SAMPLES, PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES = "exact_samples", "unedited_samples", "clean_samples"
@@ -80,12 +79,12 @@ class Effects(Lookup[Tensor]):
         return f"largest effect: {self.names()[at]}: {of}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
-        columns = {name: self.get(name) for name in (EXACT, GRADIENT, RESTORED)}
-        placebo = self.get(PLACEBO)
-        columns["placebo_mean"] = None if placebo is None else placebo.mean(0)
-        columns["placebo_std"] = None if placebo is None else placebo.std(0, correction=0)
-        numbers = {name: None if column is None else column.flatten() for name, column in columns.items()}
+        """A row for each cell that was computed: its labels, then those numbers of effects.csv that were computed."""
+        columns = {name: self[name] for name in (EXACT, GRADIENT, RESTORED) if name in self}
+        if PLACEBO in self:
+            columns["placebo_mean"] = self[PLACEBO].mean(0)
+            columns["placebo_std"] = self[PLACEBO].std(0, correction=0)
+        numbers = {name: column.flatten().tolist() for name, column in columns.items()}
         there = ~self.main.isnan()  # a site that does not exist has no number at all
         if GRADIENT in self:
             there |= ~self[GRADIENT].isnan()
@@ -95,7 +94,7 @@ class Effects(Lookup[Tensor]):
         for at, (labels, exists) in enumerate(places):
             if exists:
                 yield dict(zip(self.axes, labels, strict=True)) | {
-                    name: None if column is None else float(column[at]) for name, column in numbers.items()
+                    name: column[at] for name, column in numbers.items()
                 }
 
 
@@ -126,9 +125,7 @@ def read_effects(folder: Path) -> Effects | None:
     path = folder / EFFECTS
     if not is_there(path):
         return None
-    with open_tensors(path, folder) as file:
-        tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        about = dict(file.metadata() or {})
+    tensors, about = read_tensors(path, folder)
     try:
         axes, samples = decode(about.pop("axes").encode()), decode(about.pop("samples").encode())
         about.pop("dims", None)

@@ -1,12 +1,18 @@
-"""Files that are complete or absent: replaced atomically, or appended to line by line, and read back."""
+"""Files that are complete or absent: replaced atomically, or appended to line by line, and read back.
+
+A run directory may come from anybody: only its regular files are opened, and links inside it are not followed. A link
+could lead to any file of the reader, reading a pipe might wait forever, a device has no end, and a sparse file is read
+as gigabytes of zeros.
+"""
 
 from __future__ import annotations
 
 import errno
 import gc
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from csv import DictWriter
 from io import StringIO
 from pathlib import Path
@@ -14,7 +20,6 @@ from typing import Any, BinaryIO
 
 from hookrun.errors import HookrunError, counted
 from hookrun.store.format import decode, encode
-from hookrun.store.inside import open_inside, read_inside, size_inside
 
 MOST_JSON = 32 * 2**20
 """Most bytes of a JSON file that is read."""
@@ -23,12 +28,26 @@ MOST_LINES = 2**30
 """Most bytes of a file of JSON lines that is read."""
 
 MOST_LINE = 32 * 2**20
-BYTES_AT_ONCE = 2**17
-"""Bytes of lines, about, that are parsed at a time."""
+
+MOST_HOLES = 2**28
+"""Bytes. A larger file of which less than 1/64 is on the disk is refused as sparse."""
+
+_KINDS = {
+    stat.S_IFLNK: "a link, and links inside a run directory are not followed",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class StoreError(HookrunError):
     """A file of a run could not be written or read; the message names the file and says what was kept."""
+
+
+class MissingFile(StoreError):
+    """There is no such file."""
 
 
 @contextmanager
@@ -37,7 +56,18 @@ def os_errors(message: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{message}: {os_reason(error)}") from error
+        kind = MissingFile if isinstance(error, FileNotFoundError) else StoreError
+        raise kind(f"{message}: {os_reason(error)}") from error
+
+
+@contextmanager
+def new_file(path: Path, *, flushes: bool = True) -> Iterator[BinaryIO]:
+    """A file that does not exist yet; when the block ends it is on the disk, unless `flushes` is False."""
+    with open(path, "xb") as file:  # mode x: an untrusted directory may hold a link of that name
+        yield file
+        file.flush()
+        if flushes:
+            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -53,11 +83,8 @@ def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) 
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         aside.unlink(missing_ok=True)
-        with open(aside, "xb") as file:  # mode x: an untrusted directory may hold a link of that name
+        with new_file(aside, flushes=flushes) as file:
             yield file
-            file.flush()
-            if flushes:
-                os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException as error:
         with suppress(
@@ -200,6 +227,93 @@ class Lines:
                 os.close(file)
 
 
+@contextmanager
+def open_inside(path: Path, root: Path | None = None, *, limit: int | None = None) -> Iterator[BinaryIO]:
+    """A regular file, opened to read its bytes in the block.
+
+    root:  the run directory, which the caller chose; no part of `path` below it may be a link. By default the file's
+           own folder.
+    limit: the most bytes that it may have
+
+    MissingFile if it does not exist, StoreError if it is not a regular file, too large, or cannot be read.
+    """
+    root = path.parent if root is None else root
+    *folders, last = path.relative_to(root).parts
+    with os_errors(f"cannot read {path}"), ExitStack() as opened:
+        if ".." in (*folders, last):
+            raise OSError(errno.EINVAL, "the path leads out of the run directory")
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        opened.callback(os.close, folder)
+        for name in folders:
+            _require_kind(os.stat(name, dir_fd=folder, follow_symlinks=False), stat.S_IFDIR)
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            opened.callback(os.close, folder)
+        _require_kind(os.stat(last, dir_fd=folder, follow_symlinks=False), stat.S_IFREG)
+        descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        file = opened.enter_context(os.fdopen(descriptor, "rb", buffering=2**16))
+        info = os.fstat(descriptor)
+        _require_kind(info, stat.S_IFREG)  # it may have been replaced meanwhile
+        if info.st_size > MOST_HOLES and info.st_blocks * 512 < info.st_size // 64:
+            on_disk = f"of which only {info.st_blocks * 512:,} are on the disk"
+            raise OSError(errno.EINVAL, f"it has {info.st_size:,} bytes, {on_disk}")
+        if limit is not None and info.st_size > limit:
+            raise OSError(
+                errno.EFBIG, f"it has {info.st_size:,} bytes, more than the {limit:,} that are read"
+            )
+        yield file
+
+
+def _require_kind(info: os.stat_result, kind: int) -> None:
+    if kind == stat.S_IFDIR and stat.S_ISREG(info.st_mode):
+        raise OSError(errno.ENOTDIR, "a folder of that path is a file")
+    if stat.S_IFMT(info.st_mode) != kind:
+        raise OSError(errno.EINVAL, f"it is {kind_of(info)}")
+
+
+def kind_of(info: os.stat_result) -> str:
+    """``a link …``, ``a pipe``; ``""`` for a regular file."""
+    return "" if stat.S_ISREG(info.st_mode) else _KINDS.get(stat.S_IFMT(info.st_mode), "not a file")
+
+
+def is_there(path: Path) -> bool:
+    """Whether the name exists, also as a broken link."""
+    return os.path.lexists(path)
+
+
+def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Path from `root`, and its `stat`, for every entry below a folder of `root` that is not a folder.
+
+    Links are listed but not followed. A missing folder gives nothing; StoreError if a folder cannot be read.
+    """
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        with os_errors(f"cannot list {root / here}"), suppress(FileNotFoundError):
+            for entry in sorted(os.scandir(root / here), key=lambda entry: entry.name):
+                path = f"{here}/{entry.name}" if here else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                else:
+                    yield path, entry.stat(follow_symlinks=False)
+
+
+def require_size(path: Path, root: Path, size: int, *, says: str) -> None:
+    """StoreError unless it is a regular file of this many bytes.
+
+    says: where they are from, such as `its index`
+    """
+    with open_inside(path, root) as file:
+        there = os.fstat(file.fileno()).st_size
+    if there != size:
+        raise StoreError(f"{path} has {there:,} bytes, {says} says {size:,}: it was changed or cut off")
+
+
+def read_inside(path: Path, root: Path | None = None, *, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes; raises as `open_inside` does."""
+    with open_inside(path, root, limit=limit) as file:
+        return file.read(limit)
+
+
 def read_json(path: Path, root: Path | None = None) -> Any:
     """The content of a JSON file, of at most `MOST_JSON` bytes.
 
@@ -207,10 +321,8 @@ def read_json(path: Path, root: Path | None = None) -> Any:
 
     StoreError if it cannot be read or is not JSON.
     """
-    with os_errors(f"cannot read {path}"):
-        data = read_inside(path, root, limit=MOST_JSON)
     try:
-        return decode(data)
+        return decode(read_inside(path, root, limit=MOST_JSON))
     except ValueError as error:
         raise StoreError(f"{path} is not JSON that hookrun reads: {error}") from error
 
@@ -226,12 +338,8 @@ def read_lines(
     root:  the run directory, below which no link is followed; the file's own folder unless given
     notes: gets a note on a last line that is cut off
     """
-    try:
-        size = size_inside(path, root)
-        if size > MOST_LINES:
-            message = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
-            raise StoreError(f"cannot read {path}: {message}")
-        for number, (line, record) in enumerate(decoded_lines(path, root), start=1):
+    with suppress(MissingFile):
+        for number, (line, record) in enumerate(decoded_lines(path, root, limit=MOST_LINES), start=1):
             if not line:
                 message = f"longer than the {MOST_LINE:,} bytes that are read"
                 raise StoreError(f"{path}, line {number}: {message}")
@@ -243,51 +351,25 @@ def read_lines(
                 notes.append(
                     f"{path}: the last line is cut off and left out; {number - 1} before it are whole"
                 )
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
 
 
 def decoded_lines(
-    path: Path, root: Path | None = None, *, most: int = MOST_LINE
+    path: Path, root: Path | None = None, *, most: int = MOST_LINE, limit: int | None = None
 ) -> Iterator[tuple[bytes, Any]]:
     """Each line of a file, and its value, or the ValueError that says why it is not JSON.
 
-    A line of more than `most` bytes is given as ``b""``. Raises OSError as `open_inside` does.
+    A line of more than `most` bytes is given as ``b""``, and not kept in memory. Raises as `open_inside` does.
     """
-    with open_inside(path, root) as file:
-        for lines in _lines_together(file, most):
-            yield from zip(lines, _values(lines), strict=True)
-
-
-def _lines_together(file: BinaryIO, most: int) -> Iterator[list[bytes]]:
-    """The lines of a file, some at a time; of a line that is longer than `most` bytes none is kept in memory."""
-    lines, size, is_rest = list[bytes](), 0, False
-    while piece := file.readline(most):
-        is_end = piece.endswith(b"\n") or len(piece) < most
-        if not is_rest:
-            lines.append(piece if is_end else b"")
-            size += len(piece)
-        is_rest = not is_end
-        if size >= BYTES_AT_ONCE:
-            yield lines
-            lines, size = [], 0
-    yield lines
-
-
-def _values(lines: Sequence[bytes]) -> list[Any]:
-    with suppress(ValueError):  # parsing many lines in one go takes a third of the time
-        values: list[Any] = decode(b"[" + b",".join(lines) + b"]")
-        if len(values) == len(lines):
-            return values
-    values = []
-    for line in lines:
-        try:
-            values.append(decode(line))
-        except ValueError as error:
-            values.append(ValueError(str(error)))  # without the line and the frames that the error keeps
-    return values
+    with open_inside(path, root, limit=limit) as file:
+        while line := file.readline(most):
+            piece = line
+            while len(piece) == most and not piece.endswith(b"\n"):
+                piece, line = file.readline(most), b""
+            try:
+                value = decode(line)
+            except ValueError as error:
+                value = error
+            yield line, value
 
 
 @contextmanager

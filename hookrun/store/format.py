@@ -37,9 +37,6 @@ CHECKPOINTS = "checkpoints"
 STATES = f"{CHECKPOINTS}/state_"
 """The paths of all files of resumable states begin with it."""
 
-UNFINISHED = f"{CHECKPOINTS}/."
-"""The paths of an unfinished state, left by a process that was killed, begin with it."""
-
 INDEX = "index.jsonl"
 REPORT = "report.html"
 ERROR = "error.txt"
@@ -145,9 +142,9 @@ def decode(text: bytes) -> Any:
     opened = text.count(b"[") + text.count(b"{")
     if opened + text.count(b",") > MOST_VALUES:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")
-    whole = _whole if _LONG.search(text) else None  # calling our function for each number takes time
+    parse = _parse_long if _LONG.search(text) else _parse  # calling our function for each number takes time
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_int=whole)
+        value = parse(text.decode())
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if opened > MOST_DEPTH:
@@ -186,13 +183,15 @@ def _require_shallow(value: Any) -> None:
     raise ValueError(_TOO_DEEP)
 
 
+_parse = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_parse_long = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole).decode
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return f"\\{value}" if value.endswith(_ENDS) and value.lstrip("\\") in _WORDS else value
     if value is None or isinstance(value, bool | int):
         return value
-    if type(value) is dict:  # nearly always
-        return {key if type(key) is str else _key(key): _plain(item) for key, item in value.items()}
     if isinstance(value, float):
         if math.isfinite(value):
             return value

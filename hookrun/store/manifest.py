@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import MOST_LISTED, listed
 from hookrun.store.captures.shard import index_names
-from hookrun.store.files import StoreError, os_errors, os_reason, read_lines, write_json
+from hookrun.store.files import (
+    StoreError,
+    kind_of,
+    listed_inside,
+    open_inside,
+    read_lines,
+    require_size,
+    write_json,
+)
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
-from hookrun.store.inside import kind_of, listed_inside, open_inside, size_inside
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
     from hookrun.store.captures.tensor_file import Crc32
-
-BLOCK = 1 << 20
 
 
 def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
@@ -105,10 +110,7 @@ def require_unchanged(path: Path, root: Path, size: int, sha256: str, *, says: s
 
     says: where the expected ones are from
     """
-    with os_errors(f"cannot read {path}"):
-        there = size_inside(path, root)
-    if there != size:  # before it is read: it may have become very large
-        raise StoreError(f"{path} has {there:,} bytes, {says} says {size:,}")
+    require_size(path, root, size, says=says)  # before it is read: it may have become very large
     actual = hashed(path, root)[1]
     if actual != sha256:
         message = f"its SHA-256 is {actual[:12]}…, {says} says {sha256[:12]}…"
@@ -117,18 +119,13 @@ def require_unchanged(path: Path, root: Path, size: int, sha256: str, *, says: s
 
 def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
-    digest, size = hashlib.sha256() if digest is None else digest, 0
-    with os_errors(f"cannot read {path}"), open_inside(path, root) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
+    digest = hashlib.sha256() if digest is None else digest
+    with open_inside(path, root) as file:
+        hashlib.file_digest(file, lambda: digest)  # type: ignore[arg-type, return-value]  # it needs `update` alone
+        return file.tell(), digest.hexdigest()
 
 
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    try:
-        for path, info in listed_inside(folder):
-            if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
-                yield path, info
-    except OSError as error:
-        raise StoreError(f"cannot list {error.filename or folder}: {os_reason(error)}") from error
+    for path, info in listed_inside(folder):
+        if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
+            yield path, info

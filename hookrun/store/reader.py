@@ -26,10 +26,10 @@ from hookrun.store.captures.read import (
     read_captures,
 )
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
-from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
+from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
+from hookrun.store.comparison import By, Cka, compare_captures, reasons, records
 from hookrun.store.effects import Effects, read_effects
-from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
+from hookrun.store.files import StoreError, collector_paused, is_there, os_reason, read_lines, replacing
 from hookrun.store.format import (
     ATTRIBUTIONS,
     CAPTURES,
@@ -48,10 +48,11 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
-from hookrun.store.inside import is_there
 from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
+    MOST_LISTED,
     STREAMS,
+    Comparison,
     EnvRecord,
     FaultLine,
     GenerationLine,
@@ -70,7 +71,7 @@ from hookrun.store.run_dir import cut_off
 from hookrun.store.stored_config import data_used, read_yaml
 
 if TYPE_CHECKING:
-    from hookrun.spec.experiment import Data
+    pass
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
@@ -152,10 +153,7 @@ class Run:
         `delta`: by how much a sample's attributions miss the difference of its scores. Empty if the run has none.
         """
         path = self.path / ATTRIBUTIONS
-        if not is_there(path):
-            return {}
-        with open_tensors(path, self.path) as file:
-            return {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        return read_tensors(path, self.path)[0] if is_there(path) else {}
 
     @cached_property
     def effects(self) -> Effects:
@@ -218,13 +216,8 @@ class Run:
         """The description of the data that the run used, from its configuration; raises as `labels` does."""
         from hookrun import data
 
-        used, split, _ = self._data_used()
+        used, split, _ = data_used(self.config, self.path / CONFIG)
         return data.describe(used, self._split() or split)
-
-    def _data_used(self) -> tuple[Data, Split, int]:
-        if not self.config:
-            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
-        return data_used(self.config, self.path / CONFIG)
 
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the labels of the samples [n], read again from the data that the run used.
@@ -241,7 +234,7 @@ class Run:
         """As `labels`; if the positions [n] of tokens are not -1, the targets there."""
         from hookrun import data
 
-        used, of_task, seed = self._data_used()
+        used, of_task, seed = data_used(self.config, self.path / CONFIG)
         samples = data.load(used, split or self._split() or of_task, seed=seed)
         outside = (sample_ids < 0) | (sample_ids >= len(samples))
         if outside.any():
@@ -278,12 +271,11 @@ class Run:
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
             )
-        order = torch.cat([(splits == part).nonzero().squeeze(1) for part in splits.unique()])
         by_split = [
             self._labels(ids[splits == part], positions[splits == part], SPLITS[part])
             for part in splits.unique().tolist()
         ]
-        return torch.cat(by_split)[order.argsort()]
+        return torch.cat(by_split)[splits.argsort(stable=True).argsort()]
 
     def dataset(self, capture: StoredCapture) -> Dataset[tuple[Tensor, ...]]:
         """The rows of a capture with the labels of their samples, for training a probe.
@@ -332,8 +324,7 @@ class Run:
         """
         run = other if isinstance(other, Run) else open_run(other)
         first, captures, unpaired = compare_captures(
-            in_order(self.captures, self.path / CAPTURES),
-            in_order(run.captures, run.path / CAPTURES),
+            self.captures,
             run.captures,
             self.samples.by_sample,
             by=by,
@@ -347,7 +338,7 @@ class Run:
         )
         weights, weights_of = records.weights(file, other_file, tolerance)
         here, there = (records.predicted(each.samples, each.generations) for each in (self, run))
-        return Comparison(
+        comparison = Comparison.model_construct(
             run=str(self.path),
             other=str(run.path),
             first=first,
@@ -365,6 +356,7 @@ class Run:
             plan=records.differing(records.plan(self.plan), records.plan(run.plan)),
             config=records.differing(self.config, run.config),
         )
+        return comparison.model_copy(update={"reasons": reasons(comparison)})
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
@@ -407,7 +399,7 @@ class Run:
             for name in target.get("names", [])
         }
         with collector_paused():
-            return read_captures(folder, read_index(folder)[0], stored_as, self.samples)
+            return read_captures(folder, read_index(folder), stored_as, self.samples)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

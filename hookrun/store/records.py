@@ -36,6 +36,9 @@ MOST_TEXT = 2**20
 MOST_COUNT = 2**53
 """The largest count of rows, bytes, parameters or steps: integers up to this one are exact as floats too."""
 
+MOST_LISTED = 1_000
+"""The statistics of a comparison that are listed, and the captures in compare.json."""
+
 Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
 Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
@@ -194,8 +197,22 @@ class HooksRecord(Record):
     sites: Listing[SiteRecord] = []
 
 
-class ComparisonRecord(Record):
-    """compare.json: two runs, or `jobs`, the name of a job -> its comparison, for two sweeps."""
+class Comparison(Record):
+    """How a run differs from another one, or the jobs of two sweeps. Each list is a table: a mapping for each row.
+
+    run, other:  their directories
+    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
+                 two may be None; None: no captured value differs by more than the tolerance
+    reasons:     what differs in the results, in words; empty if nothing does
+    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
+                 of execution
+    unpaired:    captures of one of the runs only
+    metrics:     each metric of both
+    predictions: what `comparison.records.predictions` returns
+    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
+    statistics, plan, config: values that differ; plan and configuration are not results
+    jobs:        for two sweeps: the name of a job -> its comparison
+    """
 
     run: Text = ""
     other: Text = ""
@@ -210,7 +227,12 @@ class ComparisonRecord(Record):
     statistics: Listing[Any] = []
     plan: Listing[Any] = []
     config: Listing[Any] = []
-    jobs: dict[Name, ComparisonRecord] = {}
+    jobs: dict[Name, Comparison] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of compare.json for two runs; all captures are in compare.csv."""
+        tables = {name: value for name, value in vars(self).items() if name != "jobs"}
+        return {**tables, "captures": self.captures[:MOST_LISTED]}
 
 
 class EnvRecord(Record):
@@ -329,7 +351,14 @@ class HydraRecord(Record):
     config_name: Annotated[Name | None, Field(validation_alias=AliasPath("job", "config_name"))] = None
 
 
-class SampleLine(Record):
+class OfSample(Record):
+    """A line about one sample."""
+
+    sample: Count
+    split: Name
+
+
+class SampleLine(OfSample):
     """A line of samples.jsonl: the file, class or tokens of a sample. A path may be as long as the file system allows.
 
     tokens:  of a sequence, without its padding
@@ -340,8 +369,6 @@ class SampleLine(Record):
     A file has many lines: pydantic would make a deep copy of each default that is a list.
     """
 
-    split: Name
-    sample: Count
     file: Text = ""
     label: Annotated[Text | None, Field(alias="class")] = None
     predicted_class: Text | None = None
@@ -358,11 +385,9 @@ class TokenLine(Record):
     text: Text
 
 
-class PictureLine(Record):
+class PictureLine(OfSample):
     """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
 
-    split: Name
-    sample: Count
     png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
 
 
@@ -373,15 +398,13 @@ TokenScore = Annotated[tuple[Count, Text | None, float], Field(strict=False)]
 """Id, text and probability of a token."""
 
 
-class LensLine(Record):
+class LensLine(OfSample):
     """A line of lens.jsonl: the tokens that a part of the model predicts at a position of a sample.
 
     layer: None if the part is before or after all layers
     top:   the tokens with the highest scores; for a contribution, probabilities are computed from its scores alone
     """
 
-    sample: Count
-    split: Name
     part: Name
     kind: Literal["residual", "layers", "heads"]
     layer: Count | None
@@ -403,7 +426,7 @@ Probable = Annotated[list[TokenScore], FailFast(), Field(max_length=100)]
 Ending = Literal["length", "end"]
 
 
-class GenerationLine(Record):
+class GenerationLine(OfSample):
     """A line of generations.jsonl: the continuation of a prompt, and the one without hooks if both were generated.
 
     reason:   `length`: the limit on new tokens was reached; `end`: the last one is an end token
@@ -411,8 +434,6 @@ class GenerationLine(Record):
     kl_first: KL divergence of the first new token's distribution with hooks from that without, in nats
     """
 
-    sample: Count
-    split: Name
     prompt: Text | None
     prompt_ids: Tokens
     text: Text | None
@@ -454,13 +475,13 @@ def checked(value: Any, model: type[T]) -> T:
 def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
     """The content of a JSON file directly in a run directory. StoreError if it does not fit the model."""
     content: dict[str, Any] = read_json(path)
-    _fitting(path, content, model)
+    fitting(path, content, model)
     return content
 
 
 def typed_record(path: Path, model: type[R]) -> R:
     """The content of a JSON file directly in a run directory, as a record. StoreError if it does not fit the model."""
-    return _fitting(path, read_json(path), model)
+    return fitting(path, read_json(path), model)
 
 
 def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
@@ -470,12 +491,13 @@ def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
     """
     lines = list[dict[str, Any]]()
     for number, record in read_lines(path):
-        _fitting(f"{path}, line {number}", record, model)
+        fitting(f"{path}, line {number}", record, model)
         lines.append(record)
     return lines
 
 
-def _fitting(place: Path | str, content: Any, model: type[R]) -> R:
+def fitting(place: Path | str, content: Any, model: type[T]) -> T:
+    """The content as a record or a dataclass. StoreError, with the place of the content, if it does not fit."""
     try:
         return checked(content, model)
     except ValueError as error:
@@ -484,7 +506,7 @@ def _fitting(place: Path | str, content: Any, model: type[R]) -> R:
 
 def first_problem(error: ValidationError) -> str:
     """Such as ``found a str, expected an integer (entries.0.rows)``; without the value, which may be very long."""
-    details = error.errors(include_url=False, include_context=False)
+    details = error.errors(include_url=False)
     first = details[0]
     where = ".".join(_short(part) for part in first["loc"])
     kind = type(first["input"]).__name__
@@ -494,6 +516,8 @@ def first_problem(error: ValidationError) -> str:
             message = f"it has no {where.rpartition('.')[2]}"
         case "model_type" | "dict_type" | "dataclass_type":
             message = f"found {given}, expected a mapping"
+        case "value_error":
+            message = str(first["ctx"]["error"])
         case kind if kind.endswith("_type"):
             message = f"found {given}: {first['msg'].lower()}"
         case _:

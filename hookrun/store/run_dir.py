@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
     StoreError,
+    listed_inside,
     make_folder,
     os_errors,
     os_reason,
@@ -50,9 +52,8 @@ from hookrun.store.format import (
     decode,
     encode,
 )
-from hookrun.store.inside import listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
-from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
+from hookrun.store.records import STREAMS, Status, fitting, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
 from hookrun.trust import of_environment
 from hookrun.version import __version__
@@ -96,10 +97,7 @@ class RunDir:
         self.path = path
         self.buffer = buffer
         self.ranks = ranks
-        try:
-            self.reached = checked(position or {}, PositionRecord)
-        except ValueError as error:
-            raise StoreError(f"{path}: not a position of a run directory: {error}") from error
+        self.reached = fitting(f"{path}: not a position of a run directory", position or {}, PositionRecord)
         self.batches = self.reached.batches
         self._before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         self.checkpoints = path / CHECKPOINTS
@@ -153,13 +151,7 @@ class RunDir:
 
         on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        mine = {
-            name: self._writers[name].position()
-            if name in self._writers
-            else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
-            for name, before in self._before.items()
-        }
-        of_ranks = self.ranks.gathered(mine)
+        of_ranks = self.ranks.gathered({name: self._writer(name).position() for name in self._before})
         if not self.ranks.is_main:
             return {}
         position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
@@ -266,13 +258,9 @@ class RunDir:
 
     def take_kept(self) -> None:
         """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank must call it."""
-        if self.ranks.several:
-            kept = self.ranks.gathered(self._kept)
-            self._kept = []
-            if self.ranks.is_main:
-                for lines in kept[1:]:
-                    for stream, line in lines:
-                        self.append(stream, [line])
+        kept, self._kept = self.ranks.gathered(self._kept), []
+        for stream, line in chain.from_iterable(kept[1:]) if self.ranks.is_main else ():
+            self.append(stream, [line])
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
@@ -302,10 +290,7 @@ class RunDir:
     @property
     def shards(self) -> int:
         """The number of shards of captures and predictions on the disk, with those of earlier processes of the run."""
-        return sum(
-            self._writers[name].shards if name in self._writers else reached.of_rank(self.ranks.rank).shards
-            for name, reached in self._before.items()
-        )
+        return sum(self._writer(name).shards for name in self._before)
 
     def close(self) -> None:
         """Write what is buffered to the disk and close every file; the status is not changed."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.config.validation import problems_of
 from hookrun.data.info import ALL, SPLITS, Split
 from hookrun.errors import SpecError
-from hookrun.store.files import StoreError, os_reason
-from hookrun.store.inside import read_inside
+from hookrun.store.files import MissingFile, StoreError, read_inside
 
 if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
@@ -36,10 +35,8 @@ def read_yaml(path: Path, root: Path) -> Any:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
         check_text(text)
         return OmegaConf.to_container(parsed(text), resolve=False)
-    except FileNotFoundError:
+    except MissingFile:
         return None
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
     except RecursionError as error:
         raise StoreError(f"{path} nests too deep for a configuration") from error
     except (ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
@@ -66,7 +63,7 @@ def data_used(config: Mapping[str, Any], path: Path) -> tuple[Data, Split, int]:
     if split == ALL:
         split = SPLITS[0]
     if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
-        raise StoreError(f"{path} does not say which data was used: it needs task, task.split and seed")
+        raise StoreError(f"{path} does not say which data was used: it has no task, task.split or seed")
     try:
         if isinstance(data, Mapping) and "${" in str(data):
             data = resolved(OmegaConf.create(dict(config)).data)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hookrun.store.captures.shard import Shard, index_names, read_index
-from hookrun.store.files import StoreError, os_errors, read_json, read_lines
+from hookrun.store.files import MissingFile, StoreError, is_there, listed_inside, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -25,9 +25,7 @@ from hookrun.store.format import (
     PREDICTIONS,
     STATES,
     STATUS,
-    UNFINISHED,
 )
-from hookrun.store.inside import is_there, listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, require_unchanged
 from hookrun.store.reader import open_run
 from hookrun.store.records import STREAMS, Status, read_record
@@ -89,9 +87,7 @@ def verify(path: Path) -> Verified:
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
-            indexed, cut_lines = read_index(folder / name)
-            notes += cut_lines
-            shards |= {f"{name}/{shard.file}": shard for shard in indexed}
+            shards |= {f"{name}/{shard.file}": shard for shard in read_index(folder / name, notes)}
     manifest = None
     if sha256 := status.get("manifest"):
         with findings.judging(MANIFEST):
@@ -103,8 +99,7 @@ def verify(path: Path) -> Verified:
     elif note := _ending(status):
         findings.notes.append(("", note))
     if manifest is None:
-        _judge_by_indexes(findings, shards)
-        _judge_json(findings)
+        _judge_each_file(findings, shards)
     if status.get("status") == "done":  # a finished run has no incomplete lines
         for name, note in findings.notes:
             if name:
@@ -156,8 +151,7 @@ def _judge_states(findings: _Findings) -> None:
     """Check the resumable states of a finished run, which the manifest leaves out, and that nothing else lies there."""
     folder = findings.folder
     with findings.judging(CHECKPOINTS):
-        with os_errors(f"cannot list {folder / CHECKPOINTS}"):
-            below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
+        below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
         names = state_names(folder)
         known = {f"{CHECKPOINTS}/{name}/{file}" for name in names for file in FILES}
         for path in sorted(below - known):
@@ -167,32 +161,27 @@ def _judge_states(findings: _Findings) -> None:
                 read_state(folder, name)
 
 
-def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
+def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> None:
+    """Check the shards by their indexes, and that every JSON file, and every line of the files of lines, parses."""
     folder = findings.folder
     for name in (CAPTURES, PREDICTIONS):
         if f"{name}/{INDEX}" in findings.faults:
             continue  # which shards it names is unknown
         with findings.judging(name):
             known = {*shards, *(f"{name}/{index}" for index in index_names(folder / name))}
-            with os_errors(f"cannot list {folder / name}"):
-                there = [path for path, _ in listed_inside(folder, name)]
-            strange = [path for path in there if path not in known and not path.startswith(UNFINISHED)]
-            findings.notes += [(path, f"{folder / path} is in no index") for path in strange]
+            there = [path for path, _ in listed_inside(folder, name)]
+            findings.notes += [
+                (path, f"{folder / path} is in no index") for path in there if path not in known
+            ]
     for name, shard in shards.items():
         with findings.judging(name):
             path = folder / name
             if not is_there(path):
                 raise StoreError(f"{path} is missing")
             require_unchanged(path, folder, shard.bytes, shard.sha256, says="its index")
-
-
-def _judge_json(findings: _Findings) -> None:
-    """Check that every JSON file, and every line of the files of lines, parses."""
-    folder = findings.folder
     for name in (PLAN, ENV, MODEL, HOOKS):
-        with findings.judging(name):
-            if is_there(folder / name):
-                read_json(folder / name)
+        with findings.judging(name), suppress(MissingFile):
+            read_json(folder / name)
     for name in (*STREAMS, PICTURES):
         with findings.judging(name) as notes:
             for _ in read_lines(folder / name, notes=notes):

@@ -6,15 +6,14 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.compose import plain, users_part
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, Composition, numbered
 from hookrun.config import root_of
@@ -30,17 +29,21 @@ MOST_KEPT = 1_000
 """The most configurations that a sweep keeps in memory; the jobs after these are composed again when they run."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ComposedJob:
     """One job of a sweep.
 
     app, sweep:     what composes it: the configuration of the sweep
     cfg:            its configuration with Hydra's section; None if it is not kept
-    config:         the hash that identifies it when the sweep is resumed; "" if it has an error, or was not composed
+    config:         the hash that identifies it when the sweep is resumed; "" if it was not composed
     is_hooked:      whether its hooks are installed; false for `hooked: false`
     wants_baseline: whether it has hooks and is to be compared with the same job without them
     has_number:     whether the user's part of the configuration refers to the number of the job
-    error:          why it does not compose or resolve, else None
+    error:          why it does not compose, else None
+    number:         its `hydra.job.num`
+    name:           of a resumed sweep, its directory, relative to the sweep's; None: `hydra.sweep.subdir` gives it
+    exit_code:      of a job that has finished before; it is not run again
+    run_dir:        its directory, which is known when it has been validated
     """
 
     app: App
@@ -52,21 +55,22 @@ class ComposedJob:
     wants_baseline: bool = False
     has_number: bool = False
     error: SpecError | None = None
+    number: int = 0
+    name: str | None = None
+    exit_code: int | None = None
+    run_dir: Path = Path()
 
-    def configuration(self, number: int, name: str | None = None) -> DictConfig:
-        """The configuration with which the job runs.
-
-        number: its `hydra.job.num`
-        name:   its directory, relative to the sweep's; None: the one that `hydra.sweep.subdir` gives
-        """
+    def configuration(self) -> DictConfig:
+        """The configuration with which the job runs."""
         if self.cfg is None:
-            cfg = self.app.job_config(self.sweep, self.overrides, number)
+            with explained(command_of(self.app, self.sweep, self.overrides)):
+                cfg = self.app.job_config(self.sweep, self.overrides, self.number)
         else:
-            cfg = numbered(copy.deepcopy(self.cfg), number)
-        if name is not None:
+            cfg = numbered(copy.deepcopy(self.cfg), self.number)
+        if self.name is not None:
             with read_write(cfg.hydra), open_dict(cfg.hydra):
-                cfg.hydra.sweep.subdir = literal(name)
-                cfg.hydra.overrides.hydra.append(subdir_override(name))
+                cfg.hydra.sweep.subdir = literal(self.name)
+                cfg.hydra.overrides.hydra.append(subdir_override(self.name))
         return cfg
 
 
@@ -82,28 +86,13 @@ def command_of(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compositi
 
 
 def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> ComposedJob:
-    """One job of the sweep `cfg`, with an `error` if its values do not resolve.
-
-    Raises SpecError if it does not compose.
-    """
+    """One job of the sweep `cfg`. Raises SpecError if it does not compose."""
     with explained(command_of(app, cfg, overrides)):
         job = app.job_config(cfg, overrides, 0)
-        users = users_part(job)
-    try:
-        config = without_directory(users, cast(Any, job.hydra))
-    except SpecError as error:
-        return ComposedJob(app, cfg, overrides, job, error=error)
-    is_hooked = config.get(HOOKED) is not False
-    return ComposedJob(
-        app,
-        cfg,
-        overrides,
-        job,
-        config=hash_of(config),
-        is_hooked=is_hooked,
-        wants_baseline=is_hooked and bool(config.get("hooks")) and config.get("baseline") is True,
-        has_number="${hydra:job." in str(OmegaConf.to_container(users, resolve=False)),
-    )
+        is_hooked = job.get(HOOKED) is not False
+        wants_baseline = is_hooked and bool(job.get("hooks")) and job.get("baseline") is True
+    has_number = "${hydra:job." in str(written(job))
+    return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, wants_baseline, has_number)
 
 
 def jobs_of(
@@ -125,7 +114,9 @@ def jobs_of(
             job = ComposedJob(app, cfg, overrides, error=error)
         refused += job.error is not None
         composed += 1
-        return job if composed <= MOST_KEPT else replace(job, cfg=None)
+        if composed > MOST_KEPT:
+            job.cfg = None
+        return job
 
     jobs = [compose(overrides) for overrides in named]
     unhooked = {_without_hooks(job.overrides): job for job in reversed(jobs) if not job.is_hooked}
@@ -139,36 +130,29 @@ def jobs_of(
             ]
             baselines.setdefault(key, [*kept, f"{HOOKED}=false"])
     different = [job for job in jobs if job.is_hooked or unhooked[_without_hooks(job.overrides)] is job]
-    return [*map(compose, baselines.values()), *different]
+    listed = [*map(compose, baselines.values()), *different]
+    for number, job in enumerate(listed):
+        job.number = number
+    return listed
 
 
 def _without_hooks(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for text in overrides if not is_about_hooks(text))
 
 
-def hash_of(config: Mapping[str, Any]) -> str:
-    """The hash of a configuration from `without_directory`; `hooked: true`, the default, does not change it."""
-    told = {key: value for key, value in config.items() if key != HOOKED or value is not True}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+def written(cfg: DictConfig) -> dict[str, Any]:
+    """The user's part of a configuration, with its interpolations as they are written."""
+    content: Any = OmegaConf.to_container(cfg, resolve=False)
+    return {key: value for key, value in content.items() if key != "hydra"}
 
 
-def without_directory(users: DictConfig, hydra: Any) -> dict[str, Any]:
-    """The configuration, resolved as if the job had the number 0 and no directory, which do not identify it.
+def hash_of(cfg: DictConfig) -> str:
+    """The hash by which a resumed sweep knows a job: of the user's part of its configuration, with interpolations.
 
-    users: the user's part of the configuration
-    hydra: Hydra's section
+    It depends neither on the number nor on the directory of the job, nor on `hooked: true`, which is the default.
     """
-    section: Any = OmegaConf.to_container(hydra, resolve=False)
-    section["job"] |= {"num": 0, "id": "0"}
-    section["sweep"] |= {"dir": ".", "subdir": "."}
-    section["runtime"]["output_dir"] = "."
-    holder: Any = HydraConfig.instance()
-    outer = holder.cfg
-    holder.cfg = OmegaConf.create({"hydra": section}, flags={"allow_objects": True})
-    try:
-        return plain(users)
-    finally:
-        holder.cfg = outer
+    told = {key: value for key, value in written(cfg).items() if key != HOOKED or value is not True}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def subdir_of(config: DictConfig) -> str:

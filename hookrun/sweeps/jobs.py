@@ -30,10 +30,10 @@ from hookrun.store.files import StoreError, replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.records import Status, read_record
-from hookrun.sweeps.composed_jobs import hash_of, without_directory
+from hookrun.sweeps.composed_jobs import hash_of
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.resumed import refuse_links
-from hookrun.terminal import words
+from hookrun.terminal import waiting_for, words
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ class SweepJob:
                 None: each job may have its own
     needs:      need -> the directory of its run
     previous:   the directory of the run before the sweep; None: no experiment refers to it
-    go_on:      whether the sweep is resumed, so that its directory holds jobs already
-    begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
+    begun:      of a resumed sweep, the directories of the jobs in it, relative to its own; None for a new sweep
     anyway:     whether they are resumed even if their state is of another model, data or version
     stop:       a file that a failed job creates and that keeps other jobs from starting; None: the others run
     lines:      prints a line for the job; None: the job prints all that a single run prints
@@ -161,8 +160,7 @@ class SweepJob:
     goal: Goal | None = None
     needs: Mapping[Need, str | None] = field(default_factory=dict)
     previous: str | None = None
-    go_on: bool = False
-    begun: frozenset[str] = frozenset()
+    begun: frozenset[str] | None = None
     anyway: bool = False
     stop: Path | None = None
     lines: JobLines | None = None
@@ -203,10 +201,10 @@ class SweepJob:
         """
         name = os.path.relpath(run_dir, sweep_dir)
         try:
-            if self.go_on:
+            if self.begun is not None:
                 refuse_links(sweep_dir, name)  # before anything is written, in this process too
             with sole_writer(run_dir, within=sweep_dir):
-                is_begun = name in self.begun and (run_dir / STATUS).exists()
+                is_begun = name in (self.begun or ()) and (run_dir / STATUS).exists()
                 return _attempt(
                     run_dir, lambda: self._run(cfg, run_dir, is_begun), says_page=self.lines is None
                 )
@@ -218,14 +216,13 @@ class SweepJob:
         from hookrun import tasks
 
         if not go_on:
-            if self.go_on and (run_dir / STATUS).exists():
+            if self.begun is not None and (run_dir / STATUS).exists():
                 raise spec_error(
                     "hydra.sweep.subdir",
                     f"{run_dir} holds a run that was not there when the sweep began",
                     "wait until it has ended, and try again",
                 )
-            identity = hash_of(without_directory(cfg, HydraConfig.get()))
-            write_json(run_dir / JOB, {"config": identity}, flushes_folder=False)  # the status flushes it
+            write_json(run_dir / JOB, {"config": hash_of(cfg)}, flushes_folder=False)  # the status flushes it
         from hookrun.tasks.run.endings import in_this_process
 
         try:
@@ -285,6 +282,20 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
             OmegaConf.update(config, where, literal(path), force_add=True)
     with replacing(stored) as file:
         file.write(OmegaConf.to_yaml(config).encode())
+
+
+def import_torch() -> None:
+    """Import torch, which takes most of the time before a run starts; the progress line says so meanwhile."""
+    if "torch" in sys.modules:
+        return
+    waiting_for("importing torch")
+    was_enabled = gc.isenabled()
+    gc.disable()  # a fifth of a second: almost nothing that an import creates can be freed
+    try:
+        import torch  # noqa: F401
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def free_job_memory() -> None:

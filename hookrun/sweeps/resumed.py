@@ -11,15 +11,15 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 
 from hookrun.compose import hydra_section
-from hookrun.compose.hydra import parse_override
+from hookrun.compose.hydra import numbered, parse_override
 from hookrun.compose.overrides import LATEST, RESUME, latest_in
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal
@@ -31,12 +31,12 @@ from hookrun.store.format import HYDRA, JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
 from hookrun.store.records import HydraRecord, JobRecord, Status, checked, read_record
 from hookrun.store.run_dir import OUTPUTS, outputs_folder
+from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, subdir_of
 
 SWEEPS = "multirun"
 MOST_SHOWN = 200
 _SAID_BY_RESUME = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Stored settings that `resume` itself decides."""
-_SUBDIR = "hydra.sweep.subdir"
 _INSIDE = re.compile(r"(?![/.])(?:[\w=,+./-]|\$\{hydra\.job\.(?:num|id)\})+")
 """The `subdir` of a job whose directory is inside that of its sweep."""
 
@@ -144,7 +144,7 @@ def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> 
         return
     if hydra_section.is_open(key) and isinstance(value, str):
         return
-    if key == _SUBDIR and _INSIDE.fullmatch(str(value)) and ".." not in str(value):
+    if key == SUBDIR and _INSIDE.fullmatch(str(value)) and ".." not in str(value):
         return
     reasons = ["cannot be chosen in a file"]
     if key.startswith("hydra."):
@@ -160,47 +160,57 @@ _FINISHED = ("done", "stopped")
 """The statuses of jobs that are not resumed: a run that a check stopped would stop there again."""
 
 
-@dataclass(frozen=True)
-class KnownJob:
-    """A job that was started before.
-
-    name:      its directory, relative to the sweep's
-    exit_code: of a job that has finished; None for a job that was killed, failed or was interrupted, and is resumed
-    """
-
-    name: str
-    exit_code: int | None
-
-
 class JobDirectories:
     """The jobs in the directory of a sweep that is resumed; each job is taken once.
 
-    begun: the directories of its jobs, relative to the sweep's
-    used:  those, and the directories of new jobs
+    found: directory, relative to the sweep's -> the hash of its job, and the exit code of one that has finished
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that cannot be identified, or that another process still runs."""
-        self._jobs = defaultdict[str, list[KnownJob]](list)
-        self.used = set[str]()
+        self._folder = folder
+        self.found = dict[str, tuple[str, int | None]]()
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
         for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
-            name = path.relative_to(folder).as_posix()
             if (path / JOB).exists() or (path / STATUS).exists():
-                self.used.add(name)
-                config, job = _known_job(path, name)
-                self._jobs[config].append(job)
-        self.begun = frozenset(self.used)
+                self.found[path.relative_to(folder).as_posix()] = _known_job(path)
+        self._left, self._used = defaultdict[str, list[str]](list), set(self.found)
+        for name, (config, _) in self.found.items():
+            self._left[config].append(name)
 
-    def take(self, config: str) -> KnownJob | None:
-        """Take the next job with that hash; None if there is no such job left."""
-        jobs = self._jobs.get(config)
-        return jobs.pop(0) if jobs else None
+    def place(self, jobs: Sequence[ComposedJob]) -> None:
+        """Set the directories of the jobs: of one that was started before its own, of a new one the next free one.
+
+        Raises SpecError if there is none, or if a job would write through a symbolic link.
+        """
+        new = list[tuple[ComposedJob, DictConfig]]()
+        for job in jobs:
+            if names := self._left[job.config]:
+                job.name = names.pop(0)
+                job.exit_code = self.found[job.name][1]
+                job.number = int(job.name) if job.name.isdecimal() else job.number
+            elif job.config:
+                new.append((job, job.configuration()))
+        # first those whose own directory is free
+        for job, config in sorted(new, key=lambda pair: subdir_of(pair[1]) in self._used):
+            while (name := subdir_of(config)) in self._used:
+                job.number += 1
+                if subdir_of(numbered(config, job.number)) == name:
+                    raise spec_error(
+                        SUBDIR,
+                        f"{name} is the directory of a job with another configuration",
+                        "let it hold ${hydra.job.num}",
+                    )
+            self._used.add(name)
+            job.name = name
+        for job in jobs:
+            if job.name is not None and job.exit_code is None:
+                refuse_links(self._folder, job.name)
 
     @property
     def left(self) -> int:
         """The number of jobs that were not taken."""
-        return sum(map(len, self._jobs.values()))
+        return sum(map(len, self._left.values()))
 
 
 def refuse_links(folder: Path, name: str) -> None:
@@ -229,8 +239,8 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _known_job(path: Path, name: str) -> tuple[str, KnownJob]:
-    """The hash of a job's configuration, and the job."""
+def _known_job(path: Path) -> tuple[str, int | None]:
+    """The hash of a job's configuration, and the exit code; None for one that was killed, failed or interrupted."""
     try:
         refuse_held(path)
         if not (path / JOB).exists():
@@ -246,4 +256,4 @@ def _known_job(path: Path, name: str) -> tuple[str, KnownJob]:
     except StoreError as error:
         raise spec_error(RESUME, str(error), f"remove {path}: the job is run again then") from error
     is_finished = status.get("status") in _FINISHED
-    return config, KnownJob(name, int(status.get("exit_code") or 0) if is_finished else None)
+    return config, int(status.get("exit_code") or 0) if is_finished else None

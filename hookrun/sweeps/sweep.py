@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,11 +46,10 @@ from hookrun.store.format import MULTIRUN, STATUS, SWEEP
 from hookrun.store.run_dir import outputs_folder, update_latest
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
-from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, make_page
+from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, import_torch, make_page
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.needs import NeededRuns, with_found_runs
 from hookrun.sweeps.resumed import SWEEPS, JobDirectories
-from hookrun.sweeps.waiting import import_torch
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 STOP = ".stop"
@@ -113,17 +111,24 @@ def sweep(
         named = app.jobs(cfg)
     needs = NeededRuns(command, trust)
     swept = frozenset(key_of(each.get_key_element()) for each in app.swept(cfg) if each.is_sweep_override())
-    lines = None if verbose else JobLines(swept)
-    sweep_job = SweepJob(
-        trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None, lines=lines
+    known = JobDirectories(sweep_dir) if go_on else None
+    job = SweepJob(
+        trust,
+        begun=None if known is None else frozenset(known.found),
+        anyway=anyway,
+        stop=sweep_dir / STOP if fail_fast else None,
+        lines=None if verbose else JobLines(swept),
     )
+    run = SweepRun(app, cfg, sweep_dir, job, known)
     if named is None:
-        return _optimize(app, cfg, sweep_dir, sweep_job, needs)
+        return _optimize(run, needs)
     if not named:
         raise SpecError(_why_no_job(app, cfg))
-    jobs = jobs_of(app, cfg, named, MOST_REFUSED)
+    run.jobs = jobs = jobs_of(app, cfg, named, MOST_REFUSED)
+    if known is not None:
+        known.place(jobs)
     typed = [list(filter_overrides(job.overrides)) for job in jobs]
-    experiments, refused, shows = _validated(app, cfg, jobs, JobDirectories(sweep_dir) if go_on else None)
+    experiments, refused, shows = _validated(run, jobs)
     if not shows:
         _refuse_ranks(experiments.values())
     elif not is_main():  # only rank 0 prints the plan
@@ -139,11 +144,9 @@ def sweep(
             return _show([(each, " ".join(typed[number])) for number, each in experiments.items()], trust)
         print(message, flush=True)
     del experiments
-    with claimed(sweep_dir, RESUME if go_on else "hydra.sweep.dir"):
-        needs.make()
-        lines = None if lines is None else replace(lines, total=len(jobs))
-        job = replace(sweep_job, needs=needs.made, previous=previous, lines=lines)
-        return _launch(app, cfg, sweep_dir, job, jobs)
+    if job.lines is not None:
+        job.lines.total = len(jobs)
+    return _launch(run, needs, previous)
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
@@ -166,18 +169,18 @@ def _compile_differently(app: App, cfg: DictConfig) -> bool:
     )
 
 
-def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, needs: NeededRuns) -> int:
+def _optimize(run: SweepRun, needs: NeededRuns) -> int:
     """Run a sweep whose jobs are chosen by their objective; returns the exit code.
 
     The common configuration is checked here, and each job before it runs.
     """
+    app, cfg, trust = run.app, run.cfg, run.job.trust
     if cfg.get("baseline") is True:
         raise spec_error(
             "baseline",
             "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose",
             "run it beside the sweep: hooked=false, without -m",
         )
-    trust = sweep_job.trust
     experiment = parse_experiment(plain_run(numbered(copy.deepcopy(cfg), 0), *JOB_DIRECTORY))
     shows = task_of(experiment).shows
     if not shows:
@@ -193,11 +196,8 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
         for error in check_jobs(experiments, JobCache(SECONDS), trust=trust).values():
             raise error
     print(message, flush=True)
-    with claimed(sweep_dir, RESUME if sweep_job.go_on else "hydra.sweep.dir"):
-        needs.make()
-        prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
-        job = replace(sweep_job, goal=goal, needs=needs.made, previous=previous)
-        return _launch(app, cfg, sweep_dir, job, None)
+    prepare_sweeper(cfg, experiment.settings.seed)
+    return _launch(run, needs, previous, goal)
 
 
 def set_direction(cfg: DictConfig, goal: Goal) -> str:
@@ -242,14 +242,12 @@ def _is_typed(cfg: DictConfig, key: str) -> bool:
     return f"{_SWEEPER}.{key}" in map(key_of, typed)
 
 
-def prepare_sweeper(cfg: DictConfig, sweep_dir: Path, seed: int) -> None:
-    """Store the sweep's configuration, for `resume`, and give the sweeper the defaults of a sweep by hookrun.
+def prepare_sweeper(cfg: DictConfig, seed: int) -> None:
+    """Give the sweeper the defaults of a sweep by hookrun.
 
     A sweep goes on after failed jobs, unless a failure rate was typed. A sampler without a seed gets the experiment's,
     so that a resumed sweep chooses the same jobs again: those that have finished return their stored values.
     """
-    with replacing(sweep_dir / MULTIRUN) as file:
-        file.write(OmegaConf.to_yaml(cfg).encode())
     sweeper = cfg.hydra.sweeper
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
@@ -260,36 +258,37 @@ def prepare_sweeper(cfg: DictConfig, sweep_dir: Path, seed: int) -> None:
 
 
 def _validated(
-    app: App, cfg: DictConfig, jobs: Sequence[ComposedJob], known: JobDirectories | None
+    run: SweepRun, jobs: Sequence[ComposedJob]
 ) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
     """The experiment of each valid job, the error of each invalid job, and whether all valid jobs are only shown.
 
     Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
-
-    known: the jobs in the directory of a resumed sweep; None for a new sweep
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
-    sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
     for number, composed in enumerate(jobs):
-        before = None if known is None else known.take(composed.config)
-        is_finished = before is not None and before.exit_code is not None
-        if is_finished or not (composed.config or composed.error):
+        if composed.exit_code is not None or not (composed.config or composed.error):
             continue
         try:
             if composed.error is not None:
                 raise composed.error
-            job = composed.configuration(number)
+            job = composed.configuration()
             experiment = parse_experiment(plain_run(job, *JOB_DIRECTORY))
             if task_of(experiment).shows:
                 shown.add(number)
-                compose = partial(_job_config, app, cfg, number)
-                experiment = planned(experiment, composed.overrides, compose)
+                experiment = planned(
+                    experiment,
+                    composed.overrides,
+                    lambda overrides, job=composed: plain_run(  # type: ignore[misc]
+                        replace(job, overrides=overrides, cfg=None).configuration(), *JOB_DIRECTORY
+                    ),
+                )
             else:
-                run_dir = Path(job.hydra.runtime.output_dir)
-                if known is None:
-                    refuse_used(run_dir, "hydra.sweep.dir")
-                _refuse_directory(run_dir, job, sweep_dir, number, run_dirs.setdefault(run_dir, number))
+                composed.run_dir = Path(job.hydra.runtime.output_dir)
+                if composed.name is None:
+                    refuse_used(composed.run_dir, "hydra.sweep.dir")
+                first = run_dirs.setdefault(composed.run_dir, number)
+                _refuse_directory(composed.run_dir, job, run.sweep_dir, number, first)
         except SpecError as error:
             refused[number] = error
             if len(refused) >= MOST_REFUSED:
@@ -376,11 +375,6 @@ def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
     ]
 
 
-def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
-    with explained(command_of(app, cfg, overrides)):
-        return plain_run(app.job_config(cfg, overrides, number), *JOB_DIRECTORY)
-
-
 def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: int, first: int) -> None:
     """Raise SpecError for a directory that job #`first` has too, or outside the sweep's, as by a value ``../..``."""
     subdir = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
@@ -408,33 +402,30 @@ def _show(experiments: Iterable[tuple[Experiment, str]], trust: frozenset[str]) 
     return DONE
 
 
-def _launch(
-    app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, jobs: Sequence[ComposedJob] | None
-) -> int:
-    """Run the jobs and write the page of the sweep; returns the exit code.
-
-    jobs: every job; None where the sweeper chooses them while it runs
-    """
-    known = JobDirectories(sweep_dir) if job.go_on else None
-    if known is not None:
-        job = replace(job, begun=known.begun)
-    sweep_run = SweepRun(app, cfg, sweep_dir, known, goal=job.goal, fail_fast=job.stop is not None, jobs=jobs)
-    with os_errors(f"cannot remove {sweep_dir / STOP}"):  # an earlier start may have left it
-        (sweep_dir / STOP).unlink(missing_ok=True)
-    is_in_sweeps = sweep_dir.resolve().parent == outputs_folder().with_name(SWEEPS).resolve()
-    if is_in_sweeps and (note := update_latest(sweep_dir.resolve())):
-        print(note)
-    write_json(sweep_dir / SWEEP, {"jobs": None if jobs is None else len(jobs)})
-    try:
-        return _run_jobs(app, cfg, sweep_run, job)
-    except KeyboardInterrupt as interruption:
-        names = None if known is None else sweep_run.names
-        overrides = None if jobs is None else [each.overrides for each in jobs]
-        print(interrupted(interruption, sweep_dir, overrides, names), file=sys.stderr, flush=True)
-        raise
-    finally:
-        if job.go_on or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
-            make_page(sweep_dir)
+def _launch(run: SweepRun, needs: NeededRuns, previous: str | None, goal: Goal | None = None) -> int:
+    """Run the needs and the jobs, and write the page of the sweep; returns the exit code."""
+    sweep_dir, known = run.sweep_dir, run.known
+    with claimed(sweep_dir, "hydra.sweep.dir" if known is None else RESUME):
+        needs.make()
+        if known is not None and JobDirectories(sweep_dir).found != known.found:
+            raise spec_error(RESUME, f"another process has run jobs in {sweep_dir} meanwhile", "try again")
+        run.job = replace(run.job, goal=goal, needs=needs.made, previous=previous)
+        with os_errors(f"cannot remove {sweep_dir / STOP}"):  # an earlier start may have left it
+            (sweep_dir / STOP).unlink(missing_ok=True)
+        is_in_sweeps = sweep_dir.resolve().parent == outputs_folder().with_name(SWEEPS).resolve()
+        if is_in_sweeps and (note := update_latest(sweep_dir.resolve())):
+            print(note)
+        write_json(sweep_dir / SWEEP, {"jobs": None if run.jobs is None else len(run.jobs)})
+        with replacing(sweep_dir / MULTIRUN) as file:  # for `resume`; not every sweeper stores it
+            file.write(OmegaConf.to_yaml(run.cfg).encode())
+        try:
+            return _run_jobs(run)
+        except KeyboardInterrupt as interruption:
+            print(interrupted(interruption, sweep_dir, run.jobs or ()), file=sys.stderr, flush=True)
+            raise
+        finally:
+            if known is not None or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
+                make_page(sweep_dir)
 
 
 @contextmanager
@@ -451,36 +442,36 @@ def modules_not_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> int:
+def _run_jobs(run: SweepRun) -> int:
     """Run the jobs and print how they ended; returns the exit code."""
-    sweep_dir, codes = sweep_run.sweep_dir, sweep_run.codes
+    sweep_dir, codes, goal = run.sweep_dir, run.codes, run.job.goal
     try:
         with modules_not_collected():
-            app.sweep_checked(cfg, job, sweep_run.around)
+            run.app.sweep_checked(run.cfg, run.job, run.around)
     except SweepStopped as stopped:
-        count = None if sweep_run.jobs is None else len(sweep_run.jobs)
+        count = None if run.jobs is None else len(run.jobs)
         write_json(sweep_dir / SWEEP, {"jobs": count, "fail_fast": True, "stopped_by": stopped.job})
         (sweep_dir / STOP).unlink(missing_ok=True)
         print(stopped)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
         # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
-        with explained(command_of(app, cfg, [])):
+        with explained(command_of(run.app, run.cfg, [])):
             raise error
     except Exception as error:
-        if job.goal is None or isinstance(error, HookrunError):
+        if goal is None or isinstance(error, HookrunError):
             raise
-        _refuse_no_value(sweep_dir, codes, job.goal, error)
+        _refuse_no_value(sweep_dir, codes, goal, error)
         raise
     if not codes:
         raise spec_error(
             "hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings"
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
-    before = f", {sweep_run.again} of them before" if sweep_run.again else ""
-    count = max(len(sweep_run.jobs or ()), len(codes))
+    before = f", {run.again} of them before" if run.again else ""
+    count = max(len(run.jobs or ()), len(codes))
     rest = f", {count - len(codes)} not started" if count > len(codes) else ""
     print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
-    if sweep_run.known is not None and (left := sweep_run.known.left):
+    if run.known is not None and (left := run.known.left):
         print(f"  {left} more in it, with configurations other than this sweep's")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")

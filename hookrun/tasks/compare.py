@@ -14,8 +14,8 @@ from hookrun.tasks.base import JobCache
 from hookrun.tasks.of_captures import TaskOfRuns
 
 if TYPE_CHECKING:
-    from hookrun.store.comparison import Comparison
     from hookrun.store.comparison.rows import MatchedRows
+    from hookrun.store.records import Comparison
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.input import TwoRuns
     from hookrun.tasks.run.progress import Screen

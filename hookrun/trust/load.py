@@ -102,12 +102,27 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
         raise spec_error(
             where, f"'{full}' is not of the form package.module:function", f"write it as {kind.example}"
         )
-    package, name = match["package"], match["name"]
-    _refuse_reserved(package, name, where)
-    module = full.partition(":")[0]
+    package, name, module = match["package"], match["name"], full.partition(":")[0]
+    if package in sys.stdlib_module_names:
+        raise spec_error(
+            where,
+            f"the package '{package}' is not trusted: it belongs to Python itself, with which a file could run "
+            "anything",
+            "name a function of a package of your own",
+        )
+    if name.startswith("__"):
+        raise spec_error(
+            where, f"'{name}' is a name that Python reserves", "name a function or class of the package"
+        )
     by_hand = package in trust | of_environment() and not by_name
     if module != EXAMPLES and not by_hand and package not in _installed_packages(kind):
-        raise SpecError([_untrusted(package, kind, where)])
+        group = f", or install it with an entry point in the group '{kind.group}'" if kind.group else ""
+        raise spec_error(
+            where,
+            f"the package '{package}' is not trusted, and naming a function of it runs its code",
+            f"if you trust it, type +trust=[{package}] on the command line, set {VARIABLE}={package} in the "
+            f"environment{group}",
+        )
     owner = EXAMPLES if module == EXAMPLES else package
     with _current_directory(by_hand):
         target = _function(_imported(module, where), name, owner, kind, where)
@@ -131,32 +146,6 @@ def is_user_code(text: str, kind: Kind) -> bool:
     return ":" in text or text in short_names(kind)
 
 
-def _untrusted(package: str, kind: Kind, where: str) -> Problem:
-    what = f"the package '{package}' is not trusted, and naming a function of it runs its code"
-    group = f", or install it with an entry point in the group '{kind.group}'" if kind.group else ""
-    return Problem(
-        where,
-        what,
-        f"if you trust it, type +trust=[{package}] on the command line, set {VARIABLE}={package} in the "
-        f"environment{group}",
-    )
-
-
-def _refuse_reserved(package: str, name: str, where: str) -> None:
-    """Raise SpecError for packages of Python itself and for names that Python reserves."""
-    if package in sys.stdlib_module_names:
-        why = "it belongs to Python itself, with which a file could run anything"
-        raise spec_error(
-            where,
-            f"the package '{package}' is not trusted: {why}",
-            "name a function of a package of your own",
-        )
-    if name.startswith("__"):
-        raise spec_error(
-            where, f"'{name}' is a name that Python reserves", "name a function or class of the package"
-        )
-
-
 def _entry_points() -> list[importlib.metadata.EntryPoint]:
     """Those of installed packages in hookrun's groups, without those found in the current directory.
 
@@ -174,8 +163,7 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
 
 def _installed_packages(kind: Kind) -> set[str]:
     """The packages that installed entry points name."""
-    points = (point for point in _entry_points() if kind.group in (None, point.group))
-    return {point.module.split(".")[0] for point in points}
+    return {point.module.split(".")[0] for point in _entry_points() if kind.group in (None, point.group)}
 
 
 def _installed_as(short: str, kind: Kind, where: str) -> str:
@@ -188,10 +176,10 @@ def _installed_as(short: str, kind: Kind, where: str) -> str:
             f"several installed packages give the name '{short}': {', '.join(sorted(found))}",
             "write the one that you mean in full",
         )
-    group = f"no installed package has an entry point '{short}' in the group '{kind.group}'"
     raise spec_error(
         where,
-        f"'{short}' is not of the form package.module:function, and {group}",
+        f"'{short}' is not of the form package.module:function, and no installed package has an entry point "
+        f"'{short}' in the group '{kind.group}'",
         f"write it as {kind.example}",
     )
 
@@ -254,8 +242,7 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
 
     value: Any = getattr(module, name, None)
     if ours(value):
-        function: Callable[..., Any] = value
-        return function
+        return value
     if value is None:
         options = [each for each, candidate in vars(module).items() if ours(candidate)]
         raise spec_error(

@@ -55,11 +55,7 @@ def leaves(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor of a value."""
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for _, member in children(value):
-            yield from tensors(member)
+    return (leaf for leaf in members(value) if isinstance(leaf, Tensor))
 
 
 def rebuild(

@@ -47,8 +47,9 @@ NAMES = {
         "torch._dynamo.exc": "TorchRuntimeError",
     },
     "hydra-core": {
-        "hydra._internal.config_loader_impl:ConfigLoaderImpl": "_load_configuration_impl _load_single_config "
-        "_parse_overrides_and_create_caching_repo",
+        "hydra._internal.config_loader_impl": "get_overrides_dirname",
+        "hydra._internal.config_loader_impl:ConfigLoaderImpl": "_apply_overrides_to_config _load_configuration_impl "
+        "_load_single_config _parse_overrides_and_create_caching_repo",
         "hydra._internal.config_repository": "CachingConfigRepository IConfigRepository",
         "hydra._internal.core_plugins.basic_launcher": "BasicLauncher",
         "hydra._internal.core_plugins.basic_sweeper": "BasicSweeper",

@@ -96,29 +96,20 @@ def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:
     assert action != AddParameter(name="other", shape=[2])
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "1st", "a b"])
-def test_a_name_that_is_not_an_identifier_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="expected a name: letters, digits and _"):
-        AddParameter(name=name, shape=[])
-
-
 @pytest.mark.parametrize(
-    ("shape", "message"),
+    ("keys", "message"),
     [
-        (4, "expected a list of sizes"),
-        ([-1], "greater than or equal to 0"),
-        ([2.5], "integer"),
-        ([True], "integer"),
+        *(({"name": name}, "expected a name: letters, digits and _") for name in ("", "a.b", "1st", "a b")),
+        ({"shape": 4}, "expected a list of sizes"),
+        ({"shape": [-1]}, "greater than or equal to 0"),
+        ({"shape": [2.5]}, "integer"),
+        ({"shape": [True]}, "integer"),
+        ({"value": [1, 2, 3]}, r"shape \[3\], .*shape \[2\]"),
     ],
 )
-def test_a_shape_that_is_not_a_list_of_sizes_is_refused(shape: Any, message: str) -> None:
+def test_a_name_a_shape_or_a_value_that_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        AddParameter(name="gain", shape=shape)
-
-
-def test_a_list_that_does_not_broadcast_to_the_shape_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"shape \[3\], .*shape \[2\]"):
-        AddParameter(name="gain", shape=[2], value=[1, 2, 3])
+        AddParameter(**{"name": "gain", "shape": [2], **keys})
 
 
 def test_an_added_parameter_is_distinguished_from_the_module_s_own() -> None:

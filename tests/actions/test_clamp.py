@@ -59,12 +59,6 @@ def test_the_gradient_passes_between_the_bounds_only(bounds: dict[str, float]) -
     assert x.grad.tolist() == ["min" not in bounds, 1, 1, "max" not in bounds]
 
 
-def test_complex_tensors_are_refused() -> None:
-    for bounds in ({"min": 0}, {"min": 0, "max": 1e300}):
-        with pytest.raises(RuntimeError, match="complex"):
-            build(Clamp(**bounds))(torch.ones(2, dtype=torch.complex64))
-
-
 def test_min_above_max_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"min 0\.5 is greater than max 0\.1"):
         Clamp(min=0.5, max=0.1)

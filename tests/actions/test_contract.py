@@ -11,10 +11,11 @@ import pytest
 import torch
 import yaml
 from fake_site import FakeSite, build
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing import assert_close
 
+import hookrun
 from hookrun.actions import Action, actions
 from hookrun.actions.stats import Statistic
 from hookrun.hook_types import APPLY, SAVED_TENSORS
@@ -135,6 +136,33 @@ def test_an_edit_runs_on_fake_tensors(action: Action) -> None:
             new = edit(action, build(action), x)
         assert isinstance(new, FakeTensor)
         assert (new.shape, new.dtype) == (x.shape, x.dtype)
+
+
+LISTED = [3.0, 0.0, -4.0, 12.0]
+COMPUTED: list[dict[str, Any]] = [
+    {"action": "project", "direction": LISTED},
+    {"action": "project", "subspace": [LISTED]},
+    {"action": "quantize"},
+    {"action": "quantize", "per": "group", "group_size": 2},
+    {"action": "quantize", "per": "channel", "observer": "percentile"},
+]
+
+
+@pytest.mark.parametrize("keys", COMPUTED, ids=str)
+def test_an_edit_of_several_steps_compiles_into_one_graph(keys: dict[str, Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4)
+    with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
+        assert_close(hooks.compile(backend="eager", fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("keys", [*COMPUTED[:3], {"action": "clamp", "min": 0}], ids=str)
+def test_complex_tensors_are_refused_in_words(keys: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Identity())
+    with (
+        pytest.raises(hookrun.HookError, match=r"on 0: .*complex"),
+        hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}),
+    ):
+        model(torch.ones(2, 4, dtype=torch.complex64))
 
 
 @each_edit

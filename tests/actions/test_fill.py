@@ -67,20 +67,12 @@ def test_a_module_with_the_parameters_fits(module: nn.Module) -> None:
     assert Fill(value=0, parameters="added").incompatibility(APPLY, module, [*names(module), "added"]) is None
 
 
-def test_a_module_without_the_parameters_does_not_fit(module: nn.Module) -> None:
+def test_a_module_whose_parameters_do_not_fit_is_refused_in_words(module: nn.Module) -> None:
     reason = Fill(value=0).incompatibility(APPLY, nn.Sequential(module), [])
     assert reason == "the module has no parameters of its own: select the ones of its children that have"
     reason = Fill(value=0, parameters=["bais"]).incompatibility(APPLY, module, names(module))
     assert reason == "the module has no parameter 'bais': did you mean 'bias'?"
-
-
-def test_a_list_that_does_not_broadcast_does_not_fit(module: nn.Module) -> None:
     reason = Fill(value=[1, 2, 3]).incompatibility(APPLY, module, names(module))
-    assert reason is not None
-    assert reason.startswith("parameter 'bias': the value has shape [3]")
-
-
-def test_a_lazy_module_has_nothing_to_fill_yet() -> None:
-    module = nn.LazyLinear(2)
-    reason = Fill(value=0).incompatibility(APPLY, module, names(module))
-    assert reason == f"parameter 'weight': {LAZY}"
+    assert reason is not None and reason.startswith("parameter 'bias': the value has shape [3]")
+    lazy = nn.LazyLinear(2)
+    assert Fill(value=0).incompatibility(APPLY, lazy, names(lazy)) == f"parameter 'weight': {LAZY}"

@@ -107,19 +107,6 @@ def test_what_has_no_direction_is_refused_before_the_model_runs(keys: dict[str, 
         hookrun.compile(spec, model, example=((torch.ones(2, 4),), {}))
 
 
-def test_complex_tensors_are_refused_in_words() -> None:
-    with pytest.raises(hookrun.HookError, match="on 0: the tensor is complex"):
-        hooked(torch.ones(2, 4, dtype=torch.complex64), direction=LISTED)
-
-
-def test_it_compiles_into_one_graph() -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4)
-    for keys in ({"direction": LISTED}, {"subspace": [LISTED]}):
-        spec = {"h": {"select": "0", "hook": "forward", "action": "project", **keys}}
-        with hookrun.hooked(model, spec) as hooks:
-            assert_close(hooks.compile(backend="eager", fullgraph=True)(x), model(x))
-
-
 @pytest.mark.parametrize(
     "keys",
     [{}, {"direction": 1.0}, {"direction": LISTED, "subspace": [LISTED]}, {"subspace": lambda x: x}],

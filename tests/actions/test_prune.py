@@ -253,11 +253,6 @@ def test_what_cannot_be_pruned_is_refused_before_it_is_installed(keys: dict[str,
         hookrun.compile(spec, nn.Sequential(nn.Linear(3, 2)))
 
 
-def test_a_module_without_a_weight_is_refused() -> None:
-    with pytest.raises(hookrun.CompileError, match="no parameters of its own"):
-        apply(nn.Sequential(nn.ReLU()), select="0", amount=0.5)
-
-
 @pytest.mark.parametrize(
     ("keys", "what"),
     [

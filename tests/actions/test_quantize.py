@@ -136,19 +136,6 @@ def test_channels_of_a_gradient_are_its_first_dimension() -> None:
     assert torch.equal(model.bias.grad, torch.tensor([1.0, 100.0]))
 
 
-def test_complex_tensors_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="the tensor is complex"):
-        build(Quantize())(torch.ones(2, dtype=torch.complex64))
-
-
-def test_it_compiles_into_one_graph() -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4)
-    for keys in ({}, {"per": "group", "group_size": 2}, {"per": "channel", "observer": "percentile"}):
-        spec = {"h": {"select": "0", "hook": "forward", "action": "quantize", **keys}}
-        with hookrun.hooked(model, spec) as hooks:
-            assert_close(hooks.compile(backend="eager", fullgraph=True)(x), model(x))
-
-
 @pytest.mark.parametrize(
     ("keys", "what"),
     [

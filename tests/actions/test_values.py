@@ -68,11 +68,6 @@ def test_bounds_in_order_pass(low: float | None, high: float | None) -> None:
     check_order(low, high)
 
 
-def test_the_error_for_bounds_out_of_order_names_both() -> None:
-    with pytest.raises(ValueError, match=r"^min 0\.5 is greater than max 0\.1$"):
-        check_order(0.5, 0.1)
-
-
 def value(raw: Any) -> Any:
     return TypeAdapter(Value).validate_python(raw)
 
@@ -164,12 +159,6 @@ def test_a_tensor_is_copied_when_the_spec_is_read() -> None:
 def test_equal_numbers_with_another_shape_or_dtype_are_a_different_value() -> None:
     values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.zeros(4).int()]
     assert len({InlineTensor(each).digest for each in values}) == len(values)
-
-
-@pytest.mark.parametrize("tensor", [torch.empty(2, device="meta"), torch.eye(2).to_sparse()])
-def test_a_tensor_that_cannot_be_copied_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="expected a dense tensor"):
-        InlineTensor(tensor)
 
 
 def test_a_function_is_identified_by_its_name_and_content() -> None:

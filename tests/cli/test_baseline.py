@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hookrun.cli import main
@@ -95,10 +96,11 @@ def test_a_value_may_come_from_a_hook_that_is_switched_off(cwd: Path, notes, con
     assert jobs_of(notes) == [(5, False), (6, False), (5, True), (6, True)]
 
 
-def test_the_line_of_the_best_job_has_the_value_of_its_baseline(cwd: Path, capsys) -> None:
+def test_lines_of_jobs_name_the_baseline_and_that_of_the_best_job_has_its_value(cwd: Path, capsys) -> None:
     small = ("train=quick", "objective=val/loss", "compute=cpu", "hydra.sweep.dir=swept")
     assert main([*CLIP, *small, "hooks.clip_fc.max=0.001,0.01"]) == 0
     facts = read_sweep(cwd / "swept")
     assert facts.best is not None and facts.best.result is not None and facts.baselines[0].value is not None
     said = f"val/loss {facts.best.result[0]:.4g} (without hooks: {facts.baselines[0].value:.4g}); to minimize"
-    assert said in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert said in out and re.search(r"^\[1/3\] hooked=false  loss ", out, re.MULTILINE)

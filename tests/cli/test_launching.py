@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, numbered, opened, parse_override
+from hookrun.compose.loader import Loader
 from hookrun.errors import CheckFailed, SpecError
 from hookrun.spec.objective import Goal
 from hookrun.store.files import make_folder, write_json
 from hookrun.store.run_dir import RunDir
 from hookrun.sweeps import composed_jobs
-from hookrun.sweeps.composed_jobs import ComposedJob, hash_of, without_directory
-from hookrun.sweeps.jobs import NOT_STARTED
+from hookrun.sweeps.composed_jobs import ComposedJob, hash_of
+from hookrun.sweeps.jobs import NOT_STARTED, SweepJob
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
-from hookrun.sweeps.resumed import JobDirectories, KnownJob, refuse_links
+from hookrun.sweeps.resumed import JobDirectories, refuse_links
 
 SWEPT = ["seed=1,2,3", "+hooks.x={}", "train.epochs=5"]
 
@@ -57,15 +57,24 @@ class Sweep:
 
     def began(self, name: str, seed: int, status: str, code: int | None = None) -> None:
         """A job that was started before."""
-        job(self.folder, name, hash_of({"seed": str(seed)}), status, code)
+        job(self.folder, name, hash_of(OmegaConf.create({"seed": str(seed)})), status, code)
 
-    def start(self, *, go_on: bool = False, added: Sequence[str] | None = None, **options: Any) -> SweepRun:
-        cfg = OmegaConf.create({"hydra": {"overrides": {"hydra": []}, "job": {"config_name": "config"}}})
+    def start(
+        self,
+        *,
+        go_on: bool = False,
+        added: Sequence[list[str]] | None = None,
+        most: int = 100,
+        **options: Any,
+    ) -> SweepRun:
+        section = {"overrides": {"hydra": []}, "job": {"config_name": "config"}}
+        cfg = OmegaConf.create({"hydra": {**section, "sweeper": {"max_batch_size": most}}})
         known = JobDirectories(self.folder) if go_on else None
         app: Any = self
+        jobs = None
         if added is not None:
-            options["jobs"] = [ComposedJob(app, cfg, each) for each in added]
-        return SweepRun(app, cfg, self.folder, known, **options)
+            jobs = [ComposedJob(app, cfg, each, number=number) for number, each in enumerate(added)]
+        return SweepRun(app, cfg, self.folder, SweepJob(frozenset(), **options), known, jobs)
 
 
 def seeds(*each: int) -> list[list[str]]:
@@ -86,21 +95,20 @@ def test_jobs_run_at_once_in_the_typed_order(tmp_path: Path) -> None:
     typed = [["seed=2", "+hooks.x={}", "train.epochs=5", "+hooks.x.a=1"]]
     assert sweep.calls == [(0, typed), (1, seeds(3, 4))]
     assert run.codes == {str(tmp_path / name): code for name, code in (("0", 3), ("1", 3))}
-    assert (run.again, run.names) == (0, {})
+    assert run.again == 0
 
 
 def test_known_jobs_run_instead_of_what_the_sweeper_lists(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
-    run = sweep.start(added=seeds(0, 2, 3, 4))
-    run.around(sweep).launch(seeds(2, 3), 0)
-    run.around(sweep).launch(seeds(4, 3), 0)
-    run.around(sweep).launch(seeds(4), 0)
+    run = sweep.start(added=seeds(0, 2, 3, 4), most=3)
+    assert values(run.around(sweep).launch(seeds(2, 3, 3), 0)) == [0] * 4
+    assert run.around(sweep).launch(seeds(4, 4), 3) == []
     assert sweep.calls == [(0, seeds(0, 2, 3)), (3, seeds(4))], "0 was added, and 3 and 4 are not repeated"
 
 
 def test_with_fail_fast_no_job_starts_after_a_failed_one(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, {"6": 1})
-    run = sweep.start(fail_fast=True)
+    run = sweep.start(stop=tmp_path / ".stop")
     with pytest.raises(SweepStopped, match=r"at the first failed job .*: job 1") as stopped:
         run.around(sweep).launch(seeds(5, 6, 7), 0)
     assert stopped.value.exit_code == 1
@@ -119,7 +127,7 @@ def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
     ((first, jobs),) = sweep.calls
     expected = [[f"seed={seed}", f"hydra.sweep.subdir='{name}'"] for seed, name in ((6, 1), (7, 2), (8, 4))]
     assert first == 1 and jobs == expected
-    assert run.names == {0: "1", 1: "2", 2: "0", 3: "4"} and run.again == 1
+    assert run.again == 1
     assert run.known is not None and run.known.left == 1
     assert run.codes == {str(tmp_path / name): 3 if name == "0" else 0 for name in "0124"}
 
@@ -128,7 +136,8 @@ def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(tmp_pat
     sweep = Sweep(tmp_path)
     sweep.began("1", 6, "done", 0)
     jobs = [["seed=5", "tags=[${hydra:job.num}]"], *seeds(6, 7)]
-    sweep.start(go_on=True).around(sweep).launch(jobs, 0)
+    with opened(conf_dir()):  # makes `hydra:` resolvable
+        sweep.start(go_on=True).around(sweep).launch(jobs, 0)
     assert [first for first, _ in sweep.calls] == [0, 2]
 
 
@@ -159,18 +168,24 @@ JOBS = [[f"seed={seed}", "train.epochs=3"] for seed in (5, 6, 7, 8)]
 
 def test_the_message_has_the_statuses_of_jobs_and_names_those_not_started(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
-    assert interrupted(KeyboardInterrupt(), sweep, None) == f"sweep: interrupted: no job started, in {sweep}"
+    assert interrupted(KeyboardInterrupt(), sweep, []) == f"sweep: interrupted: no job started, in {sweep}"
     (sweep).mkdir()
     (sweep / "multirun.yaml").touch()
     job(sweep, "0", SAME, "done")
     job(sweep, "2", SAME, "interrupted")
-    said = interrupted(KeyboardInterrupt("by SIGTERM"), sweep, JOBS)
+    jobs = [started(number, each, sweep / str(number)) for number, each in enumerate(JOBS)]
+    said = interrupted(KeyboardInterrupt("by SIGTERM"), sweep, jobs)
     first, second = said.splitlines()
     assert first.startswith("sweep: by SIGTERM: ") and first.endswith(f", in {sweep}")
     assert "1 done" in first and "1 interrupted" in first and "2 not started" in first
     assert second == "  not started: #1 (seed=6), #3 (seed=8)", "what all jobs share is not repeated"
-    named = interrupted(KeyboardInterrupt(), sweep, JOBS[:2], {0: "0", 1: "7"})
-    assert "1 not started" in named and named.endswith("not started: #1 (seed=6)")
+    jobs[3].exit_code = 0
+    assert interrupted(KeyboardInterrupt(), sweep, jobs).endswith("not started: #1 (seed=6)"), "3 was over"
+
+
+def started(number: int, overrides: list[str], run_dir: Path) -> ComposedJob:
+    app: Any = None
+    return ComposedJob(app, OmegaConf.create(), overrides, number=number, run_dir=run_dir)
 
 
 SAME, OTHER = "a" * 64, "b" * 64
@@ -189,10 +204,14 @@ def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> Non
     job(tmp_path, "1", OTHER, "stopped", 3)
     job(tmp_path, "2", OTHER, "failed", 1)
     job(tmp_path, "10", SAME, "interrupted")
-    jobs = JobDirectories(tmp_path)
-    assert jobs.begun == {"0", "1", "2", "10"} and jobs.left == 4
-    assert [jobs.take(SAME) for _ in range(3)] == [KnownJob("0", 0), KnownJob("10", None), None]
-    assert jobs.take(OTHER) == KnownJob("1", 3) and jobs.left == 1
+    known = JobDirectories(tmp_path)
+    assert known.found.keys() == {"0", "1", "2", "10"} and known.left == 4
+    app: Any = Sweep(tmp_path)
+    cfg = app.job_config(OmegaConf.create(), [], 0)
+    jobs = [ComposedJob(app, cfg, [], cfg, config) for config in (SAME, SAME, SAME, OTHER)]
+    known.place(jobs)
+    placed = [(each.name, each.number, each.exit_code) for each in jobs]
+    assert placed == [("0", 0, 0), ("10", 10, None), ("3", 3, None), ("1", 1, 3)] and known.left == 1
 
 
 def test_a_job_without_a_readable_hash_is_refused(tmp_path: Path) -> None:
@@ -217,37 +236,25 @@ def test_a_link_in_the_directory_of_a_job_is_refused(tmp_path: Path) -> None:
             refuse_links(sweep, name)
 
 
-def hydra(number: int, folder: str) -> Any:
-    content = {"job": {"num": number, "id": str(number)}, "runtime": {"output_dir": folder}}
-    return OmegaConf.create({**content, "sweep": {"dir": folder, "subdir": str(number)}})
+def test_the_hash_is_of_what_is_written_in_any_order() -> None:
+    def hashed(**users: object) -> str:
+        return hash_of(OmegaConf.create(users))
 
-
-def test_the_hash_ignores_the_number_and_directory_of_a_job() -> None:
-    def config(seed: object, number: int = 3) -> dict[str, Any]:
-        users = OmegaConf.create({"seed": seed, "vars": {"a": 5}, "tags": ["${hydra:runtime.output_dir}"]})
-        return without_directory(users, hydra(number, f"/sweep/{number}"))
-
-    with opened(conf_dir()):  # makes `hydra:` resolvable
-        same = [hash_of(config(*each)) for each in (("${hydra:job.num}",), ("${hydra:job.num}", 4), (0,))]
-        assert len(set(same)) == 1
-        assert hash_of(config("${vars.a}")) == hash_of(config(5)) != hash_of(config(6))
-
-
-def test_the_hash_is_of_the_content_in_any_order() -> None:
-    assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1}) != hash_of({"a": 1, "b": 3})
-    assert hash_of({"a": 1, "hooked": True}) == hash_of({"a": 1}) != hash_of({"a": 1, "hooked": False})
+    assert hashed(a=1, b=2) == hashed(b=2, a=1) != hashed(a=1, b=3)
+    assert hashed(a=1, hooked=True) == hashed(a=1) != hashed(a=1, hooked=False)
+    assert hashed(a="${hydra:job.num}", hydra={"job": 3}) == hashed(a="${hydra:job.num}", hydra={"job": 4})
 
 
 @pytest.mark.parametrize("kept", [1_000, 1])
 def test_each_job_is_composed_once(kept: int, notes, monkeypatch: pytest.MonkeyPatch) -> None:
     composed = list[Any]()
-    load = ConfigLoaderImpl.load_sweep_config
+    load = Loader.load_sweep_config
 
-    def noted(self: ConfigLoaderImpl, master: Any, overrides: list[str]) -> Any:
+    def noted(self: Loader, master: Any, overrides: list[str]) -> Any:
         composed.append(overrides[-1])
         return load(self, master, overrides)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", noted)
+    monkeypatch.setattr(Loader, "load_sweep_config", noted)
     monkeypatch.setattr(composed_jobs, "MOST_KEPT", kept)
     assert main(["-m", "experiment=clip_fc", "seed=5,6,7"]) == 0
     again = [] if kept > 2 else ["seed=6", "seed=7"] * 2  # to validate it, and to run it

@@ -19,7 +19,7 @@ from warm_processes import WarmProcesses
 
 from hookrun.cli import main
 from hookrun.store.run_dir import RunDir
-from hookrun.sweeps.waiting import wait_is_over, waiting, waiting_for
+from hookrun.terminal import wait_is_over, waiting, waiting_for, words
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu"]
@@ -245,7 +245,7 @@ def test_the_line_is_cleared_before_an_error(watch: Callable[[], Terminal]) -> N
 
 def test_any_output_clears_the_line_and_it_is_not_shown_again(watch: Callable[[], Terminal], capsys) -> None:
     terminal = watch()
-    with waiting([]):
+    with waiting([]), words():
         waiting_for("a")
         print("text")
         waiting_for("b")

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.cli import main
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
-from hookrun.store.states import checkpoint
 from hookrun.store.verify import verify
 
 SWEEP = [
@@ -190,7 +190,7 @@ def content(folder: Path) -> dict[str, Any]:
     for name in ("stats.jsonl", "samples.jsonl", "hooks.json"):
         found[name] = (folder / name).read_text() if (folder / name).exists() else None
     for file in sorted((folder / "checkpoints").glob("*")):
-        found[file.name] = checkpoint.read(file)
+        found[file.name] = load_file(file)
     if (folder / "predictions").exists():
         found["predictions"] = content_of_rows(run.predictions)
     return found

@@ -31,20 +31,14 @@ def test_the_description_fits_the_loaded_samples(split: Split) -> None:
     assert targets.unique().tolist() == list(range(info.num_classes or 0))
 
 
-def test_both_splits_together_are_the_whole_set() -> None:
+def test_a_fifth_of_each_digit_is_for_validation_whatever_the_experiments_seed() -> None:
     from sklearn.datasets import load_digits
 
     both = torch.cat([tensors("train")[0], tensors("val")[0]]).flatten(1).mul(16)
     whole = torch.from_numpy(load_digits().data).float()
     assert torch.equal(torch.tensor(sorted(both.tolist())), torch.tensor(sorted(whole.tolist())))
-
-
-def test_each_digit_is_validated_on_a_fifth_of_its_images() -> None:
     train, val = (torch.bincount(tensors(split)[1]) for split in ("train", "val"))
     assert torch.equal(val, torch.round((train + val) * 0.2).long())
-
-
-def test_the_split_does_not_depend_on_the_experiments_seed() -> None:
     assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
 
 

@@ -20,22 +20,6 @@ from hookrun.data.transforms import parse_transforms
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.experiment import Data
 
-NAMES = (
-    "digits",
-    "fake_images",
-    "tensors",
-    "image_folder",
-    "imagenet",
-    "mnist",
-    "fashion_mnist",
-    "cifar10",
-    "cifar100",
-    "text",
-    "prompts",
-    "repeated_tokens",
-    "modular_addition",
-    "names",
-)
 NORMALIZE = {"mean": [0.5], "std": [0.5]}
 
 
@@ -43,18 +27,6 @@ def problems(split: Split = "train", **section: Any) -> list[Problem]:
     with pytest.raises(SpecError) as caught:
         describe(Data(**section), split)
     return caught.value.errors
-
-
-def test_the_names_are_public() -> None:
-    assert names() == (*NAMES, "python")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_gives_its_source(name: str) -> None:
-    module, cls = data._SOURCES[name]
-    source = getattr(import_module(f"hookrun.data.{module}"), cls)
-    assert issubclass(source, Source)
-    assert source.name == name
 
 
 def test_an_unknown_name_is_reported_with_the_nearest() -> None:
@@ -116,13 +88,10 @@ def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
         assert value.shape == shape
 
 
-def test_a_path_that_the_system_refuses_is_a_configuration_error(tmp_path: Path) -> None:
-    (problem,) = problems(name="imagenet", root=str(tmp_path / ("x" * 300)))
-    assert problem.where == "data.root"
-    assert "x" * 300 in problem.what
+def test_a_file_or_folder_that_cannot_be_opened_is_a_configuration_error(mnist_root, monkeypatch) -> None:
+    (problem,) = problems(name="imagenet", root=str(mnist_root / ("x" * 300)))
+    assert problem.where == "data.root" and "x" * 300 in problem.what
 
-
-def test_a_file_that_cannot_be_opened_is_a_configuration_error(mnist_root, monkeypatch) -> None:
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
@@ -153,18 +122,14 @@ def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
     assert (section.name, section.batch_size) == (name, 64)
     assert re.match("# [^@]", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
+    for transforms in (section.transforms, section.train_transforms or {}):
+        assert [*parse_transforms(transforms, "data.transforms")] == [*transforms]
+
 
 @pytest.mark.parametrize("name", data._SOURCES)
 def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
     module, cls = data._SOURCES[name]
     source: type[Source] = getattr(import_module(f"hookrun.data.{module}"), cls)
-    assert content(name)["args"] == {
+    assert source.name == name and content(name)["args"] == {
         key: field.get_default(call_default_factory=False) for key, field in source.model_fields.items()
     }
-
-
-@pytest.mark.parametrize("name", names())
-def test_its_transforms_are_valid(name: str) -> None:
-    section = Data(**content(name))
-    for transforms in (section.transforms, section.train_transforms or {}):
-        assert parse_transforms(transforms, "data.transforms")[1] == []

@@ -43,40 +43,24 @@ IMAGE = torch.rand(3, 8, 10, generator=torch.Generator().manual_seed(0))
 
 
 def transform(name: str, **args: Any) -> Transform:
-    made, problems = make_transform(name, args, f"data.transforms.{name}")
-    assert problems == []
-    assert made is not None
-    return made
+    return make_transform(name, args, f"data.transforms.{name}")
 
 
 def misfit(name: str, shape: tuple[int, ...], **args: Any) -> str | None:
     return transform(name, **args).misfit(TensorInfo(shape, torch.float32))
 
 
-def test_every_transform_has_its_example() -> None:
-    assert set(EXAMPLES) == set(NAMES)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_transform_is_torchvisions_own_under_the_same_randomness(name: str) -> None:
     args, theirs = EXAMPLES[name]
-    ours = transform(name, **args).function
+    ours = pickle.loads(pickle.dumps(transform(name, **args).function))  # as for worker processes
+    before = IMAGE.clone()
     for seed in range(3):
         torch.manual_seed(seed)
         expected = theirs(IMAGE)
         torch.manual_seed(seed)
         assert torch.equal(ours(IMAGE), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_transform_pickles_and_leaves_its_input_as_it_was(name: str) -> None:
-    built = transform(name, **EXAMPLES[name][0]).function
-    again = pickle.loads(pickle.dumps(built))
-    before = IMAGE.clone()
-    torch.manual_seed(0)
-    expected = built(IMAGE)
-    torch.manual_seed(0)
-    assert torch.equal(again(IMAGE), expected) and torch.equal(IMAGE, before)
+    assert torch.equal(IMAGE, before)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,15 +80,17 @@ def test_channels_must_fit_colours_and_statistics() -> None:
 
 
 def refused(name: str, args: dict[str, Any]) -> Problem:
-    made, problems = make_transform(name, args, name)
-    assert made is None
-    (problem,) = problems
+    with pytest.raises(SpecError) as caught:
+        make_transform(name, args, "")
+    (problem,) = caught.value.errors
     return problem
 
 
 @pytest.mark.parametrize(
     ("name", "args", "key"),
     [
+        ("normalize", {"mean": [0], "std": [1], "inplace": True}, "inplace"),  # would change the data set
+        ("random_rotation", {"degrees": 9, "expand": True}, "expand"),  # each sample would have another size
         ("resize", {}, "size"),
         ("resize", {"size": 0}, "size"),
         ("resize", {"size": True}, "size"),
@@ -124,12 +110,13 @@ def refused(name: str, args: dict[str, Any]) -> Problem:
 def test_arguments_outside_the_signature_are_refused_by_name(
     name: str, args: dict[str, Any], key: str
 ) -> None:
-    assert refused(name, args).where == f"{name}.{key}"
+    assert refused(name, args).where == key
 
 
 @pytest.mark.parametrize(
     ("name", "args", "said"),
     [
+        *((name, {}, "unknown transform") for name in ("Resize", "Lambda", "lambda", "__class__", "Compose")),
         ("resize", {"size": [8, 8, 8]}, "size can be"),
         ("random_resized_crop", {"size": 8, "scale": [1, 0.5]}, "Scale and ratio should be"),
         ("random_horizontal_flip", {"p": 1.5}, "`p` should be"),
@@ -138,44 +125,18 @@ def test_arguments_outside_the_signature_are_refused_by_name(
         ("color_jitter", {"hue": 0.6}, "hue values should be between"),
     ],
 )
-def test_values_torchvision_refuses_are_told_in_its_words(name: str, args: dict[str, Any], said: str) -> None:
+def test_other_names_and_values_that_torchvision_refuses_are_errors(
+    name: str, args: dict[str, Any], said: str
+) -> None:
     problem = refused(name, args)
-    assert problem.where == name
-    assert said in problem.what
-
-
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("resize", {"size": 8, "interpolation": "box"}),
-        ("random_resized_crop", {"size": 8, "ratio": [0, 1]}),
-        ("random_rotation", {"degrees": [1, -1]}),
-        ("grayscale", {"num_output_channels": 2}),
-        ("normalize", {"mean": [0, 0, 0], "std": [1, 0, 1]}),
-        ("normalize", {"mean": [], "std": []}),
-    ],
-)
-def test_values_it_refuses_on_a_sample_are_found_without_one(name: str, args: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=f"data.transforms.{name}: does not fit"):
-        fitted(TensorInfo((3, 16, 16), torch.float32), **{name: args})
-
-
-@pytest.mark.parametrize(("name", "argument"), [("normalize", "inplace"), ("random_rotation", "expand")])
-def test_arguments_that_would_break_a_data_set_are_left_out(name: str, argument: str) -> None:
-    args = EXAMPLES[name][0] | {argument: True}
-    assert refused(name, args).what == "unknown key"
-
-
-@pytest.mark.parametrize("name", ["Resize", "Lambda", "lambda", "__class__", "functional", "Compose"])
-def test_no_other_name_is_a_transform(name: str) -> None:
-    assert refused(name, {"lambd": "print"}).what == "unknown transform"
+    assert problem.where == "" and said in problem.what
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_callable_or_a_class_is_never_an_argument(name: str) -> None:
     for key in EXAMPLES[name][0]:
         for value in (print, torch.Tensor, "os.system"):
-            assert refused(name, EXAMPLES[name][0] | {key: value}).where == f"{name}.{key}"
+            assert refused(name, EXAMPLES[name][0] | {key: value}).where == key
 
 
 WHERE = "data.transforms"
@@ -183,9 +144,7 @@ ANY_IMAGE = TensorInfo((3, -1, -1), torch.float32)
 
 
 def fitted(sample: InputsInfo, /, **transforms: Any) -> InputsInfo:
-    parsed, problems = parse_transforms(transforms, WHERE)
-    assert problems == []
-    return after_transforms(parsed, sample, WHERE)
+    return after_transforms(parse_transforms(transforms, WHERE), sample, WHERE)
 
 
 def misfits(sample: TensorInfo, **transforms: Any) -> list[Problem]:
@@ -217,7 +176,7 @@ def test_the_predicted_shape_is_that_of_a_real_sample(
     transforms: dict[str, Any], channels: int, height: int, width: int
 ) -> None:
     flatten = [name for name in transforms if name == "flatten"]  # last: the others take images
-    steps, _ = parse_transforms(
+    steps = parse_transforms(
         {name: transforms[name] for name in (*(transforms.keys() - {"flatten"}), *flatten)}, WHERE
     )
     predicted = after_transforms(steps, TensorInfo((channels, height, width), torch.float32), WHERE)
@@ -245,6 +204,13 @@ def test_transforms_apply_in_order_to_one_input() -> None:
         ({"flatten": None, "resize": {"size": 4}}, "resize", "a sample [64] float32: it takes an image"),
         ({"random_crop": {"size": 9}}, "random_crop", "larger than input image size (8, 8)"),
         ({"to_dtype": {"dtype": "uint8"}, "normalize": {"mean": [0], "std": [1]}}, "normalize", "not fit"),
+        # values that torchvision refuses when it meets a sample
+        ({"resize": {"size": 4, "interpolation": "box"}}, "resize", "not fit"),
+        ({"random_resized_crop": {"size": 8, "ratio": [0, 1]}}, "random_resized_crop", "not fit"),
+        ({"random_rotation": {"degrees": [1, -1]}}, "random_rotation", "not fit"),
+        ({"grayscale": {"num_output_channels": 2}}, "grayscale", "not fit"),
+        ({"normalize": {"mean": [0], "std": [0]}}, "normalize", "not fit"),
+        ({"normalize": {"mean": [], "std": []}}, "normalize", "not fit"),
     ],
 )
 def test_a_misfit_names_the_transform_and_sample(transforms: dict[str, Any], where: str, said: str) -> None:

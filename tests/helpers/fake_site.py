@@ -12,11 +12,12 @@ from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from hookrun.actions import Action
-from hookrun.actions.base import HookContext
+from hookrun.actions.base import HookContext, Measured
 from hookrun.actions.user_code import Recorded
 from hookrun.actions.values import InlineFunction, at_step
 from hookrun.hook_types import FORWARD
 from hookrun.runtime.faults import Faulty
+from hookrun.runtime.snapshot import copied
 from hookrun.values.tensors import check_broadcast, scalars
 
 
@@ -123,21 +124,13 @@ class FakeSite:
         there = Faulty(x, None, None, {})
         return there.flipped(there.drawn(None, bits, draw, 5, by_sample))[0]
 
-    def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
-        if isinstance(value, tuple):
-            yield from ((f"[{i}]", member) for i, member in enumerate(value))
-        else:
-            yield "", value
+    def rebuild(self, value: Any, change: Callable[[Tensor], Any]) -> Any:
+        return copied(value, change)
 
-    def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        if isinstance(value, dict):
-            return {key: self.rebuild(member, change) for key, member in value.items()}
-        if isinstance(value, tuple):
-            return tuple(self.rebuild(member, change) for member in value)
-        return change(value)
-
-    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
-        self.emitted.append((path, dict(data)))
+    def emit(
+        self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
+    ) -> None:
+        self.emitted.append((path, data.now(data.x, False) if isinstance(data, Measured) else dict(data)))
 
     def keep(self) -> Callable[..., None]:
         return lambda value, rows=None: self.kept.append(value)

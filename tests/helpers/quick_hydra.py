@@ -6,7 +6,6 @@ change the cached objects. hookrun's own readers and checks are not cached. Cach
 
 - the content of config files in the folders of hookrun and Hydra, but not of files that tests write
 - the defaults list, if there are no other config folders, and the merged content of its files
-- parsed overrides, except those that call a function: `shuffle` draws random numbers
 
 Half of the remaining time goes into deep copies of configurations. OmegaConf creates each node and then fills it; here
 the copies are created filled.
@@ -31,7 +30,6 @@ from hydra._internal.config_repository import ConfigRepository, IConfigRepositor
 from hydra._internal.defaults_list import DefaultsList
 from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, ListConfig, nodes
@@ -71,9 +69,9 @@ def _load_config(original: Original) -> Original:
     def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None or not _is_shipped(source):
-            return original(self, config_path)  # type: ignore[no-any-return]
+            return original(self, config_path)
         key = "file", *_place(source), config_path
-        return _remembered(key, lambda: original(self, config_path))  # type: ignore[no-any-return]
+        return _remembered(key, lambda: original(self, config_path))
 
     return load_config
 
@@ -84,7 +82,7 @@ def _create_defaults_list(original: Original) -> Original:
         repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
     ) -> DefaultsList:
         if not all(map(_is_shipped, repo.get_sources())):
-            return original(repo, config_name, overrides_list, **how)  # type: ignore[no-any-return]
+            return original(repo, config_name, overrides_list, **how)
         typed = [each for each in overrides_list if not each.is_sweep_override()]
         is_choice = [
             repo.group_exists(each.key_or_group) and not isinstance(each.value(), dict) for each in typed
@@ -104,22 +102,12 @@ def _compose(original: Original) -> Original:
     @wraps(original)
     def compose(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         if not all(map(_is_shipped, repo.get_sources())):
-            return original(self, defaults, repo)  # type: ignore[no-any-return]
+            return original(self, defaults, repo)
         places = [_place(each) for each in repo.get_sources()]
         key = "merged", *places, *(tuple(vars(each).values()) for each in defaults)
-        return _remembered(key, lambda: original(self, defaults, repo))  # type: ignore[no-any-return]
+        return _remembered(key, lambda: original(self, defaults, repo))
 
     return compose
-
-
-def _parse(original: Original) -> Original:
-    @wraps(original)
-    def parse_rule(self: OverridesParser, line: str, rule: str) -> Any:
-        if "(" in line:
-            return original(self, line, rule)
-        return _remembered(("line", rule, line), lambda: original(self, line, rule))
-
-    return parse_rule
 
 
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
@@ -169,7 +157,6 @@ REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (ConfigRepository, "load_config", _load_config),
     (config_loader_impl, "create_defaults_list", _create_defaults_list),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
-    (OverridesParser, "parse_rule", _parse),
     *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
 """(owner, name) of each function, with the decorator that makes the cached version."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
@@ -13,14 +12,14 @@ import torch
 import yaml
 from torch import nn
 
-from hookrun.models import build, names, own_names
+from hookrun.models import _OWN, build, names
 from hookrun.models.decoder import Decoder
 from hookrun.models.language import TransformersArgs
 from hookrun.models.networks import CNN, MLP
 from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-OF_IMAGES = [name for name in own_names() if name != "decoder"]  # it takes token ids: see test_decoder.py
+OF_IMAGES = [name for name in _OWN if name != "decoder"]  # it takes token ids: see test_decoder.py
 each_own = pytest.mark.parametrize("name", OF_IMAGES)
 each_file = pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")))
 
@@ -32,28 +31,17 @@ def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **ar
 
 @each_own
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 10)])
-def test_a_model_accepts_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
-    output = built(name, shape)(torch.rand(4, *shape))
+def test_a_model_trains_by_the_mean_of_its_output_on_any_images(name: str, shape: tuple[int, ...]) -> None:
+    model = built(name, shape)
+    output = model(torch.rand(4, *shape))
+    output.mean().backward()
     assert output.isfinite().all()
-
-
-@each_own
-def test_a_model_can_be_trained_by_the_mean_of_its_output(name: str) -> None:
-    model = built(name)
-    model(torch.rand(4, 1, 8, 8)).mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @each_own
-def test_no_submodule_is_named_like_a_method_of_the_module(name: str) -> None:
-    shadowed = [
-        child for module in built(name).modules() for child in module._modules if hasattr(nn.Module, child)
-    ]
-    assert shadowed == []
-
-
-@each_own
-def test_one_seed_gives_equal_weights(name: str) -> None:
+def test_a_model_has_a_file_in_conf_and_one_seed_gives_equal_weights(name: str) -> None:
+    assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
     states = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -61,21 +49,11 @@ def test_one_seed_gives_equal_weights(name: str) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@each_own
-def test_every_model_of_hookrun_has_its_file_in_conf(name: str) -> None:
-    assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
-
-
 @each_file
-def test_a_file_in_conf_holds_a_model_section_and_begins_with_a_comment(file: Path) -> None:
+def test_a_file_in_conf_is_a_model_section_with_arguments_that_it_takes(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    assert text.startswith("# ")
-    assert Model(**yaml.safe_load(text)).name in names()
-
-
-@each_file
-def test_a_file_in_conf_lists_only_arguments_that_the_model_takes(file: Path) -> None:
-    config = Model(**yaml.safe_load(file.read_text(encoding="utf-8")))
+    config = Model(**yaml.safe_load(text))
+    assert text.startswith("# ") and config.name in names()
     if config.name == "decoder":
         assert set(config.args) == {"path", *signature(Decoder).parameters}
     elif config.name == "transformers":
@@ -93,9 +71,9 @@ def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> Non
     program = (
         "import sys\n"
         "from hookrun.data import describe, load, names\n"
-        "from hookrun.models import build, own_names\n"
+        "from hookrun.models import _OWN, build\n"
         "from hookrun.spec.experiment import Data, Model\n"
-        "assert 'cnn' in own_names() and 'digits' in names() and 'torch' not in sys.modules\n"
+        "assert 'cnn' in _OWN and 'digits' in names() and 'torch' not in sys.modules\n"
         "describe(Data(name='digits'))\n"
         "load(Data(name='digits'), 'val', seed=0)\n"
         "build(Model(name='cnn'), sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())\n"
@@ -107,10 +85,11 @@ def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> Non
     assert (done.stdout, done.stderr) == ("['torch']\n", "")
 
 
-def test_no_relu_of_hookrun_s_models_works_in_place() -> None:
-    relus = [m for name in OF_IMAGES for m in built(name).modules() if isinstance(m, nn.ReLU)]
-    assert relus
-    assert not any(relu.inplace for relu in relus)
+def test_no_relu_works_in_place_and_no_submodule_is_named_like_a_method() -> None:
+    modules = [module for name in OF_IMAGES for module in built(name).modules()]
+    relus = [module for module in modules if isinstance(module, nn.ReLU)]
+    assert relus and not any(relu.inplace for relu in relus)
+    assert not [name for module in modules for name in module._modules if hasattr(nn.Module, name)]
 
 
 def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
@@ -124,12 +103,9 @@ def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
         ("fc", "Linear"),
     ]
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_mlp_without_hidden_layers_is_linear() -> None:
-    model = MLP(6, 10, ())
-    assert list(dict(model.named_parameters())) == ["fc.weight", "fc.bias"]
-    assert model(torch.rand(2, 6)).shape == (2, 10)
+    linear = MLP(6, 10, ())
+    assert list(dict(linear.named_parameters())) == ["fc.weight", "fc.bias"]
+    assert linear(torch.rand(2, 6)).shape == (2, 10)
 
 
 def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> None:
@@ -140,34 +116,3 @@ def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> 
     model(torch.rand(2, 1, 8, 8))
     assert ran == ["conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc"]
     assert ran == [name for name, _ in model.named_children()]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small batches are not worth sharing, and threads that wait for each other are slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_cnn_reads_97_of_100_digits_after_five_epochs() -> None:
-    """Real images: 1,437 for training, 360 for validation."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
-    torch.manual_seed(0)
-    train, val = torch.randperm(len(images)).split([1437, 360])
-    model = CNN(1, (8, 8), 10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(5):
-        for batch in train[torch.randperm(len(train))].split(64):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        accuracy = (model(images[val]).argmax(1) == labels[val]).float().mean()
-    assert accuracy >= 0.97

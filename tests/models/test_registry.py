@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookrun.errors import Problem, SpecError
-from hookrun.models import build, names, own_names
+from hookrun.models import _OWN, build, names
 from hookrun.models.arguments import FROM_DATA, DataDefaults, construct, not_null, positions_of, unfit_tokens
 from hookrun.models.networks import CNN
 from hookrun.spec.experiment import Model
@@ -29,7 +29,7 @@ def problems(
 def test_hookrun_s_models_torchvision_s_and_python_share_one_namespace() -> None:
     assert {"mlp", "cnn", "tutorial/testnet", "resnet18", "vit_b_16", "python"} <= set(names())
     assert len(names()) == len(set(names()))
-    assert set(own_names()) < set(names())
+    assert set(_OWN) < set(names())
 
 
 @pytest.mark.parametrize(
@@ -42,28 +42,18 @@ def test_an_unknown_model_is_refused_with_the_nearest_names(typo: str, meant: st
     assert f"'{meant}'" in problem.what
 
 
-def test_sizes_come_from_the_data() -> None:
+def test_sizes_come_from_the_data_unless_they_are_given() -> None:
     model = build(Model(name="cnn"), sample_shape=(3, 32, 32), num_classes=100, trust=frozenset())
     assert isinstance(model, CNN)
     assert model.conv1.in_channels == 3
     assert model.fc.weight.shape == (100, 128 * 8 * 8)
-
-
-def test_a_given_argument_overrides_the_data_and_null_uses_the_data() -> None:
-    config = Model(name="mlp", args={"num_classes": 3, "in_features": None})
-    model = build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()}["fc.weight"] == (3, 64)
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()}["layers.0.weight"] == (64, 64)
-
-
-def test_null_is_not_passed_to_a_model_without_the_argument() -> None:
-    config = Model(name="mlp", args={"in_channels": None, "image_size": None})
-    build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
-
-
-def test_a_model_with_its_own_inputs_needs_no_data() -> None:
-    model = build(Model(name="tutorial/add"), sample_shape=None, num_classes=None, trust=frozenset())
-    assert model().shape == (1,)
+    # null is the data's value, and not passed to a model without the argument
+    config = Model(name="mlp", args={"num_classes": 3, "in_features": None, "image_size": None})
+    given = build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
+    shapes = {name: tuple(p.shape) for name, p in given.named_parameters()}
+    assert (shapes["fc.weight"], shapes["layers.0.weight"]) == ((3, 64), (64, 64))
+    own = build(Model(name="tutorial/add"), sample_shape=None, num_classes=None, trust=frozenset())
+    assert own().shape == (1,)
 
 
 def test_an_argument_that_the_data_cannot_supply_is_required() -> None:
@@ -75,9 +65,7 @@ def test_an_argument_that_the_data_cannot_supply_is_required() -> None:
     ]
     assert "the data set's samples have the shape [64]" in found[0].what
     assert "the data set names no number of classes" in found[2].what
-
-
-def test_a_size_that_differs_between_samples_is_required() -> None:
+    # sizes that differ between samples
     assert [p.where for p in problems(Model(name="mlp"), shape=(3, -1, -1))] == ["model.args.in_features"]
     assert [p.where for p in problems(Model(name="cnn"), shape=(3, -1, -1))] == ["model.args.image_size"]
 
@@ -106,6 +94,8 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
 def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: object) -> None:
     found = problems(Model(name="cnn", args={"channels": value}))
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}
+    [too_small] = problems(Model(name="cnn"), shape=(1, 3, 8))
+    assert (too_small.where, "found 3" in too_small.what) == ("model.args.image_size.0", True)
 
 
 def test_a_wrong_type_is_reported_in_the_words_of_yaml() -> None:
@@ -115,19 +105,10 @@ def test_a_wrong_type_is_reported_in_the_words_of_yaml() -> None:
     assert [p.what for p in found] == ["found 64: expected a valid list", "is missing"]
 
 
-def test_images_that_are_too_small_for_the_model_are_refused() -> None:
-    [problem] = problems(Model(name="cnn"), shape=(1, 3, 8))
-    assert (problem.where, "found 3" in problem.what) == ("model.args.image_size.0", True)
-
-
-def test_there_are_no_published_weights_for_hookrun_s_models() -> None:
+def test_wrong_weights_are_reported_beside_an_unknown_model(tmp_path: Path) -> None:
     [problem] = problems(Model(name="cnn", weights="DEFAULT"))
     assert problem.where == "model.weights"
-    assert "'cnn'" in problem.what
-    assert ".safetensors" in problem.hint
-
-
-def test_an_unknown_model_does_not_hide_that_its_weights_are_missing_too(tmp_path: Path) -> None:
+    assert "'cnn'" in problem.what and ".safetensors" in problem.hint
     config = Model(name="ccn", weights=str(tmp_path / "gone.pt"))
     assert [p.where for p in problems(config)] == ["model.name", "model.weights"]
 
@@ -160,9 +141,7 @@ def test_channels_and_size_are_those_of_images_only() -> None:
     assert set(DataDefaults((4, 5), 7).values()) == {"num_classes", "in_features"}
     assert DataDefaults((3, -1, -1), None).values() == {"in_channels": 3}
     assert DataDefaults((-1, 4, 5), None).values() == {"image_size": (4, 5)}
-
-
-def test_only_arguments_that_the_data_can_supply_may_be_null() -> None:
+    # only arguments that the data can supply may be null
     assert not_null({"num_classes": None, "in_channels": 3, "dropout": None}) == {
         "in_channels": 3,
         "dropout": None,
@@ -194,11 +173,9 @@ def test_too_few_tokens_or_positions_are_reported_with_the_module() -> None:
         "the model has 10 tokens, and the data has 11",
         "the model has 8 positions (h.wpe), and samples of the data 9 tokens",
     ]
-
-
-def test_data_without_tokens_and_models_without_a_configuration_are_not_checked() -> None:
-    for model, vocabulary in ((Net(8, vocab_size=10), None), (nn.Embedding(3, 2), 100)):
-        assert list(unfit_tokens(model, vocabulary, 100)) == []
+    # data without tokens, and a model without a configuration
+    for other, vocabulary in ((model, None), (nn.Embedding(3, 2), 100)):
+        assert list(unfit_tokens(other, vocabulary, 100)) == []
 
 
 def test_the_smallest_number_of_positions_counts() -> None:

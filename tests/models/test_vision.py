@@ -6,6 +6,7 @@ import os
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,50 +58,45 @@ def test_the_number_of_classes_comes_from_the_data() -> None:
     assert small("squeezenet1_1", num_classes=None)(torch.rand(2, 3, 64, 64)).shape == (2, 10)
     assert small("squeezenet1_1", num_classes=3)(torch.rand(2, 3, 64, 64)).shape == (2, 3)
 
-
-def test_a_model_without_classes_gets_no_num_classes() -> None:
-    assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).keywords
+    assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).keywords  # it has none
 
 
-def test_a_default_that_torchvision_will_change_is_a_warning() -> None:
+def test_arguments_are_those_of_the_builder_and_of_its_class() -> None:
+    # a default that torchvision will change would be a warning
     assert vision.prepare(Model(name="googlenet"), DIGITS).keywords["init_weights"] is True
-
-
-def test_an_unknown_argument_is_refused_even_where_the_class_would_ignore_it() -> None:
-    [problem] = problems(Model(name="convnext_tiny", args={"num_clases": 3}))
-    assert problem.where == "model.args.num_clases"
-    assert "did you mean 'num_classes'" in problem.what
-
-
-def test_an_argument_with_a_default_in_the_builder_only_is_accepted() -> None:
     with torch.device("meta"):
         model = small("vit_b_16", image_size=16)
     assert model.image_size == 16
-    [problem] = problems(Model(name="resnet18", args={"layers": [1, 1, 1, 1]}))
-    assert "multiple values" in problem.what
 
 
-@pytest.mark.parametrize("name", ["weights", "progress"])
-def test_weights_are_not_an_argument(name: str) -> None:
-    assert [p.where for p in problems(Model(name="resnet18", args={name: None}))] == [f"model.args.{name}"]
-
-
-def test_torchvision_s_error_about_a_value_is_shown() -> None:
-    [problem] = problems(Model(name="resnet18", args={"groups": 3, "zero_init_residual": True}))
-    assert problem.where == "model.args"
-    assert "BasicBlock only supports groups=1" in problem.what
-
-
-def test_unknown_weights_are_reported_with_the_nearest_names() -> None:
-    [problem] = problems(Model(name="resnet50", weights="IMAGENET1K_V3"))
-    assert problem.where == "model.weights"
-    assert "'IMAGENET1K_V2'" in problem.what
-
-
-def test_weights_of_another_model_are_refused() -> None:
-    [problem] = problems(Model(name="resnet18", weights="ResNet50_Weights.IMAGENET1K_V2"))
-    assert problem.where == "model.weights"
-    assert "'ResNet18_Weights.IMAGENET1K_V1'" in problem.what
+@pytest.mark.parametrize(
+    ("section", "where", "said"),
+    [
+        # of a class that would ignore it
+        ({"name": "convnext_tiny", "args": {"num_clases": 3}}, "args.num_clases", "mean 'num_classes'"),
+        ({"name": "resnet18", "args": {"layers": [1, 1, 1, 1]}}, "args", "multiple values"),
+        ({"name": "resnet18", "args": {"weights": None}}, "args.weights", "no argument 'weights'"),
+        ({"name": "resnet18", "args": {"progress": None}}, "args.progress", "no argument 'progress'"),
+        ({"name": "resnet18", "args": {"groups": 3}}, "args", "BasicBlock only supports groups=1"),
+        ({"name": "resnet50", "weights": "IMAGENET1K_V3"}, "weights", "'IMAGENET1K_V2'"),
+        (
+            {"name": "resnet18", "weights": "ResNet50_Weights.IMAGENET1K_V2"},
+            "weights",
+            "'ResNet18_Weights.IMAGENET1K_V1'",
+        ),
+        (
+            {"name": "resnet18", "weights": "DEFAULT", "args": {"num_classes": 10}},
+            "args",
+            "expected value 1000 but got 10",
+        ),
+    ],
+)
+def test_arguments_and_weights_that_the_model_has_not_are_refused(
+    cache: Path, section: dict[str, Any], where: str, said: str
+) -> None:
+    [problem] = problems(Model(**section))
+    assert problem.where == f"model.{where}"
+    assert said in problem.what
 
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
@@ -140,9 +136,3 @@ def test_a_cached_file_that_holds_code_is_refused_and_not_run(cache: Path) -> No
     assert str(cache / RESNET18_FILE) in problem.what
     assert not (cache.parents[1] / "exploded").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
-
-
-def test_published_weights_with_another_number_of_classes_are_refused(cache: Path) -> None:
-    [problem] = problems(Model(name="resnet18", weights="DEFAULT", args={"num_classes": 10}))
-    assert problem.where == "model.args"
-    assert "expected value 1000 but got 10" in problem.what

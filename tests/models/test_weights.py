@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,9 +56,6 @@ def test_without_separator_and_suffix_it_is_a_name(text: str) -> None:
     assert not is_path(text)
     assert is_path(f"./{text}")
     assert all(is_path(text + suffix) for suffix in SUFFIXES)
-
-
-def test_names_of_published_weights_are_names() -> None:
     assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
 
 
@@ -72,51 +70,28 @@ def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
 # --- what is loaded
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_state_dict_is_loaded_completely(tmp_path: Path, suffix: str) -> None:
-    source, model = net(), net()
-    assert load_weights(model, config(saved(tmp_path / f"w{suffix}", source.state_dict()))) == {}
-    assert equal(model.state_dict(), source.state_dict())
+EXTRA = {"0.b": torch.arange(2), "module.extra": torch.ones(1)}
 
 
 @pytest.mark.parametrize(
-    "wrapped", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "args": None}]
+    ("file", "written", "left"),
+    [
+        *((f"w{suffix}", dict, {}) for suffix in SUFFIXES),
+        # a training script's checkpoint
+        ("w.pt", lambda state: {"state_dict": state, "epoch": 3}, {}),
+        ("w.pt", lambda state: {"model": state, "args": None}, {}),
+        # of a data-parallel wrapper
+        ("w.pth", lambda state: {f"module.{name}": tensor for name, tensor in state.items()}, {}),
+        ("w.pt", lambda state: {**state, **EXTRA}, EXTRA),
+    ],
 )
-def test_it_is_found_inside_a_training_script_s_checkpoint(tmp_path: Path, wrapped: object) -> None:
-    source, model = net(), net()
-    assert callable(wrapped)
-    load_weights(model, config(saved(tmp_path / "w.pt", wrapped(source.state_dict()))))
-    assert equal(model.state_dict(), source.state_dict())
-
-
-def test_the_prefix_of_a_data_parallel_wrapper_is_stripped(tmp_path: Path) -> None:
-    source, model = net(), net()
-    state = {f"module.{name}": tensor for name, tensor in source.state_dict().items()}
-    assert load_weights(model, config(saved(tmp_path / "w.safetensors", state))) == {}
-    assert equal(model.state_dict(), source.state_dict())
-
-
-def test_a_prefix_that_only_some_tensors_have_is_kept(tmp_path: Path) -> None:
-    state = net().state_dict() | {"module.extra": torch.ones(1)}
-    assert list(load_weights(net(), config(saved(tmp_path / "w.pt", state)))) == ["module.extra"]
-
-
-def test_unknown_tensors_are_returned_and_the_rest_is_loaded(tmp_path: Path) -> None:
-    source, model = net(), net()
-    left = load_weights(
-        model, config(saved(tmp_path / "w.pt", source.state_dict() | {"0.b": torch.arange(2)}))
-    )
-    assert equal(left, {"0.b": torch.arange(2)})
-    assert equal(model.state_dict(), source.state_dict())
-
-
-def test_a_relative_path_starts_at_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_state_dict_is_loaded_completely_and_what_is_left_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, written: Any, left: dict[str, Tensor]
 ) -> None:
     source, model = net(), net()
-    saved(tmp_path / "w.pt", source.state_dict())
-    monkeypatch.chdir(tmp_path)
-    load_weights(model, config("w.pt"))
+    saved(tmp_path / file, written(source.state_dict()))
+    monkeypatch.chdir(tmp_path)  # where a relative path starts
+    assert equal(load_weights(model, config(file)), left)
     assert equal(model.state_dict(), source.state_dict())
 
 
@@ -150,23 +125,17 @@ def test_missing_tensors_are_listed_with_the_nearest_names_of_the_file(tmp_path:
         in problem.what
     )
     assert "'0.weights'" in problem.hint
-
-
-def test_only_ten_of_many_missing_tensors_are_named(tmp_path: Path) -> None:
-    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(8)))
-    [problem] = problems(model, saved(tmp_path / "w.pt", {}))
+    many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(8)))
+    [problem] = problems(many, saved(tmp_path / "w.pt", {}))
     assert "lacks 16 of 16 tensors" in problem.what
     assert problem.what.count("weight'") + problem.what.count("bias'") == 10
     assert problem.what.endswith("and 6 more")
 
 
-def test_tensors_of_another_shape_are_listed_with_both(tmp_path: Path) -> None:
+def test_missing_and_mismatched_tensors_are_reported_together_and_nothing_is_loaded(tmp_path: Path) -> None:
     [problem] = problems(net(3), saved(tmp_path / "w.pt", net(4).state_dict()))
     assert "has 6 of 7 tensors in another shape" in problem.what
     assert "'0.weight' is [4, 2] in the file and [3, 2] in the model" in problem.what
-
-
-def test_missing_and_mismatched_tensors_are_reported_together_and_nothing_is_loaded(tmp_path: Path) -> None:
     model = net(3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = net(3).state_dict() | {"0.weight": torch.zeros(4, 2)}
@@ -186,13 +155,8 @@ def test_a_missing_file_is_named_by_its_absolute_path_with_the_files_beside_it(
     assert "'best.pt'" in problem.what
     [problem] = problems(net(), "nowhere/best.pt")
     assert f"no folder {tmp_path / 'nowhere'}" in problem.what
-
-
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "w.npz"
-    path.touch()
-    [problem] = problems(net(), path)
-    assert ".safetensors, .pt or .pth" in problem.what
+    [problem] = problems(net(), tmp_path / "w.npz")
+    assert problem.what == f"{tmp_path / 'w.npz'} is not a .safetensors, .pt or .pth file"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

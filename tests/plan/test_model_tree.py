@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import nn
 
 import hookrun
@@ -191,7 +192,7 @@ CALLED = ["", "h.0", "h.1", "h.1.0", "d.a"]
 )
 @pytest.mark.parametrize("hook", ["forward", "backward", "output_grad"])
 def test_globs_pass_over_containers_without_a_forward(select: Any, found: list[str], hook: str) -> None:
-    spec = {"h": {"select": select, "hook": hook, "action": "print", "expect": ">=0"}}
+    spec = one_hook(select, hook, "print", expect=">=0")
     model = Containers()
     with hookrun.hooked(model, spec, strict=True) as hooks:
         model(torch.ones(1, 2, requires_grad=True)).sum().backward()
@@ -202,22 +203,19 @@ def test_apply_and_parameter_hooks_reach_containers_without_a_forward() -> None:
     freeze = {"select": "{h,d}*", "hook": "apply", "action": "freeze"}
     clip = {"select": {"path": "*", "exclude": "{h,d}*"}, "hook": "grad", "action": "print"}
     plan = hookrun.compile({"freeze": freeze, "clip": clip}, Containers())
-    assert [[match.path for match in hook.matches] for hook in plan.hooks] == [
-        ["h", "d"],
-        ["ps.0"],
-    ]
+    assert [[match.path for match in hook.matches] for hook in plan.hooks] == [["h", "d"], ["ps.0"]]
 
 
 @pytest.mark.parametrize("select", ["h", "type:ModuleList", "re:h"])
 def test_a_container_that_is_named_stays_an_error(select: str) -> None:
     model = Containers()
-    spec = {"h": {"select": select, "hook": "forward", "action": "print"}}
+    spec = one_hook(select, "forward", "print")
     with pytest.raises(HookrunError, match="never fired on h"), hookrun.hooked(model, spec, strict=True):
         model(torch.ones(1, 2))
 
 
 def test_the_error_of_a_glob_to_containers_alone_names_them() -> None:
-    spec = {"h": {"select": "d*", "hook": "forward", "action": "print"}}
+    spec = one_hook("d*", "forward", "print")
     with pytest.raises(
         CompileError, match="matches modules without a forward, around which no hook fires: d"
     ):

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hooking import one_hook
 from torch import nn
 
 import hookrun
@@ -37,40 +36,11 @@ def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]
     return [str(problem) for problem in caught.value.errors]
 
 
-def test_a_module_under_two_names_is_one_match_with_both() -> None:
-    (target,) = plan(Net(), select=["head", "fc"]).hooks[0].matches
-    assert (target.path, target.names, target.type, target.parameters) == ("fc", ("fc", "head"), "Linear", 10)
-
-
 def test_a_tied_parameter_is_one_match_with_both_names() -> None:
     targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].matches
     assert [target.path for target in targets] == ["h.0.weight", "h.0.bias", "tied.bias"]
     assert targets[0].names == ("h.0.weight", "tied.weight")
     assert targets[0].shape == "[4, 4]"
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> nn.Module:
-    """Modules that share children at random."""
-    pool: list[nn.Module] = [nn.Identity() for _ in range(draw(st.integers(1, 3)))]
-    for _ in range(draw(st.integers(1, 6))):
-        parent = nn.Sequential()
-        for number in range(draw(st.integers(1, 3))):
-            parent.add_module(f"m{number}", pool[draw(st.integers(0, len(pool) - 1))])
-        pool.append(parent)
-    return pool[-1]
-
-
-@given(trees())
-def test_every_module_is_hooked_once_and_shown_with_all_its_names(model: nn.Module) -> None:
-    targets = plan(model, select="**").hooks[0].matches
-    assert [target.path for target in targets] == [name for name, _ in model.named_modules()]
-    names = [name for target in targets for name in target.names]
-    assert sorted(names) == sorted(name for name, _ in model.named_modules(remove_duplicate=False))
-    for target in targets:
-        assert {id(model.get_submodule(name)) for name in target.names} == {
-            id(model.get_submodule(target.path))
-        }
 
 
 def test_firing_order_is_priority_then_declaration() -> None:
@@ -163,10 +133,10 @@ def test_a_parameter_selected_on_apply_stands_for_its_module_and_the_key_paramet
     select: Any, filled: set[str]
 ) -> None:
     model = Net()
-    with hookrun.hooked(model, {"h": {"select": select, "hook": "apply", "action": "fill", "value": 7}}):
+    with hookrun.hooked(model, one_hook(select, "apply", "fill", value=7)):
         assert {name for name, each in model.named_parameters() if each.eq(7).all()} == filled
     model = Net()
-    with hookrun.hooked(model, {"h": {"select": select, "hook": "apply", "action": "freeze"}}):
+    with hookrun.hooked(model, one_hook(select, "apply", "freeze")):
         assert {name for name, each in model.named_parameters() if not each.requires_grad} == filled
 
 
@@ -208,17 +178,6 @@ def test_an_added_parameter_never_takes_the_place_of_another_attribute(hook: dic
         assert model.fc.logit_bias is taken
     other = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]}
     assert "an earlier hook adds a parameter 'logit_bias'" in problems(Net(), {"a": other, **spec})[0]
-
-
-@pytest.mark.parametrize(
-    ("wrap", "advice"),
-    [
-        (lambda: torch.compile(nn.Linear(1, 1)), "install the hooks first"),
-        (lambda: nn.DataParallel(nn.Linear(1, 1)), "DistributedDataParallel"),
-    ],
-)
-def test_models_that_ignore_hooks_are_refused_with_advice(wrap: Any, advice: str) -> None:
-    assert advice in problems(wrap(), {"h": CAPTURE | {"select": "**"}})[0]
 
 
 def test_the_model_is_not_changed() -> None:

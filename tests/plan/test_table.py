@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import torch
+from hooking import one_hook
 from rich.console import Console
 from torch import nn
 
@@ -54,7 +55,7 @@ def test_of_many_modules_some_are_shown_and_the_rest_counted() -> None:
 
 def test_the_whole_plan_names_every_module() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
-    plan = hookrun.compile({"h": {"select": "*", "hook": "forward", "action": "print"}}, model)
+    plan = hookrun.compile(one_hook("*", "forward", "print"), model)
     whole, some = io.StringIO(), io.StringIO()
     show(plan, Console(file=whole, no_color=True, width=200))
     show(plan, Console(file=some, no_color=True, width=200), limit=4)

@@ -21,9 +21,8 @@ from hookrun.report.draw.charts import (
     Series,
     axis_of,
     bars,
+    histogram,
     lines,
-    of_bars,
-    of_bins,
     of_cells,
     of_curves,
     of_tiles,
@@ -120,15 +119,19 @@ def test_curves_have_their_ends_and_extremes_and_a_table_by_x() -> None:
 
 
 def test_bins_are_counted_in_pairs_that_add_up() -> None:
-    said, table = of_bins("values", [1] * 30 + [70], list(map(float, range(32))))
-    assert said == "values: 100 values from 0 to 31, most of them in 30 to 31"
-    assert sum(int(row[2]) for row in table.rows) == 100 and table.rows[0] == ("0", "2", "2")
+    figure = histogram("values", [1] * 30 + [70], list(map(float, range(32))))
+    assert 'aria-label="values: 100 values from 0 to 31, most of them in 30 to 31"' in figure.picture
+    assert figure.table is not None and figure.table.rows[0] == ("0", "2", "2")
+    assert sum(int(row[2]) for row in figure.table.rows) == 100
 
 
 def test_bars_name_the_least_and_the_largest() -> None:
-    said, table = of_bars("t", [1.0, math.nan, -2.0], ["a", "b", "c"], "module", "score", [0.0, 0.5, 1.0])
-    assert said == "t: 3 bars of score by module, least -2 at c, largest 1 at a"
-    assert table.heads == ("module", "score", "standard deviation") and table.rows[1] == ("b", "NaN", "0.5")
+    figure = bars(
+        "t", [1.0, math.nan, -2.0], x="module", y="score", names=["a", "b", "c"], spread=[0.0, 0.5, 1.0]
+    )
+    assert "t: 3 bars of score by module, least -2 at c, largest 1 at a" in figure.picture
+    assert figure.table is not None and figure.table.rows[1] == ("b", "NaN", "0.5")
+    assert figure.table.heads == ("module", "score", "standard deviation")
 
 
 def test_a_small_map_is_listed_whole_and_a_large_one_by_rows() -> None:

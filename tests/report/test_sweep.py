@@ -261,14 +261,14 @@ def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Pa
 
 def test_an_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "multirun.yaml"
-    assert read_yaml(path, tmp_path) is None
+    assert read_yaml(path, tmp_path, dict) == {}
     path.write_text("a: ${b}")
-    assert read_yaml(path, tmp_path) == {"a": "${b}"}
+    assert read_yaml(path, tmp_path, dict) == {"a": "${b}"}
     path.write_text("a: [")
-    assert read_yaml(path, tmp_path) is None
+    assert read_yaml(path, tmp_path, dict) == {}
     path.unlink()
     path.symlink_to("/etc/hostname")
-    assert read_yaml(path, tmp_path) is None
+    assert read_yaml(path, tmp_path, dict) == {}
 
 
 def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> None:

@@ -123,7 +123,7 @@ def test_a_tensor_of_a_file(tmp_path: Path) -> None:
     assert "holds 2 tensors: name one with `key`" in refused(file())
     assert "has no tensor 'tow': did you mean 'two'" in refused(file(key="tow"))
     path.write_bytes(b"x")
-    assert "is not a readable safetensors file" in refused(file())
+    assert "is not a whole safetensors file" in refused(file())
 
 
 GENERATOR = torch.Generator()

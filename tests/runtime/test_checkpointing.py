@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -39,7 +41,8 @@ def test_without_a_checkpoint_there_is_no_region() -> None:
 
 
 def test_a_log_repeats_the_calls_in_their_order_and_no_others() -> None:
-    log, calls = Log(), [Call(0, 4), Call(1, 5)]
+    log, calls = Log(), [Call(0, 4, None, Counter({1: 2})), Call(1, 5, None, Counter())]
     for call in calls:
         log.append(call)
-    assert [log.repeat() for _ in range(3)] == [*calls, None]
+    repeated = [log.repeat() for _ in range(3)]
+    assert repeated == [calls[0]._replace(drawn=Counter()), calls[1], None]  # each draws its numbers again

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import hookrun
 from hookrun.actions import Action
@@ -110,21 +109,6 @@ def test_a_part_is_not_filled_by_broadcasting() -> None:
     model, plan = net(), hookrun.compile(spec_of(Reshapes(), index="0:2"), net())
     with pytest.raises(hookrun.HookError, match="changes the shape"), plan.install(model):
         model(X)
-
-
-def test_declared_draws_are_repeated_under_activation_checkpointing() -> None:
-    class Declared(Draws):
-        uses = ("generator",)
-
-    def gradient(checkpointed: bool) -> Tensor:
-        model, x = net(), X.clone().requires_grad_()
-        with hookrun.compile(spec_of(Declared()), model).install(model):
-            out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
-            out.square().sum().backward()
-        assert x.grad is not None
-        return x.grad
-
-    assert torch.equal(gradient(True), gradient(False))
 
 
 class Freezes(Doubles):

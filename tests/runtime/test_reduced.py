@@ -21,7 +21,6 @@ class Noted(ParameterHook):
     """Doubles a gradient, and records what it saw."""
 
     def __init__(self, name: str, seen: list[tuple[str, float]], *, before: bool) -> None:
-        super().__init__()
         self.name, self.seen, self.before_accumulation = name, seen, before  # type: ignore[misc]
 
     def reduced(self, parameter: nn.Parameter) -> None:

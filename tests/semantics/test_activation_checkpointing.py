@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 import hookrun
@@ -70,6 +72,7 @@ def nets(run: Run) -> tuple[Net, Net]:
     return plain, other
 
 
+ROUNDED = {"rtol": 1e-4, "atol": 1e-6}
 INPUT = torch.linspace(-1, 1, 24).reshape(4, 6)
 
 
@@ -133,14 +136,10 @@ def test_a_recomputed_call_is_recorded_once(
     mode: str, kind: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     extra = {"policy": "warn", "max": 0.1} if action == "check" else {}
-    select = ["blocks.*", "**.act", "shared", "head"]
-    hooks = {"h": {"select": select, "hook": kind, "action": action, **extra}}
+    hooks = one_hook(["blocks.*", "**.act", "shared", "head"], kind, action, **extra)
     with_checkpoints, without = compared(nets(checkpointed(mode)), hooks)
-    assert len(with_checkpoints.records) == len(without.records)
-    if action == "capture":
-        assert_same(dict(with_checkpoints.captures["h"]), dict(without.captures["h"]))
-    else:
-        assert_same(in_order(with_checkpoints.records), in_order(without.records))
+    assert_same(seen(with_checkpoints, "h"), seen(without, "h"))
+    assert_same(in_order(with_checkpoints.records), in_order(without.records))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -148,11 +147,11 @@ def test_a_recomputed_call_is_recorded_once(
     "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
 )
 def test_hooks_on_parameters_fire_as_often_as_without_checkpointing(mode: str, kind: str) -> None:
-    hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
+    hooks = one_hook("blocks", kind, "clamp", min=-0.01, max=0.01)
     compared(nets(checkpointed(mode)), hooks)
 
 
-NOISE = {"h": {"select": ["**.inner", "shared"], "hook": "forward", "action": "noise", "std": 0.5}}
+NOISE = one_hook(["**.inner", "shared"], "forward", "noise", std=0.5)
 
 
 class Nested(Net):
@@ -175,57 +174,49 @@ def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner
     other.around = checkpointed(outer)
     hooks = NOISE | {"seen": {"select": ["**.act", "shared"], "hook": "forward", "action": "capture"}}
     with_checkpoints, without = compared((plain, other), hooks)
-    assert_same(dict(with_checkpoints.captures["seen"]), dict(without.captures["seen"]))
+    assert_same(seen(with_checkpoints, "seen"), seen(without, "seen"))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_checkpoint_of_the_whole_model_gives_the_results_without_checkpointing(mode: str) -> None:
-    plain, other = nets(plainly)
     once = {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
-    hooks = NOISE | {"once": once}
     results = list[Any]()
-    for net, run in ((plain, plainly), (other, checkpointed(mode))):
-        with hookrun.hooked(net, hooks) as installed:
+    for net, run in zip(nets(plainly), (plainly, checkpointed(mode)), strict=True):
+        with hookrun.hooked(net, NOISE | {"once": once}) as installed:
             for _ in range(2):
-                x = INPUT.clone().requires_grad_()
-                run(net, x).sum().backward()
-        gradients = [p.grad for p in net.parameters()]
-        results.append((dict(installed.fired), dict(installed.captures["once"]), gradients))
+                run(net, INPUT.clone().requires_grad_()).sum().backward()
+        results.append((dict(installed.fired), seen(installed, "once"), [p.grad for p in net.parameters()]))
     assert_same(results[1], results[0])
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("mode", MODES)
-def test_each_of_two_forwards_recomputes_its_own_calls(mode: str) -> None:
-    """The backward passes run in both orders."""
-    plain, other = nets(checkpointed(mode))
-    for order in ((0, 1), (1, 0)):
-        gradients = list[Any]()
-        for net in (plain, other):
-            net.zero_grad()
-            with hookrun.hooked(net, NOISE) as installed:
-                losses = [net(INPUT.clone().requires_grad_()).square().sum() for _ in range(2)]
-                for number in order:
-                    losses[number].backward()
-            gradients.append((dict(installed.fired), [p.grad.clone() for p in net.parameters()]))
-        assert_same(gradients[1], gradients[0])
+def test_each_of_two_forwards_recomputes_its_own_calls(mode: str, order: tuple[int, int]) -> None:
+    results = list[Any]()
+    for net in nets(checkpointed(mode)):
+        with hookrun.hooked(net, NOISE) as installed:
+            losses = [net(INPUT.clone().requires_grad_()).square().sum() for _ in range(2)]
+            for number in order:
+                losses[number].backward()
+        results.append((dict(installed.fired), [p.grad for p in net.parameters()]))
+    assert_same(results[1], results[0])
 
 
 def test_two_backward_passes_through_a_retained_graph_recompute_twice() -> None:
-    plain, other = nets(checkpointed("not reentrant"))
-    gradients = list[Any]()
-    for net in (plain, other):
+    results = list[Any]()
+    for net in nets(checkpointed("not reentrant")):
         with hookrun.hooked(net, NOISE) as installed:
             loss = net(INPUT.clone().requires_grad_()).square().sum()
             loss.backward(retain_graph=True)
             loss.backward()
-        gradients.append((dict(installed.fired), [p.grad.clone() for p in net.parameters()]))
-    assert_same(gradients[1], gradients[0])
+        results.append((dict(installed.fired), [p.grad for p in net.parameters()]))
+    assert_same(results[1], results[0])
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_recomputation_may_stop_early_inside_an_action(early_stop: bool) -> None:
     """An action may save the last tensor of a region; torch then ends the recomputation by an exception inside it."""
-    hooks = {"h": {"select": "1", "hook": "forward", "action": "scale", "factor": [2.0, 3.0]}}
+    hooks = one_hook("1", "forward", "scale", factor=[2.0, 3.0])
     net = nn.Sequential(nn.Linear(2, 2), nn.Identity())
     x = torch.ones(3, 2, requires_grad=True)
     with hookrun.hooked(net, hooks), set_checkpoint_early_stop(early_stop):
@@ -243,7 +234,7 @@ def test_checkpoint_sequential_gives_the_results_without_checkpointing(use_reent
     other = copy.deepcopy(plain)
     hooks = {
         "noise": {"select": "*.0", "hook": "forward", "action": "noise"},
-        "seen": {"select": "**", "hook": "forward", "action": "capture"},
+        "seen": {"select": "*", "hook": "forward", "action": "capture"},  # the root is not called
     }
     results = list[Any]()
     for net in (plain, other):
@@ -251,9 +242,7 @@ def test_checkpoint_sequential_gives_the_results_without_checkpointing(use_reent
             x = INPUT.clone().requires_grad_()
             y = net(x) if net is plain else checkpoint_sequential(net, 2, x, use_reentrant=use_reentrant)
             y.sum().backward()
-        fired = {key: count for key, count in installed.fired.items() if key[1]}  # the root is not called
-        seen = {path: kept for path, kept in installed.captures["seen"].items() if path}
-        results.append((fired, seen, x.grad))
+        results.append((dict(installed.fired), seen(installed, "seen"), x.grad))
     assert_same(results[1], results[0])
 
 
@@ -278,11 +267,16 @@ def test_a_module_called_by_a_custom_backward_is_not_a_recomputation() -> None:
 
 def test_saved_bytes_are_counted_once() -> None:
     plain, other = nets(checkpointed("not reentrant"))
-    hooks = {"h": {"select": "blocks.0.outer", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
+    hooks = one_hook("blocks.0.outer", "saved_tensors", "stats", of=["bytes"])
     _, without = trained(plain, hooks, steps=1)
     _, with_checkpoints = trained(other, hooks, steps=1)
     assert_same(in_order(with_checkpoints.records), in_order(without.records))
     assert without.records
+
+
+def seen(installed: Any, hook: str) -> dict[str, list[Any]]:
+    """Module -> what the hook has captured there; empty for a hook that captures nothing."""
+    return {path: list(kept) for path, kept in installed.captures.get(hook, {}).items()}
 
 
 def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -292,19 +286,10 @@ def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def assert_same(found: Any, expected: Any) -> None:
     """Assert that two values are equal, tensors and floats within rounding."""
-    assert type(found) is type(expected)
-    match expected:
-        case Tensor():
-            torch.testing.assert_close(found, expected)
-        case dict():
-            assert found.keys() == expected.keys()
-            for key, value in expected.items():
-                assert_same(found[key], value)
-        case list() | tuple():
-            assert len(found) == len(expected)
-            for ours, theirs in zip(found, expected, strict=True):
-                assert_same(ours, theirs)
-        case float():
-            assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-        case _:
-            assert found == expected
+    (ours, of_ours), (theirs, of_theirs) = tree_flatten(found), tree_flatten(expected)
+    assert of_ours == of_theirs
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(other, Tensor | float):
+            torch.testing.assert_close(one, other, **({} if isinstance(other, Tensor) else ROUNDED))
+        else:
+            assert one == other

@@ -8,39 +8,35 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 import hookrun
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
+IDS = torch.arange(6).reshape(2, 3) % 5
 each_kind = pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
-
-
-def spec(select: Any, hook: str = "backward", **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": hook, "action": "capture", **keys}}
 
 
 def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
     """The gradients of the input and of every parameter with the hooks, and the installation."""
     model.zero_grad()
-    x = x.clone().requires_grad_()
+    x = x.clone().requires_grad_(x.is_floating_point())
     with hookrun.hooked(model, hooks_of) as hooks:
         summed(model(x)).backward()
     return [x.grad, *(p.grad for p in model.parameters())], hooks
 
 
 def summed(value: Any) -> Tensor:
-    match value:
-        case Tensor():
-            return (value * torch.arange(1.0, value.numel() + 1).reshape(value.shape)).sum()
-        case dict():
-            return sum(map(summed, value.values()))  # type: ignore[return-value]
-        case tuple() | list():
-            return sum(map(summed, value))  # type: ignore[return-value]
-    return torch.zeros(())
+    """The sum of all elements of a value, each with another weight."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return sum(
+        ((x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum() for x in tensors), torch.zeros(())
+    )
 
 
 # ---- in-place operations before and after the hooked module
@@ -64,7 +60,7 @@ def test_gradients_are_right_before_an_in_place_successor(name: str, kind: str) 
     after = SUCCESSORS[name]
     model = Net(lambda m, x: m.last(after(m.first(x))), first=nn.Linear(4, 4), last=nn.Linear(4, 4))
     expected, _ = gradients(model, X, {})
-    found, hooks = gradients(model, X, spec("first", kind))
+    found, hooks = gradients(model, X, one_hook("first", kind))
     assert_close(found, expected)
     assert hooks.fired["h", "first"] == 1
 
@@ -87,7 +83,7 @@ def test_every_module_of_a_resnet18_in_training_can_be_hooked_at_once(action: di
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     expected, _ = gradients(model, images, {})
     model.load_state_dict(state)
-    found, hooks = gradients(model, images, {"h": {"select": "**", "hook": "backward", **action}})
+    found, hooks = gradients(model, images, one_hook("**", "backward", **action))
     # rounding is amplified by the batch norms over two images
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm()  # type: ignore[union-attr, operator]
@@ -125,10 +121,10 @@ def test_a_module_that_returns_its_input_sees_the_gradient_of_its_own_use(name: 
     torch.manual_seed(0)
     model = Net(around, layer=nn.Linear(4, 4), inner=RETURNING[name])
     expected, _ = gradients(model, X, {})
-    found, hooks = gradients(model, X, spec("inner", kind))
+    found, hooks = gradients(model, X, one_hook("inner", kind))
     assert_close(found, expected)
     assert hooks.fired["h", "inner"] >= 1
-    doubled, _ = gradients(model, X, {"h": {"select": "inner", "hook": kind, "action": "scale", "factor": 2}})
+    doubled, _ = gradients(model, X, one_hook("inner", kind, "scale", factor=2))
 
     # the reference: the output of the module counts twice
     model.zero_grad()
@@ -157,7 +153,7 @@ def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
     torch.manual_seed(0)
     model = Net(product, layer=nn.Linear(4, 4), many=Many())
     expected, _ = gradients(model, X, {})
-    found, hooks = gradients(model, X, spec("many"))
+    found, hooks = gradients(model, X, one_hook("many", "backward"))
     assert_close(found, expected)
     seen = hooks.captures["h"]["many"][0]
     y = model.layer(X)
@@ -175,9 +171,8 @@ def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
 @pytest.mark.parametrize(("target", "position"), [("[0]", 0), ("factor", 1)])
 def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> None:
     a, factor = X.clone().requires_grad_(), (X + 3).clone().requires_grad_()
-    edit = {"h": {"select": "", "hook": "backward", "action": "scale", "factor": 10, "target": target}}
     model = Net(lambda _, a, *, factor: a * factor)
-    with hookrun.hooked(model, edit):
+    with hookrun.hooked(model, one_hook("", "backward", "scale", factor=10, target=target)):
         model(a, factor=factor).sum().backward()
     expected = [factor.detach(), a.detach()]
     expected[position] = expected[position] * 10
@@ -189,9 +184,7 @@ def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> 
 
 def test_an_edit_that_finds_only_a_none_gradient_is_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    with hookrun.hooked(
-        model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
-    ) as hooks:
+    with hookrun.hooked(model, one_hook("0", "backward", "scale", factor=2)) as hooks:
         model(X).sum().backward()  # the first module's input does not require a gradient
     assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
@@ -200,64 +193,65 @@ def test_an_edit_that_finds_only_a_none_gradient_is_reported() -> None:
 def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
     message = rf"hook 'h' \({kind}, capture\) on 0: its output carries no gradient"
-    with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(model, spec("0", kind)):
+    with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(model, one_hook("0", kind)):
         model(X)
     with pytest.raises(hookrun.CompileError, match="carries no gradient"):
-        hookrun.compile(spec("0", kind), model, example=((X,), {}))
+        hookrun.compile(one_hook("0", kind), model, example=((X,), {}))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @each_kind
 def test_under_no_grad_gradient_hooks_do_not_fire_and_are_reported(kind: str, mode: Any) -> None:
     model = nn.Linear(4, 4)
-    with hookrun.hooked(model, spec("", kind)) as hooks, mode():
+    with hookrun.hooked(model, one_hook("", kind)) as hooks, mode():
         found = model(X)
     assert_close(found, model(X).detach())
     assert hooks.inactive == [("h", "", "never fired")]
 
 
+def test_the_first_module_has_no_gradient_of_its_input() -> None:
+    _, hooks = gradients(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 1)), IDS, one_hook("0", "backward"))
+    (value,) = hooks.captures["h"]["0"]
+    assert value["grad_input"] is None and value["grad_output"].shape == (2, 3, 4)
+
+
+def test_the_same_tensor_given_twice_has_two_gradients() -> None:
+    model = Net(lambda m, x: m.b(x, x), b=nn.Bilinear(4, 4, 1, bias=False))
+    (grad, *_), hooks = gradients(model, X, one_hook("b", "backward"))
+    first, second = hooks.captures["h"]["b"][0]["grad_input"]
+    assert_close(first + second, grad)
+    assert first.any() and second.any()
+
+
 # ---- several uses, several passes
 
 
-def twice(kind: str, edit: dict[str, Any]) -> tuple[Tensor | None, Any]:
+def twice() -> nn.Sequential:
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
-    model = nn.Sequential(layer, nn.Tanh(), layer)
-    x = X.clone().requires_grad_()
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": kind, **edit}}) as hooks:
-        summed(model(x)).backward()
-    return x.grad, hooks
+    return nn.Sequential(layer, nn.Tanh(), layer)
 
 
 def test_a_module_used_twice_fires_as_pytorchs_own_hook() -> None:
-    torch.manual_seed(0)
-    layer = nn.Linear(4, 4)
-    model = nn.Sequential(layer, nn.Tanh(), layer)
-    seen: list[tuple[Tensor, Tensor]] = []
-    layer.register_full_backward_hook(lambda _m, into, out: seen.append((into[0], out[0])))
-    x = X.clone().requires_grad_()
-    summed(model(x)).backward()
-    found, hooks = twice("backward", {"action": "capture"})
-    assert_close(found, x.grad)
-    captured = [(each["grad_input"], each["grad_output"]) for each in hooks.captures["h"]["0"]]
-    assert_close(captured, seen)
+    by_hand, seen = twice(), list[tuple[Tensor, Tensor]]()
+    by_hand[0].register_full_backward_hook(lambda _m, into, out: seen.append((into[0], out[0])))
+    expected, _ = gradients(by_hand, X, {})
+    found, hooks = gradients(twice(), X, one_hook("0", "backward"))
+    assert_close(found, expected)
+    entries = [(each["grad_input"], each["grad_output"]) for each in hooks.captures["h"]["0"]]
+    assert_close(entries, seen)
 
-    layer._backward_hooks.clear()
-    layer.register_full_backward_hook(lambda _m, into, _out: (into[0] * 3,))
-    x.grad = None
-    summed(model(x)).backward()
-    assert_close(twice("backward", {"action": "scale", "factor": 3})[0], x.grad)
+    by_hand = twice()
+    by_hand[0].register_full_backward_hook(lambda _m, into, _out: (into[0] * 3,))
+    edited, _ = gradients(twice(), X, one_hook("0", "backward", "scale", factor=3))
+    assert_close(edited, gradients(by_hand, X, {})[0])
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad", "grad"])
 def test_a_second_backward_through_a_retained_graph_fires_again(kind: str) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
-    x = X.clone().requires_grad_()
-    select = "2.weight" if kind == "grad" else "2"
-    with hookrun.hooked(
-        model, {"h": {"select": select, "hook": kind, "action": "scale", "factor": 2}}
-    ) as hooks:
+    x, select = X.clone().requires_grad_(), "2.weight" if kind == "grad" else "2"
+    with hookrun.hooked(model, one_hook(select, kind, "scale", factor=2)) as hooks:
         loss = model(x).sum()
         loss.backward(retain_graph=True)
         first = x.grad.clone()
@@ -277,15 +271,15 @@ def test_double_backward_differentiates_the_edit(kind: str) -> None:
         return gradient.detach(), x.grad  # type: ignore[return-value]
 
     by_hand, model = (nn.Sequential(Net(lambda _, x: x**3)) for _ in range(2))
-    if kind == "backward":
-        by_hand[0].register_full_backward_hook(lambda _m, into, _out: (into[0] * 3,))
-    elif kind == "backward_pre":
-        by_hand[0].register_full_backward_pre_hook(lambda _m, out: (out[0] * 3,))
-    else:
-        by_hand[0].register_forward_hook(
-            lambda _m, _a, out: out.register_hook(lambda grad: grad * 3) and None
-        )
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": kind, "action": "scale", "factor": 3}}) as hooks:
+    inner: Any = by_hand[0]
+    match kind:
+        case "backward":
+            inner.register_full_backward_hook(lambda _m, into, _out: (into[0] * 3,))
+        case "backward_pre":
+            inner.register_full_backward_pre_hook(lambda _m, out: (out[0] * 3,))
+        case _:
+            inner.register_forward_hook(lambda _m, _a, out: out.register_hook(lambda grad: grad * 3) and None)
+    with hookrun.hooked(model, one_hook("0", kind, "scale", factor=3)) as hooks:
         found = penalty(model)
     assert_close(found, penalty(by_hand))
     assert_close(found[0], 9 * X**2)
@@ -333,7 +327,7 @@ def test_double_backward_differentiates_the_edit_of_a_parameter_gradient(kind: s
     handle = register[0](register[1])
     expected = second(model)
     handle.remove()
-    with hookrun.hooked(model, {"h": {"select": "0.weight", "hook": kind, **action}}):
+    with hookrun.hooked(model, one_hook("0.weight", kind, **action)):
         assert_close(second(model), expected)
 
 
@@ -342,32 +336,28 @@ def test_autograd_grad_fires_gradient_hooks(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = X.clone().requires_grad_()
     (plain,) = torch.autograd.grad(model(x).sum(), x)
-    with hookrun.hooked(model, {"h": {"select": "1", "hook": kind, "action": "scale", "factor": 2}}) as hooks:
+    with hookrun.hooked(model, one_hook("1", kind, "scale", factor=2)) as hooks:
         (found,) = torch.autograd.grad(model(x).sum(), x)
     assert_close(found, 2 * plain)
     assert hooks.fired["h", "1"] == 1
 
 
 def test_a_leaf_given_as_an_input_gets_its_gradient() -> None:
-    model = nn.Linear(4, 4)
-    leaf = nn.Parameter(X.clone())
-    with hookrun.hooked(model, {"h": {"select": "", "hook": "backward", "action": "scale", "factor": 2}}):
+    model, leaf = nn.Linear(4, 4), nn.Parameter(X.clone())
+    with hookrun.hooked(model, one_hook("", "backward", "scale", factor=2)):
         model(leaf).sum().backward()
     assert_close(leaf.grad, 2 * model.weight.detach().sum(0).expand(3, 4))
     assert leaf.is_leaf
 
 
 def test_an_in_place_module_writes_the_callers_tensor_as_without_hooks() -> None:
-    model = nn.ReLU(inplace=True)
-    x = X.clone().requires_grad_()
+    model, x = nn.ReLU(inplace=True), X.clone().requires_grad_()
     y = x * 1
-    with hookrun.hooked(model, spec("")):
+    with hookrun.hooked(model, one_hook("", "backward")):
         out = model(y)
-    assert_close(y.detach(), X.relu())
-    assert_close(out.detach(), X.relu())
+    assert_close([y.detach(), out.detach()], [X.relu()] * 2)
     summed(y).backward()  # through the caller's tensor, which was written in place
-    weights = torch.arange(1.0, 13).reshape(3, 4)
-    assert_close(x.grad, weights * (X > 0))
+    assert_close(x.grad, torch.arange(1.0, 13).reshape(3, 4) * (X > 0))
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad", "grad", "post_accumulate_grad"])
@@ -375,7 +365,7 @@ def test_an_error_in_a_backward_hook_names_hook_and_module(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     on_parameter = kind in ("grad", "post_accumulate_grad")
     select = "1.weight" if on_parameter else "1"
-    bad = {"h": {"select": select, "hook": kind, "action": "add_bias", "value": [1, 2, 3, 4, 5]}}
+    bad = one_hook(select, kind, "add_bias", value=[1, 2, 3, 4, 5])
     said = rf"hook 'h' \({kind}, add_bias\) on {select}: .*shape"
     with pytest.raises(hookrun.HookrunError, match=said), hookrun.hooked(model, bad):
         model(X.clone().requires_grad_()).sum().backward()
@@ -435,7 +425,7 @@ def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(n
     model, x, y = written(function), X.clone().requires_grad_(), X.clone().requires_grad_()
     expected = model(x)
     summed(expected).backward()
-    with hookrun.hooked(model, spec(select, kind)) as hooks:
+    with hookrun.hooked(model, one_hook(select, kind)) as hooks:
         found = model(y)
         assert torch.equal(found, expected)
         try:
@@ -451,12 +441,13 @@ def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(n
 def test_an_output_used_before_and_after_an_in_place_write_is_refused_by_name() -> None:
     def both(m: Any, x: Tensor) -> Tensor:
         y = m.same(m.lin(x))
-        before = y + 1
-        return before + y.mul_(2)
+        return (y + 1) + y.mul_(2)
 
-    model = written(both)
-    refused = pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after")
-    with refused, hookrun.hooked(model, spec("same", "output_grad")):
+    model, refused = (
+        written(both),
+        pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after"),
+    )
+    with refused, hookrun.hooked(model, one_hook("same", "output_grad")):
         model(X).sum().backward()
 
 
@@ -468,7 +459,7 @@ def test_an_in_place_activation_before_an_in_place_module_sees_its_gradient(kind
     handle = model[1].register_forward_hook(lambda _m, _a, out: out.register_hook(seen.append) and None)
     summed(model(X)).backward()
     handle.remove()
-    with hookrun.hooked(model, spec("1", kind)) as hooks:
+    with hookrun.hooked(model, one_hook("1", kind)) as hooks:
         summed(model(X)).backward()
     found = hooks.captures["h"]["1"][0]
     assert_close(found["grad_output"] if kind == "backward" else found, seen[0])
@@ -478,7 +469,7 @@ def test_every_activation_of_a_stock_mobilenet_fires() -> None:
     torch.manual_seed(0)
     model = torchvision.models.mobilenet_v3_small(num_classes=3)
     images = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
-    with hookrun.hooked(model, spec("**", "output_grad", action="stats")) as hooks:
+    with hookrun.hooked(model, one_hook("**", "output_grad", "stats")) as hooks:
         model(images).sum().backward()
     assert set(hooks.fired.values()) == {1}
 
@@ -506,7 +497,7 @@ def test_the_callers_containers_keep_their_identity(kind: str, returns: bool) ->
         return state, output, total, x.grad  # type: ignore[return-value]
 
     expected = run()
-    with hookrun.hooked(model, spec("", kind)) as hooks:
+    with hookrun.hooked(model, one_hook("", kind)) as hooks:
         found = run()
     assert list(found[0]) == list(expected[0])
     assert torch.equal(found[2], expected[2])
@@ -517,7 +508,7 @@ def test_the_callers_containers_keep_their_identity(kind: str, returns: bool) ->
 @pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
 def test_a_module_that_returns_its_own_parameter_sees_its_gradient(kind: str) -> None:
     model = Net(lambda m: m.prompt, prompt=nn.Parameter(torch.ones(4)))
-    with hookrun.hooked(model, spec("", kind, action="scale", factor=2)):
+    with hookrun.hooked(model, one_hook("", kind, "scale", factor=2)):
         for _ in range(3):
             model.prompt.grad = None
             (model() + model.prompt).sum().backward()
@@ -551,15 +542,15 @@ def test_a_tensor_at_two_places_of_an_output_is_acted_on_once() -> None:
             summed(output["last"]).backward()
         return x.grad, hooks  # type: ignore[return-value]
 
-    plain, hooks = gradient(spec("", "output_grad"))
+    plain, hooks = gradient(one_hook("", "output_grad"))
     assert hooks.fired["h", ""] == 1
-    doubled, _ = gradient(spec("", "output_grad", action="scale", factor=2))
+    doubled, _ = gradient(one_hook("", "output_grad", "scale", factor=2))
     assert torch.equal(doubled, 2 * plain)
 
 
 def test_a_hidden_state_sees_the_gradient_of_its_own_use_alone() -> None:
     model = hidden()
-    with hookrun.hooked(model, spec("", "output_grad", target="states[0]")) as hooks:
+    with hookrun.hooked(model, one_hook("", "output_grad", target="states[0]")) as hooks:
         output = model(X.clone().requires_grad_())
         (summed(output["last"]) + 5 * output["states"][0].sum()).backward()
     assert torch.equal(hooks.captures["h"][""][0], torch.full((3, 4), 5.0))
@@ -581,7 +572,7 @@ def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
         copy.register_hook(last.append)
         summed(copy * 2).backward()
         y = X.clone().requires_grad_()
-        with hookrun.hooked(model, spec("", kind)) as hooks:
+        with hookrun.hooked(model, one_hook("", kind)) as hooks:
             summed(model(y).mul_(2)).backward()
         assert_close(hooks.captures["h"][""][0], last[0])
         assert_close(y.grad, x.grad)
@@ -592,17 +583,15 @@ def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
 def test_an_outer_module_sees_the_gradient_before_the_inner_one(last: nn.Module, before: bool) -> None:
     """A Sequential returns the output of its last module: one tensor is the output of two modules."""
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), last))
-    edit = {"hook": "output_grad", "action": "add_bias", "value": 1.0}
-    hooks_of: dict[str, Any] = {
-        "inner": {"select": "0.1", "hook": "output_grad", "action": "scale", "factor": 10.0},
-        "inner_seen": {"select": "0.1", "hook": "output_grad", "action": "capture"},
-        "outer": {"select": "0", **edit},
-        "outer_seen": {"select": "0", "hook": "output_grad", "action": "capture"},
+    hooks_of = {
+        "inner": one_hook("0.1", "output_grad", "scale", factor=10.0)["h"],
+        "inner_seen": one_hook("0.1", "output_grad")["h"],
+        "outer": one_hook("0", "output_grad", "add_bias", value=1.0)["h"],
+        "outer_seen": one_hook("0", "output_grad")["h"],
     }
     if before:
-        hooks_of["shift"] = {"select": "0.1", "hook": "forward_pre", "action": "add_bias", "value": 0.5}
+        hooks_of |= one_hook("0.1", "forward_pre", "add_bias", value=0.5)
     with hookrun.hooked(model, hooks_of) as hooks:
         model(torch.ones(2, 3)).sum().backward()
-    (outer,), (inner,) = hooks.captures["outer_seen"]["0"], hooks.captures["inner_seen"]["0.1"]
-    assert torch.equal(outer, torch.full((2, 3), 2.0))
-    assert torch.equal(inner, torch.full((2, 3), 20.0))
+    assert torch.equal(hooks.captures["outer_seen"]["0"][0], torch.full((2, 3), 2.0))
+    assert torch.equal(hooks.captures["inner_seen"]["0.1"][0], torch.full((2, 3), 20.0))

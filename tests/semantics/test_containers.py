@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hooking import captured, one_hook
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from language_models import random_model
 from small_nets import Net
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
@@ -23,9 +25,6 @@ from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
 import hookrun
-from hookrun.actions import actions
-from hookrun.hook_types import FORWARD
-from hookrun.prove.trial import compile_plan
 from hookrun.runtime.snapshot import held, snapshot
 
 Point = namedtuple("Point", ["x", "y"])
@@ -74,6 +73,17 @@ def edited(value: Any, **keys: Any) -> Any:
     model = outer()
     with hookrun.hooked(model, {"h": {**DOUBLE, **keys}}):
         return model(value)
+
+
+def kept_of(value: Any, change: Callable[[Any], object] = lambda value: None) -> Any:
+    """The capture of a value that is changed afterwards."""
+    model = nn.Identity()
+    with hookrun.hooked(model, one_hook()) as hooks:
+        model(value)
+        with torch.no_grad():
+            change(value)
+    (kept,) = hooks.captures["h"][""]
+    return kept
 
 
 # ---- every type
@@ -152,11 +162,10 @@ def test_every_container_keeps_its_type_and_every_tensor_is_edited(name: str) ->
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_capture_is_the_container_with_detached_tensors(name: str) -> None:
-    model, value = outer(), VALUES[name]()
-    with hookrun.hooked(model, {"h": {"select": "inner", "hook": "forward", "action": "capture"}}) as hooks:
-        assert model(value) is value
-    assert_same(hooks.captures["h"]["inner"][0], value)
-    assert hooks.captures["h"]["inner"][0] is not value
+    value = VALUES[name]()
+    kept = kept_of(value)
+    assert_same(kept, value)
+    assert kept is not value
 
 
 def test_attributes_of_container_subclasses_stay() -> None:
@@ -289,39 +298,9 @@ def test_forward_pre_sees_calls_with_keyword_arguments_only() -> None:
     with hookrun.hooked(model, spec) as hooks:
         assert_close(model(a=t(5), b=t(1)), t(3))
     assert_close(hooks.captures["seen"][""], [{"a": t(5), "b": t(2)}])
-    by_hand: list[Any] = []
-    model.register_forward_pre_hook(lambda _m, args, kwargs: by_hand.append((args, kwargs)), with_kwargs=True)
-    model(a=t(5), b=t(2))
-    assert_close(by_hand, [((), hooks.captures["seen"][""][0])])
 
 
-# ---- shape, dtype and device
-
-
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "scale": {"factor": [0.5, 1.5]},
-    "clamp": {"min": -0.25, "max": 0.25},
-    "replace": {"value": [1, 2]},
-    "add_bias": {"value": [0.25, 0.5]},
-    "clip_norm": {"max_norm": 0.1},
-    "flip_bits": {"count": 1},
-    "project": {"direction": [1, 2]},
-    "python": {"function": "hookrun.examples:soften"},
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "action", sorted(name for name, a in actions().items() if FORWARD in a.hook_types and a.does != "stop")
-)
-def test_every_action_keeps_shape_dtype_and_device(action: str, dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(2, 2)).to(dtype)
-    spec = {"select": "0", "hook": "forward", "action": action, **PARAMETERS.get(action, {})}
-    x = torch.ones(3, 2, dtype=dtype)
-    plain = model(x)
-    with hookrun.hooked(model, {"h": spec}):
-        found = model(x)
-    assert (found.shape, found.dtype, found.device) == (plain.shape, plain.dtype, plain.device)
+# ---- what is refused or copied
 
 
 @pytest.mark.parametrize(
@@ -335,15 +314,14 @@ def test_every_action_keeps_shape_dtype_and_device(action: str, dtype: torch.dty
     ids=lambda hook: hook["action"],
 )
 def test_an_action_that_changes_a_shape_is_an_error_that_names_hook_and_module(hook: dict[str, Any]) -> None:
-    """The plan is compiled without an example, so the error comes at run time."""
+    """At run time without an example, else when the plan is compiled."""
 
     class Halved(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[:, :1]
 
-    model = nn.Sequential(Halved(2, 2))
-    spec = {"odd": {"select": "0", "hook": "forward", **hook}}
-    refused = pytest.raises(hookrun.HookrunError, match=r"hook 'odd' \(forward, \w+\) on 0: .*shape")
+    model, spec = nn.Sequential(Halved(2, 2)), one_hook("0", **hook)
+    refused = pytest.raises(hookrun.HookrunError, match=r"hook 'h' \(forward, \w+\) on 0: .*shape")
     with refused, hookrun.hooked(model, spec):
         model(torch.ones(2, 2))
     with pytest.raises(hookrun.CompileError, match="shape"):
@@ -351,31 +329,14 @@ def test_an_action_that_changes_a_shape_is_an_error_that_names_hook_and_module(h
 
 
 def test_an_edited_packed_sequence_stays_a_packed_sequence() -> None:
-    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    model = outer()
-    with hookrun.hooked(model, {"h": {**DOUBLE, "target": "data"}}):
-        found = model(packed)
+    packed, by_hand = (
+        nn.utils.rnn.pack_sequence([factor * torch.ones(3, 2), factor * torch.ones(1, 2)])
+        for factor in (1, 2)
+    )
+    found, lstm = edited(packed, target="data"), nn.LSTM(2, 2)
     assert type(found) is type(packed)
     assert_close(found.data, packed.data * 2)
-    lstm = nn.LSTM(2, 2)
-    assert_close(
-        lstm(found)[0].data,
-        lstm(nn.utils.rnn.pack_sequence([2 * torch.ones(3, 2), 2 * torch.ones(1, 2)]))[0].data,
-    )
-
-
-CAPTURE: dict[str, Any] = {"h": {"select": "", "hook": "forward", "action": "capture"}}
-
-
-def captured(value: Any, change: Callable[[Any], object], spec: dict[str, Any] = CAPTURE) -> Any:
-    """The capture of a value that is changed afterwards."""
-    model = nn.Identity()
-    with hookrun.hooked(model, spec) as hooks:
-        model(value)
-        with torch.no_grad():
-            change(value)
-    (kept,) = hooks.captures["h"][""]
-    return kept
+    assert_close(lstm(found)[0].data, lstm(by_hand)[0].data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +384,7 @@ def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str
         tensor_of(value).add_(1)
         notes_of(value).append(2)
 
-    kept = captured(value, change)
+    kept = kept_of(value, change)
     assert type(kept) is type(value) and kept is not value
     assert tensor_of(kept).tolist() == [1.0] * 3 and not tensor_of(kept).requires_grad
     assert notes_of(kept) == [1]
@@ -444,7 +405,7 @@ def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str
 )
 def test_containers_without_tensors_are_copied_too(value: Any, change: Callable[[Any], object]) -> None:
     expected = repr(value)
-    assert repr(captured(value, change)) == expected
+    assert repr(kept_of(value, change)) == expected
     assert repr(value) != expected
 
 
@@ -455,20 +416,20 @@ class Colour(enum.Enum):
 def test_a_capture_keeps_plain_values_unchanged() -> None:
     of_torch = [torch.float32, torch.device("cpu"), torch.Size([1])]
     value = [None, True, 1, 2.5, 1j, "a", b"b", *of_torch, Colour.RED, len]
-    kept = captured(value, lambda value: value.clear())
+    kept = kept_of(value, lambda value: value.clear())
     assert len(kept) == 12 and kept[:3] == [None, True, 1] and kept[-2:] == [Colour.RED, len]
 
 
 def test_a_captured_packed_sequence_does_not_follow_later_writes() -> None:
     packed = pack_padded_sequence(torch.ones(3, 2, 4), torch.tensor([3, 2]))
-    kept = captured(packed, lambda value: value.data.zero_())
+    kept = kept_of(packed, lambda value: value.data.zero_())
     assert isinstance(kept, PackedSequence) and bool((kept.data == 1).all())
     assert kept.batch_sizes.tolist() == [2, 2, 1]
 
 
 def test_a_tensor_that_occurs_twice_in_a_value_is_kept_once() -> None:
     x = torch.ones(3)
-    kept = captured({"last": x, "all": (x, x)}, lambda value: value["last"].zero_())
+    kept = kept_of({"last": x, "all": (x, x)}, lambda value: value["last"].zero_())
     assert kept["last"] is kept["all"][0] is kept["all"][1] and kept["last"].tolist() == [1.0] * 3
 
 
@@ -476,10 +437,8 @@ def test_a_tensor_that_occurs_twice_in_a_value_is_kept_once() -> None:
 
 
 def gpt2() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=16, n_positions=16)
-    model: nn.Module = transformers.GPT2LMHeadModel(config)
-    return model
+    pytest.importorskip("transformers")
+    return random_model("gpt2", "eager")
 
 
 def cache_name(model: nn.Module) -> str:
@@ -488,18 +447,16 @@ def cache_name(model: nn.Module) -> str:
 
 
 def test_a_captured_cache_is_detached_and_does_not_grow() -> None:
-    model = gpt2()
+    model, ids = gpt2(), torch.arange(4).reshape(1, 4)
     name = cache_name(model)
-    ids = torch.arange(4).reshape(1, 4)
-    with hookrun.hooked(model, CAPTURE) as hooks:
-        out = model(ids, use_cache=True)
-        cache = out[name]
+    with hookrun.hooked(model, one_hook()) as hooks:
+        cache = model(ids, use_cache=True)[name]
         expected = cache.layers[0].keys.detach().clone()
         model(torch.tensor([[5]]), use_cache=True, **{name: cache})
     first, second = (kept[name] for kept in hooks.captures["h"][""])
     assert type(first) is type(cache) and first is not cache
     assert first.get_seq_length() == 4 and second.get_seq_length() == 5 == cache.get_seq_length()
-    torch.testing.assert_close(first.layers[0].keys, expected, rtol=0, atol=0)
+    assert torch.equal(first.layers[0].keys, expected)
     for kept in (first, second):
         assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in held(kept))
         assert len(list(held(kept))) >= 4
@@ -517,9 +474,8 @@ def test_a_captured_encoder_decoder_cache_does_not_grow() -> None:
 
 
 def test_dtype_applies_to_the_tensors_inside_a_cache() -> None:
-    spec = {"h": {**CAPTURE["h"], "dtype": "float16"}}
     model = gpt2()
-    with hookrun.hooked(model, spec) as hooks:
+    with hookrun.hooked(model, one_hook(dtype="float16")) as hooks:
         model(torch.arange(4).reshape(1, 4), use_cache=True)
     cache = hooks.captures["h"][""][0][cache_name(model)]
     assert cache.layers[1].values.dtype == torch.float16
@@ -530,12 +486,12 @@ def test_a_cache_can_be_captured_from_arguments_and_through_a_target() -> None:
     name = cache_name(model)
     spec = {
         "h": {"select": "transformer.h.1", "hook": "forward_pre", "action": "capture"},
-        "k": {**CAPTURE["h"], "target": f"{name}.layers[1].keys"},
+        "k": {"select": "", "hook": "forward", "action": "capture", "target": f"{name}.layers[1].keys"},
     }
     with hookrun.hooked(model, spec) as hooks:
         out = model(torch.arange(4).reshape(1, 4), use_cache=True)
     assert len(hooks.captures["h"]["transformer.h.1"]) == 1
-    torch.testing.assert_close(hooks.captures["k"][""], [out[name].layers[1].keys.detach()])
+    assert torch.equal(hooks.captures["k"][""][0], out[name].layers[1].keys)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------
@@ -562,36 +518,30 @@ class Opaque:
 )
 def test_an_object_that_cannot_be_copied_is_refused_by_name(make: Any, at: str | None, hint: str) -> None:
     model = nn.Sequential(Net(lambda _, x: make(x)))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
     refused = pytest.raises(
         hookrun.HookError, match=r"hook 'h' \(forward, capture\) on 0: it cannot copy the "
     )
-    with hookrun.hooked(model, spec) as hooks, refused as error:
+    with hookrun.hooked(model, one_hook("0")) as hooks, refused as error:
         model(torch.ones(2))
-    kind = type(make(torch.ones(2)) if at is None else Opaque(torch.ones(1)))
-    assert kind.__name__ in str(error.value) or "object" in str(error.value)
-    assert hint in str(error.value) and (at is None or repr(at) in str(error.value))
+    said, kind = str(error.value), type(make(torch.ones(2))) if at is None else Opaque
+    assert kind.__name__ in said or "object" in said
+    assert hint in said and (at is None or repr(at) in said)
     assert hooks.captures["h"]["0"] == []
 
 
 def test_with_an_example_an_object_that_cannot_be_copied_is_refused_at_compile_time() -> None:
     model = nn.Sequential(nn.Linear(2, 2), Net(lambda _, x: Opaque(x)))
-    spec = hookrun.load_spec({"h": {"select": "1", "hook": "forward", "action": "capture"}})
     with pytest.raises(hookrun.CompileError, match=r"on 1: it cannot copy the Opaque.*target: logits"):
-        compile_plan(spec, model, example=((torch.ones(1, 2),), {}))
+        hookrun.compile(one_hook("1"), model, example=((torch.ones(1, 2),), {}))
 
 
 def test_the_target_that_the_error_suggests_works() -> None:
-    model = nn.Sequential(Net(lambda _, x: (1, Opaque(x))))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "target": "[1].logits"}}
-    with hookrun.hooked(model, spec) as hooks:
-        model(torch.ones(2))
-    assert hooks.captures["h"]["0"][0].tolist() == [1.0, 1.0]
+    model = Net(lambda _, x: (1, Opaque(x)))
+    assert captured(model, torch.ones(2), target="[1].logits")[0].tolist() == [1.0, 1.0]
 
 
 def test_an_edit_never_replaces_an_attribute_of_an_unknown_object() -> None:
-    model = nn.Sequential(Net(lambda _, x: Opaque(x)))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0, "target": "logits"}}
+    model = Net(lambda _, x: Opaque(x))
     refused = pytest.raises(hookrun.HookError, match=r"'logits' is not in the Opaque")
-    with hookrun.hooked(model, spec), refused:
+    with hookrun.hooked(model, one_hook("", "forward", "scale", factor=2.0, target="logits")), refused:
         model(torch.ones(2))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from small_nets import Net
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
@@ -114,11 +115,7 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(each_tensor(member, change) for member in value)
-    if isinstance(value, dict):
-        return {key: each_tensor(member, change) for key, member in value.items()}
-    return change(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+    return tree_map_only(Tensor, lambda x: change(x) if x.is_floating_point() else x, value)
 
 
 class EditGradient(torch.autograd.Function):
@@ -160,30 +157,30 @@ class ByHand:
         if not self.in_backward:
             self.seen.setdefault((name, path), []).append(each_tensor(value, lambda x: x.detach().clone()))
 
+    def on_gradient(self, name: str, hook: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+        def act(grad: Tensor) -> Tensor:
+            if hook["action"] == "capture":
+                self.seen.setdefault((name, hook["select"]), []).append(grad.detach().clone())
+                return grad
+            return EDITS[hook["action"]][1](grad)
+
+        return act
+
     def on_module(self, name: str, hook: dict[str, Any]) -> None:
         path, module = hook["select"], self.modules[hook["select"]]
         edit = EDITS[hook["action"]][1] if hook["action"] != "capture" else None
 
         def pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if edit is None:
-                shown = {**dict(enumerate(args)), **kwargs} if kwargs else args[0] if len(args) == 1 else args
-                self.see(name, path, shown)
-                return None
-            return each_tensor(args, edit), each_tensor(kwargs, edit)
+            if edit is not None:
+                return each_tensor((args, kwargs), edit)
+            shown = {**dict(enumerate(args)), **kwargs} if kwargs else args[0] if len(args) == 1 else args
+            return self.see(name, path, shown)
 
         def forward(module: nn.Module, args: Any, output: Any) -> Any:
-            if edit is None:
-                self.see(name, path, output)
-                return None
-            return each_tensor(output, edit)
+            return self.see(name, path, output) if edit is None else each_tensor(output, edit)
 
         def output_grad(module: nn.Module, args: Any, output: Any) -> Any:
-            def look(grad: Tensor) -> Tensor:
-                if edit is None:
-                    self.seen.setdefault((name, path), []).append(grad.detach().clone())
-                    return grad
-                return edit(grad)
-
+            look = self.on_gradient(name, hook)
             return each_tensor(output, lambda x: EditGradient.apply(x, look) if x.requires_grad else x)  # type: ignore[no-any-return]
 
         if hook["hook"] == "forward_pre":
@@ -193,14 +190,7 @@ class ByHand:
             self.handles.append(module.register_forward_hook(chosen))
 
     def on_parameter(self, name: str, hook: dict[str, Any]) -> None:
-        path, parameter = hook["select"], self.parameters[hook["select"]]
-
-        def act(grad: Tensor) -> Tensor:
-            if hook["action"] == "capture":
-                self.seen.setdefault((name, path), []).append(grad.detach().clone())
-                return grad
-            return EDITS[hook["action"]][1](grad)
-
+        parameter, act = self.parameters[hook["select"]], self.on_gradient(name, hook)
         if hook["hook"] == "grad":
             self.handles.append(parameter.register_hook(act))
         elif hook["hook"] == "post_accumulate_grad":
@@ -282,12 +272,8 @@ def trained(
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif value is not None:
-        for member in value.values() if isinstance(value, dict) else value:
-            yield from tensors_of(member)
+def tensors_of(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(list(values)) if leaf is not None]
 
 
 def close(mine: Tensor, theirs: Tensor) -> bool:
@@ -319,8 +305,8 @@ def difference(seed: int) -> str | None:
     for name, hook in spec.items():
         if hook["action"] != "capture":
             continue
-        mine = [*tensors_of(hooks.captures[name].get(hook["select"], []))]
-        theirs = [*tensors_of(by_hand.seen.get((name, hook["select"]), []))]
+        mine = tensors_of(hooks.captures[name].get(hook["select"], []))
+        theirs = tensors_of(by_hand.seen.get((name, hook["select"]), []))
         if len(mine) != len(theirs):
             return f"{name}: {len(mine)} captured tensors for {len(theirs)}"
         if not all(close(a, b) for a, b in zip(mine, theirs, strict=True)):

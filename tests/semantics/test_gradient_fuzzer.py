@@ -16,6 +16,7 @@ import torch
 from small_nets import Net
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import hookrun
 
@@ -114,15 +115,6 @@ class Model(nn.Module):
         return y
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A new container with a function applied to each tensor."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: mapped(member, change) for key, member in value.items()}
-    return value
-
-
 def by_hand(model: Model, hooked: str, kind: str, factor: float, seen: list[Tensor]) -> None:
     """Put identities around each call of the hooked module; the gradients that they see are appended to `seen`."""
 
@@ -140,8 +132,8 @@ def by_hand(model: Model, hooked: str, kind: str, factor: float, seen: list[Tens
         if name != hooked:
             return call(value)
         if kind == "backward":
-            return call(mapped(value, watched))
-        return mapped(call(value), watched)
+            return call(tree_map_only(Tensor, watched, value))
+        return tree_map_only(Tensor, watched, call(value))
 
     model.around = around
 
@@ -150,8 +142,7 @@ def captured(hooks: Any, hooked: str) -> list[Tensor]:
     found = list[Tensor]()
     for value in hooks.captures["h"][hooked]:
         value = value["grad_input"] if isinstance(value, dict) and "grad_input" in value else value
-        members = value.values() if isinstance(value, dict) else [value]
-        found += [member for member in members if member is not None]
+        found += [member for member in tree_leaves(value) if member is not None]
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -20,10 +21,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-def capture(select: str, **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": "forward", "action": "capture", **keys}}
 
 
 # ---- None --------------------------------------------------------------------------------------------------------
@@ -50,7 +47,7 @@ def attention() -> Net:
 )
 def test_entry_i_of_a_capture_is_that_of_call_i_also_if_it_is_none(keys: dict[str, Any]) -> None:
     model = attention()
-    with hookrun.hooked(model, capture("layer", target="[1]", **keys)) as hooks:
+    with hookrun.hooked(model, one_hook("layer", target="[1]", **keys)) as hooks:
         for needed in NEEDS_WEIGHTS:
             hooks.samples = [0, 1]
             model(torch.randn(2, 3, 4), needed)
@@ -59,7 +56,7 @@ def test_entry_i_of_a_capture_is_that_of_call_i_also_if_it_is_none(keys: dict[st
 
 def test_under_tokens_a_none_has_neither_an_entry_nor_rows() -> None:
     model = attention()
-    with hookrun.hooked(model, capture("layer", target="[1]", tokens={"query": "all"})) as hooks:
+    with hookrun.hooked(model, one_hook("layer", target="[1]", tokens={"query": "all"})) as hooks:
         for needed in NEEDS_WEIGHTS:
             hooks.tokens(torch.arange(6).reshape(2, 3))
             model(torch.randn(2, 3, 4), needed)
@@ -94,9 +91,7 @@ def encoded(model: nn.Module) -> Tensor:
     ],
 )
 def test_a_nested_tensor_is_edited_where_torch_can_do_it(action: dict[str, Any], by_hand: Any) -> None:
-    with hookrun.hooked(
-        encoder(), {"h": {"select": "layers.0", "hook": "forward", **action}}, effects=True
-    ) as hooks:
+    with hookrun.hooked(encoder(), one_hook("layers.0", "forward", **action), effects=True) as hooks:
         found = encoded(hooks._model)
     model = encoder()
     model.layers[0].register_forward_hook(lambda module, args, output: by_hand(output))
@@ -139,7 +134,7 @@ def test_what_torch_cannot_do_with_a_nested_tensor_is_refused_in_words(
         pytest.raises(
             hookrun.HookError, match=r"'h' \(.* on 0: torch cannot compute this on a nested tensor"
         ),
-        hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}),
+        hookrun.hooked(model, one_hook("0", "forward", **keys)),
     ):
         model(x)
 
@@ -153,7 +148,7 @@ def test_gradients_of_nested_tensors_that_torch_cannot_hook_are_refused(hook: st
     model, x = nn.Sequential(nn.Linear(4, 4)), torch.nested.nested_tensor([X, X[:1]])
     with (
         pytest.raises(hookrun.HookError, match="on 0: torch cannot compute this on a nested tensor"),
-        hookrun.hooked(model, {"h": {"select": "0", "hook": hook, **action}}),
+        hookrun.hooked(model, one_hook("0", hook, **action)),
     ):
         torch.nested.to_padded_tensor(model(x), 0.0).sum().backward()
 
@@ -174,12 +169,12 @@ QUANTIZED: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.filterwarnings("ignore:.*quantize:DeprecationWarning", "ignore:.*quant:UserWarning")
 def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, capsys: Any) -> None:
     model, x = nn.Sequential(nn.Identity()), QUANTIZED[kind]()
-    spec = {**capture("0"), "p": {"select": "0", "hook": "forward", "action": "print", "what": "value"}}
+    spec = {**one_hook("0"), "p": {"select": "0", "hook": "forward", "action": "print", "what": "value"}}
     with hookrun.hooked(model, spec) as hooks:
         expected = [model(x).dequantize() for _ in range(3)]
     assert all(torch.equal(entry.dequantize(), expected[0]) for entry in hooks.captures["h"]["0"])
     torch.testing.assert_close(torch.tensor(hooks.records[0]["value"]), expected[0])
-    with hookrun.record(model, capture("0"), tmp_path / "run"):
+    with hookrun.record(model, one_hook("0"), tmp_path / "run"):
         model(x)
     assert torch.equal(hookrun.open_run(tmp_path / "run").captures["h"]["0"][:], expected[0])
 
@@ -193,7 +188,7 @@ def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, caps
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_capture_in_forward_mode_has_no_tangent(keys: dict[str, Any], trained: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity()).requires_grad_(trained)
-    spec = {name: {**capture(select)["h"], **keys} for name, select in (("first", "0"), ("last", "1"))}
+    spec = {name: one_hook(select, **keys)["h"] for name, select in (("first", "0"), ("last", "1"))}
     with hookrun.hooked(model, spec) as hooks, forward_ad.dual_level():
         for _ in range(4):  # the third copy is the first one that is made on write
             output = model(forward_ad.make_dual(X, X))
@@ -214,7 +209,7 @@ def test_an_observer_of_batched_gradients_passes_them_on_and_says_so(hook: str, 
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     expected = torch.autograd.functional.jacobian(model, X)
     with (
-        hookrun.hooked(model, {"h": {"select": "1", "hook": hook, "action": action}}) as hooks,
+        hookrun.hooked(model, one_hook("1", hook, action)) as hooks,
         pytest.warns(hookrun.HookrunWarning, match=r"'h' .* on 1: gradients are batched"),
     ):
         found = torch.autograd.functional.jacobian(model, X, vectorize=True)
@@ -224,7 +219,7 @@ def test_an_observer_of_batched_gradients_passes_them_on_and_says_so(hook: str, 
 
 def test_an_edit_of_batched_gradients_is_that_of_each() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    spec = {"h": {"select": "1", "hook": "output_grad", "action": "clip_norm", "max_norm": 0.5}}
+    spec = one_hook("1", "output_grad", "clip_norm", max_norm=0.5)
     with hookrun.hooked(model, spec, effects=True):
         one_by_one = torch.autograd.functional.jacobian(model, X)
         together = torch.autograd.functional.jacobian(model, X, vectorize=True)

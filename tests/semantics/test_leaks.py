@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import EVERY, one_hook
 from torch import Tensor, nn
 
 import hookrun
@@ -17,17 +18,8 @@ from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.site import HookSite
 
 X = torch.ones(2, 3)
-EVERY: dict[str, dict[str, Any]] = {
-    "pre": {"select": "**", "hook": "forward_pre", "action": "capture"},
-    "out": {"select": "**", "hook": "forward", "action": "noise", "when": {"probability": 0.5}},
+KINDS = EVERY | {
     "call": {"select": "0", "hook": "forward", "action": "scale", "factor": 2, "when": {"call": 0}},
-    "back": {"select": "**", "hook": "backward", "action": "capture"},
-    "back_pre": {"select": "**", "hook": "backward_pre", "action": "scale", "factor": 2},
-    "of_out": {"select": "**", "hook": "output_grad", "action": "capture"},
-    "grad": {"select": "**", "hook": "grad", "action": "clamp", "min": -1, "max": 1},
-    "sum": {"select": "**", "hook": "post_accumulate_grad", "action": "stats"},
-    "saved": {"select": "**", "hook": "saved_tensors", "action": "offload", "to": "cpu"},
-    "step": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1},
     "fill": {"select": "0", "hook": "apply", "action": "fill", "value": 1},
 }
 
@@ -67,10 +59,10 @@ def alive(kind: type) -> int:
     return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("kind", [*EVERY, "all"])
+@pytest.mark.parametrize("kind", [*KINDS, "all"])
 def test_hundreds_of_installations_leave_the_model_collectable(kind: str) -> None:
     model = net()
-    spec = EVERY if kind == "all" else {kind: EVERY[kind]}
+    spec = KINDS if kind == "all" else {kind: KINDS[kind]}
     plan = hookrun.compile(spec, model)
     before = alive(RegisteredHook), alive(HookSite)
     cycles = 200 if kind == "all" else 50
@@ -105,7 +97,7 @@ def test_no_single_action_keeps_the_model_alive(alone: dict[str, Any]) -> None:
 )
 def test_no_schedule_keeps_the_model_alive(when: dict[str, Any]) -> None:
     model = net()
-    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2, "when": when}}
+    spec = one_hook("0", "forward", "scale", factor=2, when=when)
     with hookrun.hooked(model, spec) as hooks:
         step(model)
     gone = weakref.ref(hooks), weakref.ref(model)
@@ -116,7 +108,7 @@ def test_no_schedule_keeps_the_model_alive(when: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", ["forward", "backward", "output_grad", "forward_pre"])
 def test_an_exception_does_not_keep_the_model_alive(kind: str) -> None:
     model = net()
-    spec = {**EVERY, "failing": {"select": "2", "hook": kind, "action": "check", "max": -1e9}}
+    spec = {**KINDS, "failing": {"select": "2", "hook": kind, "action": "check", "max": -1e9}}
     for _ in range(20):
         with suppress(hookrun.CheckFailed), hookrun.hooked(model, spec) as hooks:
             step(model)
@@ -127,7 +119,7 @@ def test_an_exception_does_not_keep_the_model_alive(kind: str) -> None:
 
 def test_captures_are_freed_with_the_installation() -> None:
     model = net()
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("0")) as hooks:
         model(X)
     kept = weakref.ref(hooks.captures["h"]["0"][0])
     assert kept() is not None
@@ -137,7 +129,7 @@ def test_captures_are_freed_with_the_installation() -> None:
 
 def test_a_captured_value_does_not_keep_the_graph() -> None:
     model, alive_inputs = net(), list[weakref.ref[Tensor]]()
-    with hookrun.hooked(model, {"h": {"select": "2", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("2")) as hooks:
         for _ in range(3):
             x = X.clone().requires_grad_()
             alive_inputs.append(weakref.ref(x))
@@ -150,9 +142,9 @@ def test_a_captured_value_does_not_keep_the_graph() -> None:
 
 def test_a_compiled_plan_does_not_keep_the_model() -> None:
     model = net()
-    plan = hookrun.compile(EVERY, model, example=((X,), {}))
+    plan = hookrun.compile(KINDS, model, example=((X,), {}))
     gone = weakref.ref(model)
     del model
     gc.collect()  # in a trial run with fake tensors torch itself leaves reference cycles
     assert gone() is None
-    assert len(plan.hooks) == len(EVERY)
+    assert len(plan.hooks) == len(KINDS)

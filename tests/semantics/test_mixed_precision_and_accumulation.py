@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 import hookrun
 from hookrun.cli import main
@@ -34,51 +38,48 @@ def selected(kind: str) -> str:
 
 
 def scaled_step(
-    model: nn.Module,
-    scaler: GradScaler,
-    optimizer: torch.optim.Optimizer,
-    factor: float = 1.0,
-    unscale: bool = False,
+    model: nn.Module, scaler: GradScaler | None, factor: float = 1.0, *, unscale: bool = False
 ) -> None:
-    optimizer.zero_grad()
-    scaler.scale(model(X.to(next(model.parameters()).dtype)).sum() * factor).backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(X).sum() * factor
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+        return
+    scaler.scale(loss).backward()
     if unscale:
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
 
 
+def with_and_without(scaler: GradScaler, spec: dict[str, Any], *, unscale: bool = False) -> tuple[Any, Any]:
+    """A step with the scaler and one without, which must train the same; returns both installations."""
+    installed = list[Any]()
+    for given in (scaler, None):
+        model = net()
+        with hookrun.compile(spec, model).install(model, scaler=given) as hooks:
+            scaled_step(model, given, unscale=unscale)
+        installed.append(hooks)
+    require_equal_weights(*(hooks._model for hooks in installed))
+    return installed[0], installed[1]
+
+
+def require_equal_weights(found: nn.Module, expected: nn.Module, **within: float) -> None:
+    assert_close(found.state_dict(), expected.state_dict(), **within)
+
+
 def tensors(value: Any) -> list[Tensor]:
-    match value:
-        case Tensor():
-            return [value]
-        case dict():
-            return [each for member in value.values() for each in tensors(member)]
-        case tuple() | list():
-            return [each for member in value for each in tensors(member)]
-    return []
+    return [value] if isinstance(value, Tensor) else [leaf for leaf in tree_leaves(value) if leaf is not None]
 
 
 @pytest.mark.parametrize("kind", ON_MODULE + ON_PARAMETER)
 def test_under_a_gradient_scaler_hooks_see_the_true_gradients(kind: str) -> None:
     """PyTorch's own hooks see 65536 for a gradient of 1."""
-    scaler, model = GradScaler("cpu"), net()
-    plain = copy.deepcopy(model)
-    spec = {"h": {"select": selected(kind), "hook": kind, "action": "capture"}}
-    plan = hookrun.compile(spec, model)
-    with plan.install(model, scaler=scaler) as hooks:
-        scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
-    with plan.install(plain) as expected:
-        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-        plain(X).sum().backward()
-        optimizer.step()
-    path = selected(kind)
-    found = tensors(hooks.captures["h"][path])
+    both = with_and_without(GradScaler("cpu"), one_hook(selected(kind), kind))
+    found, expected = (tensors(list(hooks.captures["h"][selected(kind)])) for hooks in both)
     assert found
-    for ours, theirs in zip(found, tensors(expected.captures["h"][path]), strict=True):
-        assert_close(ours, theirs)
-    for name, parameter in plain.named_parameters():
-        assert_close(model.get_parameter(name), parameter)
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -87,24 +88,15 @@ def test_under_a_gradient_scaler_hooks_see_the_true_gradients(kind: str) -> None
 def test_an_edit_acts_on_the_true_gradient_and_the_optimizer_uses_it(
     kind: str, action: dict[str, Any], unscale: bool
 ) -> None:
-    scaler, model = GradScaler("cpu", init_scale=2.0**10), net()
-    plain = copy.deepcopy(model)
-    plan = hookrun.compile({"h": {"select": selected(kind), "hook": kind, **action}}, model)
-    with plan.install(model, scaler=scaler) as hooks:
-        scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1), unscale=unscale)
-    with plan.install(plain):
-        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-        plain(X).sum().backward()
-        optimizer.step()
-    assert sum(hooks.fired.values()) == 1
-    for name, parameter in plain.named_parameters():
-        assert_close(model.get_parameter(name), parameter)
+    scaler = GradScaler("cpu", init_scale=2.0**10)
+    scaled, _ = with_and_without(scaler, one_hook(selected(kind), kind, **action), unscale=unscale)
+    assert sum(scaled.fired.values()) == 1
 
 
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
     """The scaler's factor keeps them from underflowing; hooks see the unscaled gradients in 32 bits."""
     scaler, model = GradScaler("cpu", init_scale=2.0**14), net(torch.float16)
-    spec = {"h": {"select": "2", "hook": "output_grad", "action": "capture"}}
+    spec = one_hook("2", "output_grad")
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
         scaler.scale(model(X.half()).float().sum() * 1e-8).backward()
     assert_close(hooks.captures["h"]["2"][0], torch.full((4, 2), 1e-8), rtol=1e-2, atol=0)
@@ -112,16 +104,17 @@ def test_small_gradients_in_half_precision_are_not_lost() -> None:
 
 def test_a_step_that_the_scaler_skips_does_not_count_as_a_step() -> None:
     scaler, model = GradScaler("cpu"), net()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
+    before = copy.deepcopy(model)
     spec = {
         "pre": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 0.1},
         "post": {"select": "2.weight", "hook": "optimizer_step_post", "action": "capture"},
     }
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
-        scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1), factor=float("inf"))
+        scaled_step(model, scaler, factor=float("inf"))
         assert set(hooks.fired.values()) == {0} and hooks.clock.step == 0
-        assert_close([p.detach() for p in model.parameters()], before)
-        scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
+        require_equal_weights(model, before)
+        model.zero_grad()
+        scaled_step(model, scaler)
         assert set(hooks.fired.values()) == {1} and hooks.clock.step == 1
 
 
@@ -166,21 +159,12 @@ def accumulated(model: nn.Module, spec: dict[str, Any], parts: int, scaler: Grad
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "per_step"),
-    [
-        ("grad", 4),
-        ("output_grad", 4),
-        ("post_accumulate_grad", 1),
-        ("optimizer_step_pre", 1),
-        ("optimizer_step_post", 1),
-    ],
+    "kind", ["grad", "output_grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
 )
-def test_hook_types_fire_per_micro_batch_or_per_step(kind: str, per_step: int, scaled: bool) -> None:
+def test_hook_types_fire_per_micro_batch_or_per_step(kind: str, scaled: bool) -> None:
     scaler = GradScaler("cpu") if scaled else None
-    hooks = accumulated(
-        net(), {"h": {"select": selected(kind), "hook": kind, "action": "capture"}}, 4, scaler
-    )
-    assert hooks.fired["h", selected(kind)] == 2 * per_step
+    hooks = accumulated(net(), one_hook(selected(kind), kind), 4, scaler)
+    assert hooks.fired["h", selected(kind)] == 2 * (4 if kind in ("grad", "output_grad") else 1)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -190,56 +174,44 @@ def test_four_micro_batches_give_the_gradient_of_one_large_batch(
     kind: str, action: dict[str, Any], scaled: bool
 ) -> None:
     """With PyTorch's own hook, a scale of 0.5 on each of four micro-batches gives 0.94 of one gradient, not 2."""
-    spec = {"h": {"select": "**", "hook": kind, **action}}
-    whole, parts = net(), net()
+    spec, whole, parts = one_hook("**", kind, **action), net(), net()
     accumulated(whole, spec, 1)
     accumulated(parts, spec, 4, GradScaler("cpu") if scaled else None)
-    for name, parameter in whole.named_parameters():
-        assert_close(parts.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
+    require_equal_weights(parts, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_grad_acts_on_each_micro_batch() -> None:
-    model = net()
-    by_hand = copy.deepcopy(model)
+    model, by_hand = net(), net()
     by_hand[2].weight.register_hook(lambda grad: grad.clamp(max=0.2))
-    for part in X.chunk(4):
-        by_hand(part).square().sum().backward()
-    spec = {"h": {"select": "2.weight", "hook": "grad", "action": "clamp", "max": 0.2}}
-    with hookrun.hooked(model, spec):
-        for part in X.chunk(4):
-            model(part).square().sum().backward()
+    with hookrun.hooked(model, one_hook("2.weight", "grad", "clamp", max=0.2)):
+        for each, part in itertools.product((model, by_hand), X.chunk(4)):
+            each(part).square().sum().backward()
     assert_close(model[2].weight.grad, by_hand[2].weight.grad)
 
 
 def test_when_step_counts_optimizer_steps_and_not_micro_batches() -> None:
-    spec = {"h": {"select": "2.weight", "hook": "grad", "action": "print", "when": {"step": 1}}}
+    spec = one_hook("2.weight", "grad", "print", when={"step": 1})
     hooks = accumulated(net(), spec, 4)
     assert [record["step"] for record in hooks.records] == [1] * 4
 
 
-def test_clip_norm_is_per_tensor_on_grad_and_over_all_before_the_step() -> None:
-    for kind in ("grad", "optimizer_step_pre"):
-        model, by_hand = net(), net()
-        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, by_hand)]
-        with hookrun.hooked(
-            model, {"h": {"select": "**", "hook": kind, "action": "clip_norm", "max_norm": 0.1}}
-        ):
-            model(X).square().sum().backward()
-            optimizers[0].step()
-        by_hand(X).square().sum().backward()
-        if kind == "grad":
-            for parameter in by_hand.parameters():
-                nn.utils.clip_grad_norm_([parameter], 0.1)
-        else:
-            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.1)
-        optimizers[1].step()
-        for name, parameter in by_hand.named_parameters():
-            assert_close(model.get_parameter(name), parameter)
+@pytest.mark.parametrize("kind", ["grad", "optimizer_step_pre"])
+def test_clip_norm_is_per_tensor_on_grad_and_over_all_before_the_step(kind: str) -> None:
+    model, by_hand = net(), net()
+    with hookrun.hooked(model, one_hook("**", kind, "clip_norm", max_norm=0.1)):
+        scaled_step(model, None)
+    by_hand(X).sum().backward()
+    every = list(by_hand.parameters())
+    for together in [every] if kind == "optimizer_step_pre" else [[parameter] for parameter in every]:
+        nn.utils.clip_grad_norm_(together, 0.1)
+    torch.optim.SGD(every, lr=0.1).step()
+    require_equal_weights(model, by_hand)
 
 
 # ---- hookrun's own loop
 
 
+LAST = "checkpoints/last.safetensors"
 COMMAND = (
     "compute.device=cpu", "compute.threads=1", "model=mlp", "train.epochs=1", "train.shuffle=false",
     "train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.steps=2",
@@ -251,26 +223,29 @@ def run(folder: Path, name: str, *overrides: str) -> hookrun.Run:
     return hookrun.open_run(folder / name)
 
 
-@pytest.mark.parametrize("kind", ["post_accumulate_grad", "optimizer_step_pre"])
-def test_a_run_with_accumulation_equals_a_run_with_larger_batches(kind: str, tmp_path: Path) -> None:
-    seen = f"+hooks.seen={{select: '**', hook: {kind}, action: capture}}"
-    clip = f"+hooks.clip={{select: '**', hook: {kind}, action: clamp, max: 0.01}}"
-    whole = run(tmp_path, "whole", seen, clip, "data.batch_size=64")
-    parts = run(tmp_path, "parts", seen, clip, "data.batch_size=16", "train.accumulate=4")
-    for path in whole.captures["seen"]:
-        ours, theirs = parts.captures["seen"][path], whole.captures["seen"][path]
-        assert ours.shape == theirs.shape
-        assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-6)
+def test_a_run_with_accumulation_equals_a_run_with_larger_batches(tmp_path: Path) -> None:
+    hooks = [
+        f"+hooks.{do}_{kind}={{select: '**', hook: {kind}, action: {action}}}"
+        for kind, limit in (("post_accumulate_grad", 0.01), ("optimizer_step_pre", 0.005))
+        for do, action in (("seen", "capture"), ("clip", f"clamp, max: {limit}"))
+    ]
+    whole = run(tmp_path, "whole", *hooks, "data.batch_size=64")
+    parts = run(tmp_path, "parts", *hooks, "data.batch_size=16", "train.accumulate=4")
+    for name in ("seen_post_accumulate_grad", "seen_optimizer_step_pre"):
+        for path, theirs in whole.captures[name].items():
+            ours = parts.captures[name][path]
+            assert ours.shape == theirs.shape
+            assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-6)
+    assert_close(load_file(parts.path / LAST), load_file(whole.path / LAST), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_run_in_mixed_precision_records_true_gradients(precision: str, tmp_path: Path) -> None:
-    seen = "+hooks.seen={select: '**', hook: grad, action: capture}"
-    plain = run(tmp_path, "plain", seen, "train.steps=1")
-    mixed = run(tmp_path, "mixed", seen, "train.steps=1", f"compute.precision={precision}")
-    for path in plain.captures["seen"]:
-        ours, theirs = mixed.captures["seen"][path][0], plain.captures["seen"][path][0]
-        assert (ours - theirs).norm() <= 0.05 * theirs.norm()
+def test_a_run_in_mixed_precision_records_true_gradients(tmp_path: Path) -> None:
+    seen = ["+hooks.seen={select: '**', hook: grad, action: capture}", "train.steps=1"]
+    plain = run(tmp_path, "plain", *seen)
+    for precision in ("bf16", "fp16"):
+        mixed = run(tmp_path, precision, *seen, f"compute.precision={precision}")
+        for path, theirs in plain.captures["seen"].items():
+            assert (mixed.captures["seen"][path][0] - theirs[0]).norm() <= 0.05 * theirs[0].norm(), precision
 
 
 INPUT = torch.arange(12.0).reshape(4, 3)
@@ -305,25 +280,19 @@ def closure_of(model: nn.Module, optimizer: Optimizer, clip: bool) -> Callable[[
 def test_the_gradients_of_a_closure_are_clipped_as_by_hand(
     make: Callable[[Any], Optimizer], keyword: bool
 ) -> None:
-    def trained(by_hand: bool) -> tuple[Tensor, list[float]]:
+    def trained(by_hand: bool) -> tuple[Tensor, list[float], Any]:
         model = linear()
         optimizer = make(model.parameters())
-        closure, losses = closure_of(model, optimizer, clip=by_hand), []
-        for _ in range(3):
-            loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
-            losses.append(float(loss.detach()))
-        return model.weight.detach().clone(), losses
+        closure = closure_of(model, optimizer, clip=by_hand)
+        with hookrun.hooked(model, {} if by_hand else CLIP) as hooks:
+            losses = [
+                optimizer.step(closure=closure) if keyword else optimizer.step(closure) for _ in range(3)
+            ]
+        return model.weight.detach(), [float(loss.detach()) for loss in losses], hooks
 
-    expected = trained(by_hand=True)
-    model = linear()
-    optimizer, losses = make(model.parameters()), []
-    with hookrun.hooked(model, CLIP) as hooks:
-        closure = closure_of(model, optimizer, clip=False)
-        for _ in range(3):
-            loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
-            losses.append(float(loss.detach()))
-    assert torch.equal(model.weight, expected[0])
-    assert losses == expected[1], "the closure's loss still reaches the optimizer and its caller"
+    (expected, losses, _), (found, ours, hooks) = trained(by_hand=True), trained(by_hand=False)
+    assert torch.equal(found, expected)
+    assert ours == losses, "the closure's loss still reaches the optimizer and its caller"
     assert hooks.fired["clip", "weight"] >= 3
 
 
@@ -339,8 +308,7 @@ def test_gradients_from_before_the_closure_are_not_acted_on(make: Callable[[Any]
 
 
 def test_a_closure_runs_with_gradients_even_under_no_grad() -> None:
-    modes = []
-    model = linear()
+    modes, model = list[bool](), linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def closure() -> Tensor:
@@ -386,57 +354,46 @@ def test_installing_in_one_thread_does_not_break_a_step_in_another() -> None:
     assert errors == []
 
 
-class TestStepInAUsersOwnLoop:
-    EVERY_SECOND = {
-        "h": {"select": "", "hook": "forward", "action": "capture", "when": {"step": {"every": 2}}}
-    }
+EVERY_SECOND = one_hook(when={"step": {"every": 2}})
 
-    @staticmethod
-    def loop(hooks: Any, model: nn.Module, optimizer: Optimizer, steps: int, by_hand: bool) -> list[int]:
-        seen = []
-        for _ in range(steps):
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_step_follows_the_optimizer_until_hooks_step_takes_over(by_hand: bool) -> None:
+    model, seen = linear(), list[int]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.hooked(model, EVERY_SECOND) as hooks:
+        for _ in range(8):
             seen.append(hooks.clock.step)
             model(INPUT).sum().backward()
             optimizer.step()
             if by_hand:
                 hooks.step()
-        return seen
+    assert seen == list(range(8)) and hooks.fired["h", ""] == 4
 
-    def test_the_step_follows_the_optimizer(self) -> None:
-        model = linear()
-        with hookrun.hooked(model, self.EVERY_SECOND) as hooks:
-            seen = self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 8, by_hand=False)
-        assert seen == list(range(8))
-        assert hooks.fired["h", ""] == 4
 
-    def test_hooks_step_takes_over_without_counting_twice(self) -> None:
-        model = linear()
-        with hookrun.hooked(model, self.EVERY_SECOND) as hooks:
-            seen = self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 8, by_hand=True)
-        assert seen == list(range(8))
+def test_the_first_of_two_optimizers_to_step_is_counted() -> None:
+    model = nn.Sequential(linear(), nn.Linear(2, 2))
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
+    with hookrun.hooked(model, EVERY_SECOND) as hooks:
+        for _ in range(3):
+            model(INPUT).sum().backward()
+            first.step()
+            second.step()
+    assert hooks.clock.step == 3
 
-    def test_the_first_of_two_optimizers_to_step_is_counted(self) -> None:
-        model = nn.Sequential(linear(), linear().requires_grad_())
-        model[1] = nn.Linear(2, 2)
-        first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
-        with hookrun.hooked(model, self.EVERY_SECOND) as hooks:
-            for _ in range(3):
-                model(INPUT).sum().backward()
-                first.step()
-                second.step()
-        assert hooks.clock.step == 3
 
-    def test_the_optimizer_of_another_model_is_not_counted(self) -> None:
-        model, other = linear(), linear()
-        with hookrun.hooked(model, self.EVERY_SECOND) as hooks:
-            model(INPUT)
-            other(INPUT).sum().backward()
-            torch.optim.SGD(other.parameters(), lr=0.1).step()
-        assert hooks.clock.step == 0
+def test_the_optimizer_of_another_model_is_not_counted() -> None:
+    model, other = linear(), linear()
+    with hookrun.hooked(model, EVERY_SECOND) as hooks:
+        model(INPUT)
+        other(INPUT).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+    assert hooks.clock.step == 0
 
-    def test_a_post_hook_sees_the_step_that_it_ends(self) -> None:
-        model = linear()
-        spec = {"h": {"select": "weight", "hook": "optimizer_step_post", "action": "print"}}
-        with hookrun.hooked(model, spec) as hooks:
-            self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 3, by_hand=False)
-        assert [record["step"] for record in hooks.records] == [0, 1, 2]
+
+def test_a_post_hook_sees_the_step_that_it_ends() -> None:
+    model = net()
+    with hookrun.hooked(model, one_hook("2.weight", "optimizer_step_post", "print")) as hooks:
+        for _ in range(3):
+            scaled_step(model, None)
+    assert [record["step"] for record in hooks.records] == [0, 1, 2]

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 import hookrun
 
@@ -170,7 +172,7 @@ def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
 def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
     plain, observed = pair(name)
     when = {"step": {"every": 10}}
-    spec = {"h": {"select": with_gradient(plain), "hook": "output_grad", "action": "capture", "when": when}}
+    spec = one_hook(with_gradient(plain), "output_grad", when=when)
     expected, found = trained(plain, None), trained(observed, spec)
     assert found["fired"] > 0
     for ours, theirs in zip(found["seen"], expected["seen"], strict=True):
@@ -203,7 +205,7 @@ def test_captures_leave_gradients_alone_where_saved_tensors_may_be_written(activ
         return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
 
     for warm in (False, True):
-        capture = {"h": {"select": "**", "hook": "forward", "action": "capture"}}
+        capture = one_hook("**")
         for found, expected in zip(gradients(capture, warm=warm), gradients({}, warm=warm), strict=True):
             assert torch.equal(found, expected)
 
@@ -222,7 +224,4 @@ def with_gradient(model: nn.Module) -> Any:
 
 
 def _requires(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return any(map(_requires, members))
+    return any(leaf.requires_grad for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

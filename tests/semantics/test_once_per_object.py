@@ -6,10 +6,13 @@ import json
 import random
 import threading
 import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -56,13 +59,11 @@ def random_tree(seed: int) -> nn.Module:
     return root
 
 
-def calls_by_hand(model: nn.Module) -> dict[int, int]:
+def calls_by_hand(model: nn.Module) -> Counter[int]:
     """Module object -> how often it runs in one forward, counted by PyTorch's own hooks."""
-    calls: dict[int, int] = {}
-    handles = [
-        module.register_forward_hook(lambda m, *_: calls.update({id(m): calls.get(id(m), 0) + 1}) and None)
-        for module in model.modules()  # each object once
-    ]
+    calls = Counter[int]()
+    modules = list(model.modules())  # each object once
+    handles = [module.register_forward_hook(lambda m, *_: calls.update([id(m)])) for module in modules]
     model(torch.ones(1, 2))
     for handle in handles:
         handle.remove()
@@ -74,28 +75,23 @@ def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
     for seed in range(part * 50, part * 50 + 50):
         model = random_tree(seed)
         select = ["**", "**.{a,b}*", "type:Block", "type:Tanh"][seed % 4]
-        chosen = random.Random(seed)
         names = dict(model.named_modules(remove_duplicate=False))
         calls = calls_by_hand(model)
-        spec = {"h": {"select": select, "hook": "forward", "action": "capture", "expect": ">=0"}}
-        plan = hookrun.compile(spec, model)
+        plan = hookrun.compile(one_hook(select, expect=">=0"), model)
         (hook,) = plan.hooks
         objects = [id(names[target.path]) for target in hook.matches]
         assert len(objects) == len(set(objects)), "each object once"
+        with plan.install(model) as hooks:
+            model(torch.ones(1, 2))
         for target in hook.matches:
             same = [name for name, module in names.items() if module is names[target.path]]
             assert list(target.names) == same
             assert target.path == same[0], "the first name in named_modules order"
-        with plan.install(model) as hooks:
-            model(torch.ones(1, 2))
-        for target in hook.matches:
-            count = calls.get(id(names[target.path]), 0)
+            count = calls[id(names[target.path])]
             for name in target.names:  # under each of its names
                 assert hooks.fired["h", name] == count
-                if count:
-                    assert len(hooks.captures["h"][name]) == count
-        if hook.matches:
-            assert chosen.choice(hook.matches).path in str(plan) or len(hook.matches) > 3
+                assert not count or len(hooks.captures["h"][name]) == count
+            assert target.path in str(plan) or len(hook.matches) > 3
 
 
 def shared() -> Net:
@@ -110,37 +106,29 @@ def shared() -> Net:
     "select", ["first", "again", "inside.0", "type:Linear", ["inside.0", "first", "again"]]
 )
 def test_the_plan_shows_all_names_of_a_shared_module(select: object) -> None:
-    plan = hookrun.compile({"h": {"select": select, "hook": "forward", "action": "capture"}}, shared())
+    plan = hookrun.compile(one_hook(select), shared())
     (target,) = plan.hooks[0].matches
     assert (target.path, list(target.names)) == ("first", ["first", "again", "inside.0"])
-    shown = " ".join(str(plan).split())
-    assert all(name in shown for name in ("first", "again", "inside.0"))
     written = json.dumps(plan.to_dict())
-    assert all(f'"{name}"' in written for name in ("first", "again", "inside.0"))
+    assert all(name in str(plan) and f'"{name}"' in written for name in target.names)
 
 
 def test_a_module_called_several_times_fires_at_each_call() -> None:
-    torch.manual_seed(0)
-    model, x = shared(), torch.ones(1, 2)
-    one = model.first(x)
-    two = model.first(one)
-    three = model.first(two)
-    with hookrun.hooked(model, {"h": {"select": "first", "hook": "forward", "action": "capture"}}) as hooks:
-        model(x)
-    assert_close(hooks.captures["h"]["inside.0"], [each.detach() for each in (one, two, three)])
+    model, values = shared(), [torch.ones(1, 2)]
+    for _ in range(3):
+        values.append(model.first(values[-1]).detach())
+    with hookrun.hooked(model, one_hook("first")) as hooks:
+        model(values[0])
+    assert_close(hooks.captures["h"]["inside.0"], values[1:])
 
 
-@pytest.mark.parametrize("call", [0, 1, 2, [0, 2], {"start": 1}, {"every": 2}])
-def test_when_call_selects_calls_within_each_forward(call: object) -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize(
+    ("call", "picked"),
+    [(0, {0}), (1, {1}), (2, {2}), ([0, 2], {0, 2}), ({"start": 1}, {1, 2}), ({"every": 2}, {0, 2})],
+)
+def test_when_call_selects_calls_within_each_forward(call: object, picked: set[int]) -> None:
     model, x = shared(), torch.ones(1, 2)
-    spec = {
-        "h": {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "when": {"call": call}}
-    }
-    picked = {"start": {1, 2}, "every": {0, 2}}[next(iter(call))] if isinstance(call, dict) else None
-    if picked is None:
-        picked = set(call) if isinstance(call, list) else {call}
-    with hookrun.hooked(model, spec) as hooks:
+    with hookrun.hooked(model, one_hook("first", "forward", "scale", factor=3, when={"call": call})) as hooks:
         found = [model(x) for _ in range(2)]
     expected = x
     for number in range(3):
@@ -151,7 +139,7 @@ def test_when_call_selects_calls_within_each_forward(call: object) -> None:
 
 def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
     model = shared()
-    spec = {"h": {"select": "first", "hook": "forward", "action": "print"}}
+    spec = one_hook("first", "forward", "print")
     with hookrun.hooked(model, {**spec, "c": {**spec["h"], "when": {"call": 5}}}) as hooks:
         model(torch.ones(1, 2))
         model(torch.ones(1, 2))
@@ -160,7 +148,7 @@ def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
 
 def test_a_gradient_has_the_call_number_of_its_forward() -> None:
     model = shared()
-    spec = {"h": {"select": "first", "hook": "output_grad", "action": "capture", "when": {"call": 1}}}
+    spec = one_hook("first", "output_grad", when={"call": 1})
     gradients = list[Tensor]()
     model.first.register_forward_hook(lambda _m, _a, output: output.register_hook(gradients.append) and None)
     with hookrun.hooked(model, spec) as hooks:
@@ -173,7 +161,7 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     model[2].weight = model[0].weight
-    spec = {"h": {"select": "**.weight", "hook": "grad", "action": "capture"}}
+    spec = one_hook("**.weight", "grad")
     with hookrun.hooked(model, spec) as hooks:
         model(torch.ones(1, 2)).sum().backward()
     (target,) = hookrun.compile(spec, model).hooks[0].matches
@@ -183,9 +171,8 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
 
 
 def test_a_list_of_selectors_matches_each_object_once() -> None:
-    model = shared()
-    spec = {"h": {"select": ["first", "**"], "hook": "forward", "action": "scale", "factor": 2, "expect": 3}}
-    assert len(hookrun.compile(spec, model).hooks[0].matches) == 3  # the root, the layer, the Sequential
+    plan = hookrun.compile(one_hook(["first", "**"], expect=3), shared())
+    assert len(plan.hooks[0].matches) == 3  # the root, the layer, the Sequential
 
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -209,7 +196,7 @@ class Stops(nn.Module):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: type[BaseException]) -> None:
     model = nn.Sequential(nn.Tanh(), Stops(error))
-    spec = {"h": {"select": ["", "1"], "hook": "saved_tensors", "action": "capture"}}
+    spec = one_hook(["", "1"], "saved_tensors")
     x = X.clone().requires_grad_()
     with hookrun.hooked(model, spec) as hooks:
         with pytest.raises(error):
@@ -223,16 +210,10 @@ def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: t
 
 
 def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
-    model, packed = Stops(KeyboardInterrupt), list[Tensor]()
-    spec = {"h": {"select": "", "hook": "saved_tensors", "action": "capture"}}
-    x = X.clone().requires_grad_()
-
-    def pack(tensor: Tensor) -> Tensor:
-        packed.append(tensor)
-        return tensor
-
-    with hookrun.hooked(model, spec):
-        with pytest.raises(KeyboardInterrupt), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    model, packed, x = Stops(KeyboardInterrupt), list[Tensor](), X.clone().requires_grad_()
+    theirs = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t)
+    with hookrun.hooked(model, one_hook("", "saved_tensors")):
+        with pytest.raises(KeyboardInterrupt), theirs:
             model(x)
         packed.clear()
         model(x).sum().backward()
@@ -244,7 +225,7 @@ def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
 @pytest.mark.parametrize("kind", ["backward", "output_grad"])
 def test_gradient_hooks_are_right_after_an_interrupted_forward(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Stops(KeyboardInterrupt))
-    with hookrun.hooked(model, {"h": {"select": "**", "hook": kind, "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("**", kind)) as hooks:
         with pytest.raises(KeyboardInterrupt):
             model(X)
         model(X).sum().backward()
@@ -261,23 +242,19 @@ def call_twice(model: Any, x: Tensor, depth: int = 2) -> Tensor:
 def test_calls_of_a_recursive_module_are_numbered_separately(kind: str, inside: bool) -> None:
     torch.manual_seed(0)
     recursive = Net(call_twice, layer=nn.Linear(4, 4))
-    model = nn.Sequential(recursive) if inside else recursive
-    select = "0" if inside else ""
-    spec = {
-        f"call_{n}": {"select": select, "hook": kind, "action": "capture", "when": {"call": n}}
-        for n in range(3)
-    }
-    spec["all"] = {"select": select, "hook": kind, "action": "capture"}
+    model, select = (nn.Sequential(recursive), "0") if inside else (recursive, "")
+    numbers: dict[str, object] = {"call_0": 0, "call_1": 1, "call_2": 2, "all": {"start": 0}}
+    spec = {name: one_hook(select, kind, when={"call": call})["h"] for name, call in numbers.items()}
     with hookrun.hooked(model, spec) as hooks:
         for _ in range(2):  # numbers start at 0 in each forward
             model(X.clone().requires_grad_()).sum().backward()
-    assert [hooks.fired[f"call_{n}", select] for n in range(3)] == [2, 2, 2]
-    captured = [hooks.captures[f"call_{n}"][select][0] for n in range(3)]
-    captured = [each[0] if isinstance(each, tuple) else each for each in captured]
-    everything = [each[0] if isinstance(each, tuple) else each for each in hooks.captures["all"][select][:3]]
+    captures = [hooks.captures[name][select] for name in spec]
+    *of_calls, of_all = [[each[0] if isinstance(each, tuple) else each for each in kept] for kept in captures]
+    assert [len(kept) for kept in of_calls] == [2, 2, 2]
+    firsts = [kept[0] for kept in of_calls]
     outwards = kind == "forward"  # the innermost call returns first
-    assert_close(captured, everything[::-1] if outwards else everything)
-    assert len({each.sum().item() for each in captured}) == 3
+    assert_close(firsts, of_all[2::-1] if outwards else of_all[:3])
+    assert len({each.sum().item() for each in firsts}) == 3
 
 
 def test_two_threads_can_use_one_hooked_model() -> None:
@@ -298,26 +275,18 @@ def test_two_threads_can_use_one_hooked_model() -> None:
         "saved": {"select": "1", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
         "noise": {"select": "0", "hook": "forward", "action": "noise", "std": 0.1},
     }
-    errors = list[BaseException]()
 
     def run(factor: float) -> None:
         try:
             for _ in range(10):
                 (model(X * factor) * factor).sum().backward()
-        except BaseException as error:  # shown by the assertion below
-            errors.append(error)
+        except BaseException:
             meeting.abort()
+            raise
 
-    with hookrun.hooked(model, spec) as hooks:
-        threads = [threading.Thread(target=run, args=(factor,)) for factor in (1.0, 100.0)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-    assert {key: n for key, n in hooks.fired.items()} == {
-        ("back", "1"): 20, ("out", "1"): 20, ("saved", "1"): 40, ("noise", "0"): 20
-    }  # fmt: skip
+    with hookrun.hooked(model, spec) as hooks, ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, (1.0, 100.0)))
+    assert {name: n for (name, _), n in hooks.fired.items()} == dict(back=20, out=20, saved=40, noise=20)
     for seen in hooks.captures["back"]["1"]:
         factor = seen["grad_output"].flatten()[0].item()
         assert factor in (1.0, 100.0)
@@ -331,25 +300,21 @@ def test_two_threads_can_use_one_hooked_model() -> None:
 def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
     model, events = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), list[str]()
 
-    def pack(tensor: Tensor) -> Tensor:
-        events.append("pack")
-        return tensor
-
-    def unpack(tensor: Tensor) -> Tensor:
-        events.append("unpack")
-        return tensor
+    def theirs() -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: events.append("pack") or tensor, lambda tensor: events.append("unpack") or tensor
+        )
 
     def run(spec: dict[str, Any]) -> tuple[Tensor, list[str], Any]:
         events.clear()
         x = X.clone().requires_grad_()
-        with hookrun.hooked(model, spec) as hooks, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        with hookrun.hooked(model, spec) as hooks, theirs():
             model(x).sum().backward()
         return x.grad, list(events), hooks  # type: ignore[return-value]
 
     plain = run({})
-    offload = {"action": "offload"}
-    for more in ({"action": "capture"}, {**offload, "to": "cpu"}, {**offload, "to": "disk"}):
-        found = run({"h": {"select": ["", "*"], "hook": "saved_tensors", **more}})
+    for more in ({"action": "capture"}, *({"action": "offload", "to": to} for to in ("cpu", "disk"))):
+        found = run(one_hook(["", "*"], "saved_tensors", **more))
         assert torch.equal(found[0], plain[0])
         assert found[1] == plain[1] != []
         assert found[2].fired["h", ""] == 2
@@ -361,13 +326,10 @@ def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early:
         """The number of activations that still exist after the forward."""
         block = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()) for _ in range(6)))
         activations = list[weakref.ref[Any]]()
-
-        def keep(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            activations.append(weakref.ref(output.untyped_storage()))
-
-        for layer in block:
-            assert isinstance(layer, nn.Sequential)
-            layer[1].register_forward_hook(keep)
+        for _, activation in block:
+            activation.register_forward_hook(
+                lambda _m, _a, output: activations.append(weakref.ref(output.untyped_storage()))
+            )
         x = X.clone().requires_grad_()
         with hookrun.hooked(block, spec), set_checkpoint_early_stop(early):
             output = checkpoint(block, x, use_reentrant=False)
@@ -376,5 +338,4 @@ def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early:
         assert x.grad is not None
         return found
 
-    observed = {"h": {"select": "**", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
-    assert alive(observed) == alive({}) <= 1
+    assert alive(one_hook("**", "saved_tensors", "stats", of=["bytes"])) == alive({}) <= 1

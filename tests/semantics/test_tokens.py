@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import weakref
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hooking import one_hook
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -85,6 +87,10 @@ def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) ->
         yield installed
 
 
+def hook(select: str, action: str, tokens: Any, hook: str = "forward", **keys: Any) -> dict[str, Any]:
+    return {"select": select, "hook": hook, "action": action, "tokens": tokens, **keys}
+
+
 def capture(select: str, **keys: Any) -> dict[str, Any]:
     return {"select": select, "hook": "forward", "action": "capture", **keys}
 
@@ -145,16 +151,10 @@ def test_an_edit_changes_the_chosen_positions_alone_and_a_prompt_alone_is_the_sa
 
 def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> None:
     for model in (Encoder(), Encoder(checkpointed=True)):
-        zero = {"select": "second", "hook": "output_grad", "action": "scale", "factor": 0, "tokens": -1}
+        zero = hook("second", "scale", -1, "output_grad", factor=0)
         hooks = {
             "in": capture("second.out", hook="backward", target="grad_input[0]", tokens=[0, -1]),
-            "out": {
-                "select": "second",
-                "hook": "output_grad",
-                "action": "stats",
-                "of": ["numel"],
-                "tokens": 0,
-            },
+            "out": hook("second", "stats", 0, "output_grad", of=["numel"]),
         }
         with under(model, example=False, zero=zero, **hooks) as installed:
             outputs = [model(*batch) for batch in BATCHES.values()]  # both calls, then both backward passes
@@ -302,7 +302,7 @@ def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> Non
         with pytest.raises(CompileError, match=what.replace("`", ".")):
             hookrun.compile({"seen": {"hook": "forward", "action": "capture", **keys}}, model, example=call)
     with pytest.raises(CompileError, match=r"hooks\.h\.tokens: has no meaning on hook type 'grad'"):
-        hookrun.compile({"h": {"select": "embed", "hook": "grad", "action": "stats", "tokens": 0}}, model)
+        hookrun.compile(one_hook("embed", "grad", "stats", tokens=0), model)
 
 
 def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: Path) -> None:
@@ -322,10 +322,8 @@ def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: P
     assert rows.token_ids.tolist() == [3, 6, 7, 8, 9, 11] * 2 and rows.text == [""] * 12
     assert rows.where(position=3).tolist() == [1, 7] and rows.where(token=9).tolist() == [4, 10]
     whole = run.captures["plain"]["first"][0:3]
-    assert torch.equal(rows[0:2], whole[0, [0, 3]]) and run.captures["some"]["first"].token_ids.tolist() == [
-        6,
-        8,
-    ]
+    assert torch.equal(rows[0:2], whole[0, [0, 3]])
+    assert run.captures["some"]["first"].token_ids.tolist() == [6, 8]
     assert run.captures["plain"]["first"].positions.tolist() == [-1] * 6
     assert hooks.fired["seen", "first"] == 2
 
@@ -354,13 +352,7 @@ def test_values_of_other_runs_apply_at_the_selected_positions(tmp_path: Path) ->
 
 def test_a_position_that_no_pass_computes_is_reported_on_leaving_the_block() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
-    later = {
-        "select": "first",
-        "hook": "forward",
-        "action": "scale",
-        "factor": 0,
-        "tokens": {"phase": "generation"},
-    }
+    later = hook("first", "scale", {"phase": "generation"}, factor=0)
     warned = pytest.warns(hookrun.HookrunWarning, match="later fired and found no tensor")
     with warned, hookrun.hooked(model, {"later": later}):
         model(ids, mask)
@@ -444,16 +436,7 @@ def test_without_a_mask_position_ids_give_the_left_padding() -> None:
 
 STARTS = [torch.tensor([11, 12, 13, 14, 15]), torch.tensor([7, 8, 30]), torch.tensor([9, 5, 4, 20])]
 NEW, HIDDEN = 5, 32
-_SIZES: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 STEER = [0.4 * (number % 5) for number in range(HIDDEN)]
 
 
@@ -468,14 +451,14 @@ def random_weights(model: nn.Module, scale: float = 4) -> nn.Module:
 def gpt2() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"n_embd": HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 50}
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return random_weights(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)))
+    return random_weights(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ENDS)))
 
 
 def llama() -> nn.Module:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**_SIZES, num_key_value_heads=2, max_position_embeddings=64)
-    return random_weights(transformers.LlamaForCausalLM(config))
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    return random_weights(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **ENDS)))
 
 
 def t5() -> nn.Module:
@@ -485,10 +468,6 @@ def t5() -> nn.Module:
     return random_weights(
         transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **ends)), scale=3
     )
-
-
-def hook(select: str, action: str, tokens: Any, hook: str = "forward", **keys: Any) -> dict[str, Any]:
-    return {"select": select, "hook": hook, "action": action, "tokens": tokens, **keys}
 
 
 GENERATED = {"phase": "generation", "position": {"start": 1}, "exclude": 3}
@@ -566,27 +545,24 @@ def test_batches_caches_and_beams_do_not_change_the_captures_of_a_prompt(name: s
 
 def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
     model: Any = gpt2()
-    block, steer, seen = model.transformer.h[0], torch.tensor(STEER), 0
+    passes, steer = itertools.count(), torch.tensor(STEER)
 
     def by_hand(module: nn.Module, args: Any, output: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == 1:
+        if next(passes) == 0:
             return None
-        if isinstance(output, Tensor):
-            return output + steer
-        return (output[0] + steer, *output[1:])
+        return output + steer if isinstance(output, Tensor) else (output[0] + steer, *output[1:])
 
-    batch = left_padded(STARTS)
-    handle = block.register_forward_hook(by_hand)
-    expected = model.generate(**batch, max_new_tokens=NEW, do_sample=False)
+    def new(**how: Any) -> Tensor:
+        return model.generate(**left_padded(STARTS), max_new_tokens=NEW, do_sample=False, **how)  # type: ignore[no-any-return]
+
+    handle = model.transformer.h[0].register_forward_hook(by_hand)
+    expected = new()
     handle.remove()
     spec = {"steer": hook("transformer.h.0", "add_bias", {"phase": "generation"}, value=STEER)}
     for use_cache in (True, False):
         with hookrun.hooked(model, spec):
-            found = model.generate(**batch, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
-        assert torch.equal(found, expected)
-    assert not torch.equal(model.generate(**batch, max_new_tokens=NEW, do_sample=False), expected)
+            assert torch.equal(new(use_cache=use_cache), expected)
+    assert not torch.equal(new(), expected)
 
 
 DRAFTED: dict[str, dict[str, Any]] = {
@@ -678,18 +654,13 @@ def test_all_documents_of_a_packed_row_are_real_and_have_no_positions_of_a_row(a
 
 def recurrent(name: str) -> nn.Module:
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 50,
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": 2,
-        "bos_token_id": 1,
-        "eos_token_id": None,
-    }
+    sizes = {"vocab_size": 50, "hidden_size": HIDDEN, "num_hidden_layers": 2}
+    ends = {"bos_token_id": 1, "eos_token_id": None}
     special = {
         "rwkv": {"attention_hidden_size": HIDDEN, "context_length": 64},
         "mamba2": {"state_size": 4, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 4},
     }
-    config = transformers.CONFIG_MAPPING[name](**sizes, **special.get(name, {"state_size": 4}))
+    config = transformers.CONFIG_MAPPING[name](**sizes, **ends, **special.get(name, {"state_size": 4}))
     return random_weights(transformers.AutoModelForCausalLM.from_config(config))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hooking import captured, one_hook
 from safetensors.torch import load_file, save_file
 from small_nets import Net
 from torch import Tensor, nn
@@ -25,35 +27,17 @@ from hookrun.runtime.snapshot import held
 WIDTH = 4
 
 
-class Written(nn.Module):
-    """A random module that writes to its input or to the base of its input, or returns a view."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Tensor:
-        match self.kind:
-            case "add_":
-                return x.add_(1)
-            case "mul_":
-                x.mul_(2)
-                return x
-            case "relu_":
-                return functional.relu_(x)
-            case "slice":
-                x[:, :2] = 0.5
-                return x
-            case "view":
-                return x.view(-1).view_as(x)
-            case "half":
-                x[:, 2:].add_(3)
-                return x * 1
-            case "transpose":
-                return x.t().mul_(1.5).t()
-            case "out":
-                return torch.sin(x * 1, out=torch.empty(0)) if not x.requires_grad else x.sin()
-        return x
+WRITERS: list[Callable[..., Tensor]] = [
+    lambda _, x: x.add_(1),
+    lambda _, x: x.mul_(2),
+    lambda _, x: functional.relu_(x),
+    lambda _, x: (x[:, :2].fill_(0.5), x)[1],
+    lambda _, x: x.view(-1).view_as(x),
+    lambda _, x: (x[:, 2:].add_(3), x * 1)[1],
+    lambda _, x: x.t().mul_(1.5).t(),
+    lambda _, x: torch.sin(x * 1, out=torch.empty(0)) if not x.requires_grad else x.sin(),
+]
+"""They write to their argument or to its base, or return a view."""
 
 
 class Late(nn.Module):
@@ -77,9 +61,6 @@ class Late(nn.Module):
         return total
 
 
-KINDS = ["add_", "mul_", "relu_", "slice", "view", "half", "transpose", "out"]
-
-
 def random_model(seed: int) -> nn.Module:
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -91,8 +72,7 @@ def random_model(seed: int) -> nn.Module:
         lambda: nn.Identity(),
         lambda: nn.LayerNorm(WIDTH),
         lambda: nn.Flatten(),
-        lambda: Written(draw.choice(KINDS)),
-        lambda: Written(draw.choice(KINDS)),
+        *[lambda: Net(draw.choice(WRITERS))] * 2,
     ]
     layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
     layers += [draw.choice(make)() for _ in range(draw.randint(2, 7))]
@@ -101,19 +81,16 @@ def random_model(seed: int) -> nn.Module:
 
 def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, list[Tensor]]]:
     """The values that hand-written hooks clone."""
-    seen: dict[str, dict[str, list[Tensor]]] = {"out": {}, "pre": {}}
+    seen: dict[str, dict[str, list[Tensor]]] = {"out": defaultdict(list), "pre": defaultdict(list)}
     handles = list[Any]()
     for path, module in model.named_modules():
-        if list(module.children()):
+        if module._modules:
             continue
-
-        def pre(_m: nn.Module, args: tuple[Tensor], path: str = path) -> None:
-            seen["pre"].setdefault(path, []).append(args[0].detach().clone())
-
-        def out(_m: nn.Module, _args: object, output: Tensor, path: str = path) -> None:
-            seen["out"].setdefault(path, []).append(output.detach().clone())
-
-        handles += [module.register_forward_pre_hook(pre), module.register_forward_hook(out)]
+        pre, out = seen["pre"][path], seen["out"][path]
+        handles += [
+            module.register_forward_pre_hook(lambda _m, args, pre=pre: pre.append(args[0].detach().clone())),
+            module.register_forward_hook(lambda _m, _a, y, out=out: out.append(y.detach().clone())),
+        ]
     run()
     for handle in handles:
         handle.remove()
@@ -216,13 +193,12 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
 
 def test_an_output_that_is_written_later_is_copied_once_per_firing() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
-    with hookrun.hooked(model, spec) as hooks, torch.no_grad():
-        outputs = [model(torch.full((3, WIDTH), float(number))) for number in range(5)]
-    for number, output in enumerate(outputs):
-        kept = hooks.captures["h"]["0"][number]
+    inputs = [torch.full((3, WIDTH), float(number)) for number in range(5)]
+    with hookrun.hooked(model, one_hook("0")) as hooks, torch.no_grad():
+        outputs = [model(x) for x in inputs]
+    for x, output, kept in zip(inputs, outputs, hooks.captures["h"]["0"], strict=True):
         assert torch._C._data_address(kept) != torch._C._data_address(output)
-        assert_close(kept, model[0](torch.full((3, WIDTH), float(number))).detach())
+        assert_close(kept, model[0](x).detach())
 
 
 FOREIGN: dict[str, Callable[[], Tensor]] = {
@@ -245,7 +221,7 @@ def test_a_capture_keeps_the_value_for_every_kind_of_memory(name: str) -> None:
     tensor = FOREIGN[name]()
     expected = tensor.detach().clone()
     model = nn.Identity()
-    with hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook()) as hooks:
         for _ in range(3):
             model(tensor)
         with torch.no_grad():
@@ -260,35 +236,20 @@ def test_a_capture_keeps_the_value_for_every_kind_of_memory(name: str) -> None:
 def test_a_write_to_a_capture_does_not_change_the_model(name: str) -> None:
     tensor = FOREIGN[name]()
     expected = tensor.detach().clone()
-    with hookrun.hooked(
-        nn.Identity(), {"h": {"select": "", "hook": "forward", "action": "capture"}}
-    ) as hooks:
-        hooks._model(tensor)
-    hooks.captures["h"][""][0].fill_(7)
+    captured(nn.Identity(), tensor)[0].fill_(7)
     assert_close(tensor.detach(), expected)
 
 
 def test_a_captured_sparse_tensor_does_not_follow_later_writes() -> None:
     tensor = torch.eye(3).to_sparse()
     model = nn.Identity()
-    with hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook()) as hooks:
         model(tensor)
         tensor.coalesce().values().zero_()
     assert_close(hooks.captures["h"][""][0].to_dense(), torch.eye(3))
 
 
-def test_a_captured_view_does_not_follow_writes_to_its_base() -> None:
-    base = torch.arange(6.0).reshape(2, 3)
-    model = nn.Identity()
-    with hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "capture"}}) as hooks:
-        model(base[0])
-        model(base.t())
-        base.zero_()
-        base.numpy()[:] = 5  # a write that torch cannot see
-    assert_close(hooks.captures["h"][""], [torch.arange(3.0), torch.arange(6.0).reshape(2, 3).t()])
-
-
-CAPTURE = {"h": {"select": "", "hook": "forward", "action": "capture"}}
+CAPTURE = one_hook()
 Shared = tuple[Tensor, Callable[[], list[float]], Callable[[float], object]]
 
 
@@ -328,6 +289,12 @@ def a_mapped_file() -> Shared:
     return tensor, lambda: [float(number) for number in mapped], lambda number: mapped.fill(number)
 
 
+def loaded_weights() -> Tensor:
+    with tempfile.NamedTemporaryFile() as file:
+        save_file({"w": torch.ones(4)}, file.name)
+        return load_file(file.name)["w"]
+
+
 def numbers_of(memory: bytearray) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.float32)
 
@@ -353,6 +320,7 @@ SHARED: dict[str, Callable[[], Shared]] = {
     "a view of what DLPack exported": lambda: shared(torch.ones(4), np.from_dlpack, squared),
     "exported as a capsule": lambda: shared(torch.ones(4), lambda t: dlpack.from_dlpack(dlpack.to_dlpack(t))),
     "imported by DLPack": lambda: shared(torch.ones(4), itself, torch.from_dlpack),
+    "loaded weights": lambda: shared(loaded_weights(), squared),
     "a buffer": lambda: shared(
         bytearray(array(4).tobytes()), lambda memory: np.frombuffer(memory, np.float32), numbers_of
     ),
@@ -366,12 +334,12 @@ SHARED: dict[str, Callable[[], Shared]] = {
 }
 OBSERVERS: dict[str, dict[str, Any]] = {
     "capture": CAPTURE,
-    "its arguments": {"h": {"select": "", "hook": "forward_pre", "action": "capture"}},
-    "a member": {"h": {"select": "", "hook": "forward", "action": "capture", "target": "[0]"}},
+    "its arguments": one_hook("", "forward_pre"),
+    "a member": one_hook(target="[0]"),
     "in a container": CAPTURE,
-    "a part": {"h": {"select": "", "hook": "forward", "action": "capture", "index": "..., :"}},
-    "the shape's budget": {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 10**6}},
-    "stats": {"h": {"select": "", "hook": "forward", "action": "stats"}},
+    "a part": one_hook(index="..., :"),
+    "the shape's budget": one_hook(max_bytes=10**6),
+    "stats": one_hook("", "forward", "stats"),
 }
 
 
@@ -390,9 +358,7 @@ def test_tensors_share_memory_after_an_observer_as_before(memory: str, observer:
             assert tensor.tolist() == [5.0] * 4
             return
         tensor.add_(2)
-        assert set(outside()) == {3.0}, (
-            "a write to the tensor must reach the tensors and arrays on the same memory"
-        )
+        assert set(outside()) == {3.0}, "a write to the tensor must reach what is on the same memory"
         fill(5)
         assert set(tensor.detach().reshape(-1).tolist()) == {5.0}, "and the other way round"
 
@@ -405,11 +371,12 @@ WRITES = [
 ]
 
 
+@pytest.mark.parametrize("hook", ["forward", "forward_pre"])
 @pytest.mark.parametrize(("memory", "by"), WRITES)
-def test_a_capture_does_not_follow_later_writes(memory: str, by: str) -> None:
+def test_a_capture_does_not_follow_later_writes(memory: str, by: str, hook: str) -> None:
     tensor, _, fill = SHARED[memory]()
     model = nn.Identity()
-    with hookrun.hooked(model, CAPTURE) as hooks, torch.no_grad():
+    with hookrun.hooked(model, one_hook("", hook)) as hooks, torch.no_grad():
         for number in (1.0, 5.0, 6.0):
             if by == "outside":
                 fill(number)
@@ -443,23 +410,6 @@ def test_an_array_exported_after_a_capture_shares_memory_with_the_tensor(name: s
     assert [kept.tolist() for kept in hooks.captures["h"][""]] == [[1.0] * 4] * 3
 
 
-@pytest.mark.parametrize("hook", ["forward", "forward_pre"])
-def test_captures_of_reused_memory_keep_the_value_of_each_call(hook: str) -> None:
-    """Environments and pre-allocated caches return the same memory at each call."""
-    array = np.zeros(3, dtype=np.float32)
-    out = torch.from_numpy(array)
-
-    def reused(_: nn.Module, x: Tensor) -> Tensor:
-        array[:] = x.numpy()
-        return out
-
-    model = nn.Sequential(Net(reused), nn.Identity())
-    with hookrun.hooked(model, {"h": {"select": "1", "hook": hook, "action": "capture"}}) as hooks:
-        for number in range(4):
-            model(torch.full((3,), float(number)))
-    assert [kept.tolist() for kept in hooks.captures["h"]["1"]] == [[float(n)] * 3 for n in range(4)]
-
-
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_backward_or_forward_observer_leaves_the_callers_array_connected(mode: Any) -> None:
     array = np.ones((2, 3), dtype=np.float32)
@@ -475,16 +425,6 @@ def test_a_backward_or_forward_observer_leaves_the_callers_array_connected(mode:
     with torch.no_grad():
         x.add_(1)
     assert array.tolist() == [[2.0] * 3] * 2
-
-
-def test_loaded_weights_are_captured_and_stay_connected(tmp_path: Any) -> None:
-    save_file({"w": torch.ones(3)}, tmp_path / "w.safetensors")
-    loaded = load_file(tmp_path / "w.safetensors")["w"]
-    alias, model = loaded.view(3), nn.Identity()
-    with hookrun.hooked(model, CAPTURE) as hooks:
-        model(loaded)
-    loaded.fill_(2)
-    assert alias.tolist() == [2.0] * 3 and hooks.captures["h"][""][0].tolist() == [1.0] * 3
 
 
 class Sub(Tensor):
@@ -507,12 +447,9 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("budget", [None, 10**6])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None:
-    tensor, model = LAYOUTS[kind](), nn.Identity()
-    spec = {"h": {**CAPTURE["h"], **({} if budget is None or kind == "mkldnn" else {"max_bytes": budget})}}
-    with hookrun.hooked(model, spec) as hooks:
-        model(tensor)
-        model([tensor])
-    alone, (inside,) = hooks.captures["h"][""]
+    tensor = LAYOUTS[kind]()
+    limit = {} if budget is None or kind == "mkldnn" else {"max_bytes": budget}
+    alone, (inside,) = captured(nn.Identity(), tensor, [tensor], **limit)
     for kept in (alone, inside):
         assert type(kept) is type(tensor) and kept.layout == tensor.layout and kept is not tensor
         assert kept.dtype == tensor.dtype and kept.device == tensor.device
@@ -545,65 +482,38 @@ if fast.IS_ON:  # only a copy on write shares the memory of the expanded tensor
     PARTS["expanded"] = (lambda x: (x[:1, :1] * 1).expand(BATCH, LENGTH, FEATURES), {}, FEATURES)
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("name", PARTS)
 def test_a_captured_part_holds_the_memory_of_that_part_only(name: str, mode: Any) -> None:
     make, keys, elements = PARTS[name]
-    model = Net(lambda _, x: make(x))
     x = torch.rand(BATCH, LENGTH, FEATURES)
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", **keys}}
-    with hookrun.hooked(model, spec) as hooks, mode():
-        for _ in range(3):
-            model(x)
-    for kept in hooks.captures["h"][""]:
-        assert kept_bytes(kept) == 4 * elements
+    with mode():
+        entries = captured(Net(lambda _, x: make(x)), x, x, x, **keys)
+    assert [kept_bytes(kept) for kept in entries] == [4 * elements] * 3
 
 
-def test_max_bytes_counts_the_bytes_of_captured_parts() -> None:
-    model = Net(lambda _, x: x[:, 0])
-    size = 4 * BATCH * FEATURES
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 5 * size}}
-    with hookrun.hooked(model, spec) as hooks:
-        for _ in range(8):
-            model(torch.rand(BATCH, LENGTH, FEATURES))
-    kept = hooks.captures["h"][""]
-    assert len(kept) == 5 and sum(map(kept_bytes, kept)) == 5 * size
-
-
-@pytest.mark.skipif(not fast.IS_ON, reason="only a copy on write shares the memory of the expanded tensor")
-def test_max_bytes_counts_the_memory_of_an_expanded_tensor() -> None:
-    model = Net(lambda _, x: (x[:1, :1] * 1).expand(BATCH, LENGTH, FEATURES))
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 8 * 4 * FEATURES}}
-    with hookrun.hooked(model, spec) as hooks:
-        for _ in range(20):
-            model(torch.rand(BATCH, LENGTH, FEATURES))
-    kept = hooks.captures["h"][""]
-    assert len(kept) == 8 and sum(map(kept_bytes, kept)) == 8 * 4 * FEATURES
+@pytest.mark.parametrize("name", ["the first token", *(["expanded"] if fast.IS_ON else [])])
+def test_max_bytes_counts_the_memory_of_captured_parts(name: str) -> None:
+    make, _, elements = PARTS[name]
+    inputs = [torch.rand(BATCH, LENGTH, FEATURES) for _ in range(8)]
+    kept = captured(Net(lambda _, x: make(x)), *inputs, max_bytes=5 * 4 * elements)
+    assert [kept_bytes(part) for part in kept] == [4 * elements] * 5
 
 
 @pytest.mark.parametrize(
     ("limit", "rows"), [(3, 0), (4, 1), (7, 1), (11, 2), (16, 4), (23, 5), (64, 16), (1000, 20)]
 )
 def test_a_batch_beyond_max_bytes_is_cut_at_the_row(limit: int, rows: int) -> None:
-    model = nn.Identity()
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": limit * 4}}
     batches = torch.arange(20 * 4.0).reshape(5, 4, 4)
-    with hookrun.hooked(model, spec) as hooks:
-        for batch in batches:
-            model(batch)
-    kept = hooks.captures["h"][""]
-    found = torch.cat(kept) if kept else torch.empty(0, 4)
-    torch.testing.assert_close(found, batches.flatten(0, 1)[:rows], rtol=0, atol=0)
+    kept = captured(nn.Identity(), *batches, max_bytes=limit * 4)
+    assert torch.equal(torch.cat([torch.empty(0, 4), *kept]), batches.flatten(0, 1)[:rows])
     assert sum(map(kept_bytes, kept)) <= limit * 4
 
 
 def test_all_tensors_of_a_container_are_cut_at_the_same_row() -> None:
     model = Net(lambda _, x: (x, {"pooled": x[:, 0]}))
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 3 * 4 * (3 + 1) + 5}}
-    with hookrun.hooked(model, spec) as hooks:
-        for number in range(3):
-            model(torch.full((4, 3), float(number)))
-    (kept,) = hooks.captures["h"][""]
+    inputs = [torch.full((4, 3), float(number)) for number in range(3)]
+    (kept,) = captured(model, *inputs, max_bytes=3 * 4 * (3 + 1) + 5)
     assert kept[0].shape == (3, 3) and kept[1]["pooled"].shape == (3,)
 
 
@@ -612,55 +522,37 @@ def test_all_tensors_of_a_container_are_cut_at_the_same_row() -> None:
 )
 def test_a_value_without_batch_rows_is_kept_whole_or_not_at_all(make: Callable[[Tensor], Any]) -> None:
     model = Net(lambda _, x: make(x))
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 2}}
-    with hookrun.hooked(model, spec) as hooks:
+    with hookrun.hooked(model, one_hook(max_bytes=2)) as hooks:
         model(torch.ones(4, 3))
     assert hooks.captures["h"][""] == [] and hooks.records[0]["spent"] == 2
 
 
 def test_a_parameter_gradient_is_not_cut_at_a_row() -> None:
     model = nn.Linear(4, 4)
-    spec = {"h": {"select": "weight", "hook": "grad", "action": "capture", "max_bytes": 32}}
-    with hookrun.hooked(model, spec) as hooks:
+    with hookrun.hooked(model, one_hook("weight", "grad", max_bytes=32)) as hooks:
         model(torch.ones(2, 4)).sum().backward()
     assert hooks.captures["h"]["weight"] == []
 
 
 def test_on_disk_the_rows_that_fit_are_kept_with_their_sample_ids(tmp_path: Any) -> None:
-    from hookrun.cli import main
-
-    folder = tmp_path / "run"
-    hook = "+hooks.h={select: [fc], hook: forward, action: capture, max_bytes: 400}"
-    assert (
-        main(
-            [
-                "task=predict",
-                "model=cnn",
-                "data=digits",
-                hook,
-                f"hydra.run.dir={folder}",
-                "data.batch_size=50",
-            ]
-        )
-        == 0
-    )
-    found = hookrun.open_run(folder)
-    kept = found.captures["h"]["fc"]
-    assert kept.sample_ids.tolist() == list(range(10)) and kept[:].shape == (10, 10)
+    model = nn.Identity()
+    with hookrun.record(model, one_hook(max_bytes=400), tmp_path / "run") as hooks:
+        for start in (50, 0):
+            hooks.samples = range(start, start + 50)
+            model(torch.ones(50, 10))
+    found = hookrun.open_run(tmp_path / "run")
+    kept = found.captures["h"][""]
+    assert kept.sample_ids.tolist() == list(range(50, 60)) and kept[:].shape == (10, 10)
     assert [line["spent"] for line in found.stats] == [400]
 
 
-@pytest.mark.parametrize("keep", ["every", "reservoir"])
-def test_max_bytes_cuts_after_keep_has_chosen_samples(keep: str) -> None:
+@pytest.mark.parametrize("keep", [{"every": 2}, {"reservoir": 6}], ids=str)
+def test_max_bytes_cuts_after_keep_has_chosen_samples(keep: dict[str, int]) -> None:
     model = nn.Identity()
-    chosen = {"every": 2} if keep == "every" else {"reservoir": 6}
-    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 3 * 4, "keep": chosen}}
-    with hookrun.hooked(model, spec) as hooks:
-        hooks.population = 12
-        hooks.samples = range(12)
-        model(torch.arange(12.0).reshape(12, 1))
-        model(torch.arange(12.0).reshape(12, 1))
+    with hookrun.hooked(model, one_hook(max_bytes=3 * 4, keep=keep)) as hooks:
+        hooks.population, hooks.samples = 12, range(12)
+        for _ in range(2):
+            model(torch.arange(12.0).reshape(12, 1))
     (kept,) = hooks.captures["h"][""]
     assert kept.shape == (3, 1)
-    if keep == "every":
-        assert kept.flatten().tolist() == [0.0, 2.0, 4.0]
+    assert "reservoir" in keep or kept.flatten().tolist() == [0.0, 2.0, 4.0]

@@ -55,9 +55,6 @@ def test_hooks_may_be_given_alone_or_under_their_key() -> None:
     assert parse_spec({"h": CLAMP}) == parse_spec({"hooks": {"h": CLAMP}})
     assert parse_spec({}).hooks == ()
     assert parse_spec({"hooks": None}).hooks == ()
-
-
-def test_the_report_is_the_text_of_the_error() -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({"h": CLAMP | {"mx": 1}})
     assert str(caught.value) == "1 configuration error\n  hooks.h.mx: unknown key\n      did you mean 'max'?"

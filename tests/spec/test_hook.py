@@ -63,13 +63,10 @@ def test_checkpoints_identify_a_hook_by_name_modules_action_and_parameters() -> 
     assert len({each.identity for each in other}) == 4
 
 
-def test_a_part_of_each_tensor_is_an_index_tokens_or_heads() -> None:
+def test_a_hook_knows_whether_it_takes_a_part_and_whether_it_draws() -> None:
     assert not hook().takes_part
     for part in ({"index": "0"}, {"tokens": -1}, {"heads": [0]}):
         assert hook(hook="forward", **part).takes_part
-
-
-def test_draws_in_the_forward_pass_are_those_of_chance_and_of_actions_that_draw() -> None:
     assert not hook(hook="forward").draws_in_forward
     assert hook(hook="forward", when={"probability": 0.5}).draws_in_forward
     assert not hook(hook="grad", when={"probability": 0.5}).draws_in_forward
@@ -94,15 +91,9 @@ def test_wrong_words_for_select_hook_and_action_are_all_named() -> None:
     assert "'forward'" in found["hooks.a.hook"] and "'capture'" in found["hooks.a.action"]
 
 
-def test_a_parameter_of_some_action_is_not_a_mistake_where_the_action_is_one() -> None:
+def test_keys_that_the_meant_action_or_hook_type_may_have_are_no_mistakes() -> None:
     assert set(problems({"a": CLAMP | {"action": "clmap", "mx": 1}})) == {"hooks.a.action", "hooks.a.mx"}
-
-
-def test_a_key_of_a_hook_type_is_not_a_mistake_where_the_type_is_one() -> None:
     saved = {"select": "fc", "hook": "saved_tensor", "action": "stats", "parameters": True}
     assert set(problems({"a": saved})) == {"hooks.a.hook"}
-
-
-def test_keys_of_other_hook_types_may_be_parameters_of_the_action() -> None:
     assert "parameters" in hook_keys("saved_tensors") and "parameters" not in hook_keys("forward")
     assert all(hook_keys(name) | {"action"} >= OF_EVERY_HOOK for name in HOOK_TYPES)

@@ -24,19 +24,13 @@ from hookrun.tasks import parse_experiment
 METRICS = TypeAdapter[tuple[MetricKeys, ...] | None](Metrics)
 
 
-def test_one_metric_is_a_list_of_one_and_none_is_the_default() -> None:
+def test_one_metric_is_a_list_of_one_and_each_is_serialized_in_its_shortest_form() -> None:
     assert METRICS.validate_python("loss") == (MetricKeys(name="loss"),)
     assert METRICS.validate_python({"name": "loss"}) == (MetricKeys(name="loss"),)
     assert METRICS.validate_python(None) is None
-
-
-def test_metrics_are_serialized_in_their_shortest_form() -> None:
     raw = ["loss", {"name": "kl", "by": "sample", "against": {"run": "base"}}]
-    assert METRICS.dump_python(METRICS.validate_python(raw)) == tuple(raw)
-
-
-def test_whether_a_metric_is_listed() -> None:
-    metrics = METRICS.validate_python(["loss", {"name": "kl"}])
+    metrics = METRICS.validate_python(raw)
+    assert METRICS.dump_python(metrics) == tuple(raw)
     assert asked(metrics, "kl") and not asked(metrics, "accuracy") and not asked(None, "loss")
 
 
@@ -62,28 +56,28 @@ def test_the_metric_alone_is_the_short_form_and_nothing_is_the_default() -> None
 
 
 @pytest.mark.parametrize(
-    "raw", [["val/loss", "val/accuracy"], {"metric": ["val/loss"]}, {"direction": ["minimize"]}]
+    ("raw", "said"),
+    [
+        (["val/loss", "val/accuracy"], "a sweep has one objective"),
+        ({"metric": ["val/loss"]}, "a sweep has one objective"),
+        ({"direction": ["minimize"]}, "a sweep has one objective"),
+        ({"direction": "up"}, r"objective.direction: found 'up': expected 'maximize'"),
+        ({"metrics": "val/loss"}, r"objective.metrics: unknown key"),
+    ],
 )
-def test_several_objectives_are_refused(raw: object) -> None:
-    with pytest.raises(SpecError, match="a sweep has one objective"):
+def test_several_objectives_and_wrong_keys_are_refused(raw: object, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
         objective(raw)
 
 
-def test_a_direction_and_a_key_are_checked() -> None:
-    with pytest.raises(SpecError, match=r"objective.direction: found 'up': expected 'maximize'"):
-        objective({"direction": "up"})
-    with pytest.raises(SpecError, match=r"objective.metrics"):
-        objective({"metrics": "val/loss"})
-
-
-def test_each_metric_has_its_natural_direction() -> None:
-    for name in ("val/accuracy", "probe/accuracy"):
-        assert direction_of(name) == "maximize"
-    assert direction_of("train/loss") == direction_of("loss") == "minimize"
-    assert direction_of("val/mine") is None
-
-
 def test_by_default_accuracy_comes_before_loss_and_val_before_train() -> None:
+    directions = {
+        "val/accuracy": "maximize",
+        "probe/accuracy": "maximize",
+        "loss": "minimize",
+        "val/mine": None,
+    }
+    assert {name: direction_of(name) for name in directions} == directions
     names = ["train/loss", "val/loss", "train/accuracy", "val/samples", "val/accuracy"]
     order = []
     while (best := preferred(names)) is not None:
@@ -104,16 +98,11 @@ def test_a_selector_a_hook_or_a_list() -> None:
     assert AddedBy("*").every and not AddedBy("lora").every
     assert str(parse_choice(["fc.*", "hook:lora"])) == "[fc.*, hook:lora]"
     assert str(parse_choice("fc.*")) == "fc.*"
-
-
-def test_members_of_a_list_have_their_number_in_the_key_path() -> None:
-    for raw, places in ((["fc", "h"], ["x.0", "x.1"]), (["fc"], ["x.0"]), ("fc", ["x"])):
-        assert [where for where, _ in parse_choice(raw).placed("x")] == places
-
-
-def test_a_choice_parses_to_itself() -> None:
     choice = parse_choice(["fc", "hook:a"])
     assert parse_choice(choice) is choice
+    # members of a list have their number in the key path
+    for raw, places in ((["fc", "h"], ["x.0", "x.1"]), (["fc"], ["x.0"]), ("fc", ["x"])):
+        assert [where for where, _ in parse_choice(raw).placed("x")] == places
 
 
 @pytest.mark.parametrize(

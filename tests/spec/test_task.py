@@ -44,24 +44,19 @@ def problems(task: Any, **more: Any) -> dict[str, str]:
     return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in found}
 
 
-def test_a_task_has_its_own_keys_and_its_name() -> None:
+def test_a_task_has_its_own_keys_and_without_a_name_it_is_the_default() -> None:
     experiment = parsed({"name": "bake", "heat": "high"})
     assert experiment.settings.task == Bake(heat="high")
     assert (experiment.settings.task.name, experiment.notes) == ("bake", ())
-
-
-def test_without_a_name_it_is_the_default_which_is_not_inherited() -> None:
+    # that it is the default is not inherited
     assert read_experiment(ROOT, TASKS)[0].settings.task == Cook()
     assert parsed({"minutes": 3}).settings.task == Cook(minutes=3)
 
 
-def test_a_key_of_another_task_is_noted() -> None:
+def test_a_key_of_another_task_is_noted_and_must_be_valid_there() -> None:
     experiment = parsed({"name": "cook", "minutes": 3, "heat": "low"})
     assert experiment.settings.task == Cook(minutes=3)
     assert experiment.notes == ("task.heat is not used by task=cook",)
-
-
-def test_a_key_of_another_task_must_be_valid_there() -> None:
     assert problems({"name": "cook", "heat": "hot"}) == {"task.heat": "found 'hot': expected 'low' or 'high'"}
 
 
@@ -81,12 +76,9 @@ def test_an_unknown_task_is_an_error(name: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("raw", [None, ["bake"]])
-def test_the_section_is_a_mapping(raw: Any) -> None:
-    assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
-
-
-def test_a_name_in_the_place_of_the_section_is_a_choice_of_the_defaults_list() -> None:
+def test_the_section_is_a_mapping_and_a_name_is_a_choice_of_the_defaults_list() -> None:
+    for raw in (None, ["bake"]):
+        assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
     assert "in its defaults list: `- override /task: bake`; its keys: name" in problems("bake")["task"]
 
 

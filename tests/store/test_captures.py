@@ -20,12 +20,13 @@ from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
 from hookrun.store.format import VERSION, encode
+from hookrun.store.records import checked
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 
 
 def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
-    return read_captures(folder, read_index(folder)[0], aliases or {})
+    return read_captures(folder, read_index(folder), aliases or {})
 
 
 def recorded(
@@ -54,7 +55,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> StoredCapture:
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).tolist()
     folder = tmp_path_factory.mktemp("shuffled")
     capture = recorded(folder, *batches(order, 8))
-    assert len(read_index(folder)[0]) > 5
+    assert len(read_index(folder)) > 5
     return capture
 
 
@@ -123,27 +124,27 @@ def test_only_the_shards_of_the_wanted_rows_are_read(tmp_path: Path) -> None:
         fresh[99]
 
 
-def test_rows_are_in_recorded_order_if_a_sample_occurs_twice(tmp_path: Path) -> None:
-    capture = recorded(tmp_path, *batches([3, 1, 2, 3, 1, 2], 3))
-    assert capture[:][:, 0].tolist() == [3, 1, 2, 3, 1, 2]
-    assert capture.sample_ids.tolist() == [3, 1, 2, 3, 1, 2]
-    assert capture.steps.tolist() == [0, 0, 0, 1, 1, 1]
+FIRINGS = [torch.full((2, 2), float(step)) for step in range(5)]
+MIXED = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
 
 
-def test_rows_of_firings_are_in_recorded_order(tmp_path: Path) -> None:
-    capture = recorded(tmp_path, [torch.full((2, 2), float(step)) for step in range(5)])
-    assert capture.shape == (5, 2, 2)
-    assert capture.sample_ids.tolist() == [-1] * 5
-    assert capture.steps.tolist() == [0, 1, 2, 3, 4]
-    assert capture.epochs.tolist() == [0, 0, 1, 1, 2]
-    assert capture[3].tolist() == [[3, 3], [3, 3]]
-
-
-def test_samples_and_firings_together_are_in_recorded_order(tmp_path: Path) -> None:
-    values = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
-    capture = recorded(tmp_path, values, [[6, 5], [4], [1, 0]])
-    assert capture.sample_ids.tolist() == [6, 5, -1, 1, 0]
-    assert capture[:].tolist() == [5, 5, 9, 1, 1]
+@pytest.mark.parametrize(
+    ("values", "ids", "samples", "steps"),
+    [
+        (*batches([3, 1, 2, 3, 1, 2], 3), [3, 1, 2, 3, 1, 2], [0, 0, 0, 1, 1, 1]),
+        (FIRINGS, None, [-1] * 5, [0, 1, 2, 3, 4]),
+        (MIXED, [[6, 5], [4], [1, 0]], [6, 5, -1, 1, 0], [0, 0, 1, 2, 2]),
+    ],
+    ids=["a sample twice", "firings", "samples and firings"],
+)
+def test_rows_are_in_recorded_order_unless_each_sample_occurs_once(
+    tmp_path: Path, values: list[Tensor], ids: list[list[int]] | None, samples: list[int], steps: list[int]
+) -> None:
+    capture = recorded(tmp_path, values, ids)
+    assert (capture.sample_ids.tolist(), capture.steps.tolist()) == (samples, steps)
+    assert capture.epochs.tolist() == [step // 2 for step in steps]
+    assert torch.equal(capture[:].flatten(), torch.cat([value.flatten() for value in values]))
+    assert capture[3].shape == capture.shape[1:]
 
 
 def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
     path = tmp_path / "000000.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
-        StoreError, match=f"{path} has .* bytes where its index says .*: it was changed or cut"
+        StoreError, match=f"{path} has .* bytes, its index says .*: it was changed or cut off"
     ):
         read(tmp_path)["f"]["m"][0]
 
@@ -289,12 +290,9 @@ def test_names_by_split_and_sample_and_texts_by_token(tmp_path: Path) -> None:
     assert table.texts == {7: " the"}
 
 
-def test_a_run_without_names_has_an_empty_table(tmp_path: Path) -> None:
+def test_without_files_the_table_is_empty_and_a_link_is_an_error(tmp_path: Path) -> None:
     table = SampleTable(tmp_path)
     assert (table.lines, table.by_sample, table.texts) == ([], {}, {})
-
-
-def test_a_link_is_an_error_and_not_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError):
         _ = SampleTable(tmp_path).lines
@@ -315,7 +313,7 @@ SHARD = shard("000000.safetensors", ENTRY)
 
 
 def test_a_shard_is_read_from_its_line_without_keys_of_a_later_version() -> None:
-    found = Shard.of(SHARD | {"rank": 3, "entries": [ENTRY | {"labels": "0.labels"}]})
+    found = checked(SHARD | {"rank": 3, "entries": [ENTRY | {"labels": "0.labels"}]}, Shard)
     assert (found.file, found.bytes, len(found.columns)) == ("000000.safetensors", 4096, 4)
     assert asdict(found.entries[0]) == ENTRY | {"shape": (4, 8)}
 
@@ -325,9 +323,13 @@ def test_a_shard_is_read_from_its_line_without_keys_of_a_later_version() -> None
     [
         ({"version": VERSION + 1}, "this hookrun reads up to"),
         ({"shard": "../../other.safetensors"}, "outside of its folder"),
-        ({"entries": [{"key": "0"}]}, "does not describe a shard"),
-        ({"columns": None}, "does not describe a shard"),
-        ({"bytes": "4096"}, "does not describe a shard"),
+        ({"entries": [{"key": "0"}]}, r"it has no hook \(entries\.0\.hook, and \d more\)"),
+        ({"columns": None}, "found nothing.*columns"),
+        ({"bytes": "4096"}, "found a str.*bytes"),
+        ({"sha256": "0" * 63}, "sha256"),
+        ({"shard": ""}, "shard"),
+        ({"shard": "a" * 256}, "shard"),
+        ({"entries": [ENTRY | {"shape": [1] * 65}]}, "shape"),
         ({"columns": ["sample", "epoch"]}, "do not say their step, call"),
         ({"shard": "index.jsonl"}, "cannot be a file of it"),
         ({"bytes": 32 * (32 * 2 + 4 * 8) - 1}, "its rows need 3,072 bytes, and the shard has 3,071"),
@@ -336,12 +338,12 @@ def test_a_shard_is_read_from_its_line_without_keys_of_a_later_version() -> None
 )
 def test_an_invalid_line_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Shard.of(SHARD | change)
+        checked(SHARD | change, Shard)
 
 
 def test_other_json_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not describe a shard"):
-        Shard.of([1, 2])
+    with pytest.raises(ValueError, match="found a list, expected a mapping"):
+        checked([1, 2], Shard)
 
 
 def test_the_bytes_of_a_row_follow_its_dtype() -> None:
@@ -368,7 +370,8 @@ def test_shards_of_all_ranks_are_read_and_a_cut_line_is_noted(tmp_path: Path) ->
     folder.mkdir()
     (folder / "index.jsonl").write_text(line(shard_name(0, 0)) + line(shard_name(0, 1))[:40])
     (folder / "index_1.jsonl").write_text(line(shard_name(1, 0)))
-    shards, notes = read_index(folder)
+    notes = list[str]()
+    shards = read_index(folder, notes)
     assert [shard.file for shard in shards] == ["000000.safetensors", "1_000000.safetensors"]
     assert "the last line is cut off" in notes[0]
 

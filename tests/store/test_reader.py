@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,8 @@ def test_predictions_may_be_a_container(tmp_path: Path) -> None:
 def test_a_run_without_records_can_be_read(tmp_path: Path) -> None:
     finished(tmp_path)
     run = open_run(str(tmp_path))
-    assert (run.metrics, run.stats, run.plan, run.env, dict(run.captures), run.predictions) == (
-        [],
-        [],
-        {},
-        {},
-        {},
-        None,
-    )
+    assert run.metrics == run.stats == [] and run.plan == run.env == dict(run.captures) == {}
+    assert run.predictions is None
 
 
 def test_the_status_is_read_again_while_the_run_continues(tmp_path: Path) -> None:
@@ -172,44 +167,52 @@ def test_labels_are_those_of_the_rows_split(
     assert labels.tolist() == [int(samples[number][1]) for number in range(40)]
 
 
-class TestWhatIsNoRun:
-    def refused(self, path: Path) -> str:
-        with pytest.raises(StoreError) as caught:
-            open_run(path)
-        return str(caught.value)
+def sweep(path: Path) -> None:
+    for number in range(12):
+        finished(path / str(number))
+    (path / "multirun.yaml").write_text("")
 
-    def test_a_sweep_directory_names_its_jobs(self, tmp_path: Path) -> None:
-        for number in range(12):
-            finished(tmp_path / str(number))
-        (tmp_path / "multirun.yaml").write_text("")
-        said = self.refused(tmp_path)
-        assert said.startswith(f"{tmp_path} is a sweep of 12 runs: 0, 1, 2, 3, ")
-        assert said.endswith(f"Open one of them: open_run('{tmp_path}/11')")
 
-    def test_a_folder_of_runs_names_them(self, tmp_path: Path) -> None:
-        finished(tmp_path / "2025-01-01_12-00-00-000001")
-        update_latest(tmp_path / "2025-01-01_12-00-00-000001")
-        assert self.refused(tmp_path) == (
-            f"{tmp_path} is a folder of 2 runs: 2025-01-01_12-00-00-000001, latest\n"
-            f"Open one of them: open_run('{tmp_path}/latest')"
-        )
+def folder_of_runs(path: Path) -> None:
+    finished(path / "2025-01-01_12")
+    update_latest(path / "2025-01-01_12")
 
-    def test_another_directory_is_an_error_with_its_content(self, tmp_path: Path) -> None:
-        assert (
-            self.refused(tmp_path) == f"{tmp_path} is not a run directory: it has no status.json; it is empty"
-        )
-        (tmp_path / ".hydra").mkdir()
-        assert self.refused(tmp_path).endswith("it is with .hydra")
 
-    def test_a_missing_path_is_an_error_with_the_nearest_existing_one(self, tmp_path: Path) -> None:
-        (tmp_path / "outputs").mkdir()
-        assert self.refused(tmp_path / "output" / "latest") == (
-            f"there is no {tmp_path}/output/latest; the nearest directory is {tmp_path}, with outputs"
-        )
-
-    def test_a_file_is_not_a_run_directory(self, tmp_path: Path) -> None:
-        (tmp_path / "x").write_text("")
-        assert self.refused(tmp_path / "x").startswith(f"{tmp_path}/x is a file, not a run directory")
+@pytest.mark.parametrize(
+    ("make", "opened", "begins", "ends"),
+    [
+        (sweep, "", "HERE is a sweep of 12 runs: 0, 1, 2, 3, ", "Open one of them: open_run('HERE/11')"),
+        (
+            folder_of_runs,
+            "",
+            "HERE is a folder of 2 runs: 2025-01-01_12, latest\n",
+            "open_run('HERE/latest')",
+        ),
+        (lambda path: None, "", "HERE is not a run directory: it has no status.json", "; it is empty"),
+        (lambda path: (path / ".hydra").mkdir(), "", "HERE is not a run directory", "it is with .hydra"),
+        (
+            lambda path: (path / "outputs").mkdir(),
+            "output/latest",
+            "there is no HERE/output/latest; ",
+            "the nearest directory is HERE, with outputs",
+        ),
+        (
+            lambda path: (path / "x").touch(),
+            "x",
+            "HERE/x is a file, not a run directory",
+            "holds status.json",
+        ),
+    ],
+    ids=["a sweep", "a folder of runs", "an empty folder", "another folder", "nothing", "a file"],
+)
+def test_what_is_no_run_is_named_with_the_next_step(
+    make: Callable[[Path], object], opened: str, begins: str, ends: str, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    with pytest.raises(StoreError) as refused:
+        open_run(tmp_path / opened)
+    said = str(refused.value).replace(str(tmp_path), "HERE")
+    assert said.startswith(begins) and said.endswith(ends)
 
 
 HOOKS = (
@@ -287,7 +290,7 @@ def test_a_library_that_is_missing_is_named(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_a_run_without_its_configuration_has_no_labels(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="does not say which data it used"):
+    with pytest.raises(StoreError, match="does not say which data was used"):
         Run(tmp_path).labels(torch.arange(3))
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hookrun.cli import main
 from hookrun.spec.experiment import Compute
 from hookrun.store.files import StoreError
-from hookrun.store.states import checkpoint
 from hookrun.tasks.run.endings import ending
 from hookrun.tasks.run.session import session
 
@@ -134,7 +134,7 @@ def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, hook) -
     stopped = run(*argv, hook(**check, policy="stop"), code=3)
     assert main([f"resume={stopped.path}"]) == 0, "it goes on after the step that it was stopped at"
     best = [found.path / "checkpoints/best.safetensors" for found in (whole, stopped)]
-    one, other = (checkpoint.read(path) for path in best)
+    one, other = (load_file(path) for path in best)
     assert all(one[name].equal(other[name]) for name in one)
 
 

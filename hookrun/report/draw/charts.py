@@ -197,26 +197,23 @@ def lines(
     across = axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x)
     across = replace(across, whole=all(float(value).is_integer() for value in xs))
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
-    start, frame, height = _frame(across, up, x, y, labels)
     curves = [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
-    said_once, names = fitted([each.name for each in series])
-    says, table = of_curves(title, series, x, y, labels)
+    start, names = fitted([each.name for each in series])
     values = dict[float, list[str]]()
     for each in series:
         prefix = f"{printable(each.name)}  " if len(series) > 1 else ""
         for at, value in zip(each.x, each.y, strict=True):
             values.setdefault(at, []).append(f"{prefix}{number(value)}")
-    said = {
-        at: "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *values[at][:12]])
+    hover = [
+        (across(at), "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *values[at][:12]]))
         for at in sorted(values)[: 2 * MOST_POINTS]
-    }
-    return Figure(
-        title,
-        _svg([frame, *curves], list(map(across, said)), list(said.values()), says, height),
+    ]
+    figure = _chart(title, across, up, x, y, curves, hover, of_curves(title, series, x, y, labels), labels)
+    return replace(
+        figure,
         legend=tuple(names) if len(names) > 1 else (),
         note=_notes(note, lost, "positive and finite" if log else "finite"),
-        table=table,
-        start=start or said_once,
+        start=figure.start or start,
     )
 
 
@@ -266,33 +263,27 @@ def histogram(
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
         if count
     ]
-    _, frame, height = _frame(across, up, x, "count, logarithmic" if is_log else "count")
-    body = [frame, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    body = [f'<path class="bar c0" d="{"".join(boxes)}"/>']
     if edges[0] < 0 < edges[-1]:
-        body.insert(1, f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>')
-    middles = [across((left + right) / 2) for left, right in pairwise(edges)]
-    said = [
-        f"{tick(left)} to {tick(right)}\n{count:,}"
+        body.insert(0, f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>')
+    hover = [
+        (across((left + right) / 2), f"{tick(left)} to {tick(right)}\n{count:,}")
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
     ]
-    says, table = of_bins(title, counts, edges)
-    return Figure(title, _svg(body, middles, said, says, height), note=note, table=table)
-
-
-def of_bins(title: str, counts: Sequence[int], edges: Sequence[float]) -> tuple[str, Table]:
-    """A text with the range and the largest bin, and a table of the counts of pairs of neighbouring bins."""
     fullest = max(range(len(counts)), key=counts.__getitem__)
-    said = (
+    says = (
         f"{title}: {sum(counts):,} values from {number(edges[0])} to {number(edges[-1])}, "
         f"most of them in {number(edges[fullest])} to {number(edges[fullest + 1])}"
     )
-    step = -(-len(counts) // MOST_ROWS)
+    step = -(-len(counts) // MOST_ROWS)  # bins of one row of the table
     rows = [
         (number(edges[start]), number(edges[min(start + step, len(counts))]), f"{count:,}")
         for start in range(0, len(counts), step)
         if (count := sum(counts[start : start + step]))
     ]
-    return said, Table(ALL, ("from", "to", "count"), tuple(rows))
+    table = Table(ALL, ("from", "to", "count"), tuple(rows))
+    y = "count, logarithmic" if is_log else "count"
+    return replace(_chart(title, across, up, x, y, body, hover, (says, table)), note=note)
 
 
 def bars(
@@ -318,8 +309,7 @@ def bars(
         for n, value in enumerate(values)
         if math.isfinite(value)
     ]
-    start, frame, height = _frame(across, up, x, y, names)
-    body = [frame, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    body = [f'<path class="bar c0" d="{"".join(boxes)}"/>']
     if spread is not None:
         whiskers = "".join(
             f"M{across(n)} {up(low)}V{up(high)}"
@@ -330,27 +320,18 @@ def bars(
     if mark is not None:
         body.append(f'<path class="zero" d="M{LEFT} {up(mark)}H{WIDTH - RIGHT}"/>')
     body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
-    numbers = [str(n) for n in range(len(values))]
-    said = [
-        f"{name}\n{number(value)}"
-        for name, value in zip(names or [f"{x} {n}" for n in numbers], values, strict=True)
+    hover = [
+        (across(n), f"{names[n] if names else f'{x} {n}'}\n{number(value)}") for n, value in enumerate(values)
     ]
-    says, table = of_bars(title, values, names or numbers, x, y, spread)
-    picture = _svg(body, list(map(across, range(len(values)))), said, says, height)
-    lost = sum(not math.isfinite(value) for value in values)
-    return Figure(title, picture, note=_notes(note, lost, "finite"), table=table, start=start)
-
-
-def of_bars(
-    title: str, values: Sequence[float], names: Sequence[str], x: str, y: str, errors: Sequence[float] | None
-) -> tuple[str, Table]:
-    """A text with the minimum and the maximum, and a table of all values."""
-    said = f"{title}: {counted(len(values), 'bar')} of {y} by {x}{_extremes(np.array(values), names)}"
-    columns = [(x, *names), (y, *map(number, values))]
-    if errors is not None:
-        columns.append(("standard deviation", *map(number, errors)))
+    listed = names or [str(n) for n in range(len(values))]
+    says = f"{title}: {counted(len(values), 'bar')} of {y} by {x}{_extremes(np.array(values), listed)}"
+    columns = [(x, *listed), (y, *map(number, values))]
+    if spread is not None:
+        columns.append(("standard deviation", *map(number, spread)))
     heads, *rows = zip(*columns, strict=True)
-    return said, Table(ALL, heads, tuple(rows))
+    table = Table(ALL, heads, tuple(rows))
+    note = _notes(note, sum(not math.isfinite(value) for value in values), "finite")
+    return replace(_chart(title, across, up, x, y, body, hover, (says, table), names), note=note)
 
 
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
@@ -403,12 +384,23 @@ def _thinned(series: Series) -> Series:
     return replace(series, x=x, y=y, low=low, high=high)
 
 
-def _frame(
-    across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None
-) -> tuple[str, str, int]:
-    """What the labels begin with, which is left out of them; the axes; and the height of the chart.
+def _chart(
+    title: str,
+    across: Axis,
+    up: Axis,
+    x: str,
+    y: str,
+    body: Sequence[str],
+    hover: Sequence[tuple[float, str]],
+    text: tuple[str, Table],
+    labels: Sequence[str] | None = None,
+) -> Figure:
+    """A chart with its axes. Labels that would touch stand upright, and the chart is higher.
 
-    Labels that would touch stand upright, and the chart is higher.
+    body:   the elements between the axes
+    hover:  positions from left to right, and the text to show under the pointer at each
+    text:   the text alternative and the table
+    labels: names for 0, 1, … on the axis `across`
     """
     bottom, width, height, start = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT, HEIGHT, ""
     grid = [f"M{LEFT} {up(value)}H{WIDTH - RIGHT}" for value in up.ticks()]
@@ -434,8 +426,14 @@ def _frame(
         f'<text class="label" text-anchor="middle" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)">'
         f"{_said(y)}</text>",
     ]
-    lines = f'<path class="grid" d="{"".join(grid)}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
-    return start, lines + "".join(texts), height
+    says, table = text
+    points = {"x": [at for at, _ in hover], "t": [printable(said, kept="\n\t") for _, said in hover]}
+    picture = Markup(  # made of numbers and escaped texts alone
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_said(says)}" '
+        f'data-hover="{escape(json.dumps(points))}"><path class="grid" d="{"".join(grid)}"/>'
+        f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>{"".join(texts)}{"".join(body)}</svg>'
+    )
+    return Figure(title, picture, table=table, start=start)
 
 
 def _said(text: str) -> Markup:
@@ -444,21 +442,6 @@ def _said(text: str) -> Markup:
 
 def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
     return f'<text class="{kind}" x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}">{_said(text)}</text>'
-
-
-def _svg(
-    body: Sequence[str], places: Sequence[float], said: Sequence[str], says: str, height: float
-) -> Markup:
-    """The SVG element.
-
-    places, said: positions from left to right, and the text to show under the pointer at each
-    says:         the text alternative
-    """
-    points = escape(json.dumps({"x": list(places), "t": [printable(each, kept="\n\t") for each in said]}))
-    return Markup(  # made of numbers and escaped texts alone
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_said(says)}" '
-        f'data-hover="{points}">{"".join(body)}</svg>'
-    )
 
 
 def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[str]) -> tuple[str, Table]:

@@ -6,9 +6,10 @@ import base64
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain, zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -217,6 +218,17 @@ def heat(
         table=numbered,
         start=", ".join(dict.fromkeys(filter(None, starts))),
     )
+
+
+def matrix(
+    cells: Mapping[tuple[Any, Any], Any],
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    otherwise: float = math.nan,
+) -> Array:
+    """[rows, columns] float32: the value of each (row, column), at most 1e30; `otherwise` where there is none."""
+    values = np.array([[cells.get((row, column), otherwise) for column in columns] for row in rows])
+    return values.clip(-1e30, 1e30).astype(np.float32)
 
 
 def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:

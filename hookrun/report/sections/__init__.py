@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -82,9 +83,9 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
 OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
     ReportSection("outcomes", "", notices.of_jobs, "job_outcomes.html", "notice"),
     ReportSection("objective", "Objective", swept.objective, "objective.html", "numbers"),
-    ReportSection("figures", "Metrics by swept key", swept.of_few_keys, "swept.html"),
+    ReportSection("figures", "Metrics by swept key", partial(swept.figures, are_few=True), "swept.html"),
     ReportSection("jobs", "Jobs", attrgetter("ranked"), "jobs.html"),
-    ReportSection("figures", "Metrics by swept key", swept.of_many_keys, "swept.html"),
+    ReportSection("figures", "Metrics by swept key", partial(swept.figures, are_few=False), "swept.html"),
     ReportSection("failed", "Failures", attrgetter("failed"), "failed_jobs.html"),
     ReportSection("repeat", "Run it again", repeat.of_a_sweep, "repeat.html", "details"),
 )

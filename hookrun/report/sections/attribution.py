@@ -17,8 +17,8 @@ from hookrun.report.draw.pictures import encoded
 from hookrun.report.facts import Facts
 from hookrun.report.token_pictures import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
 from hookrun.store.captures.tensor_file import open_tensors
+from hookrun.store.files import is_there
 from hookrun.store.format import ATTRIBUTIONS
-from hookrun.store.inside import is_there
 
 MOST_PICTURES = 24
 _SIDE = 64

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from hookrun.errors import shortened
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import by_number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
@@ -55,12 +53,12 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     counts = Counter((str(line["class"]), str(line["predicted_class"])) for line in lines)
     names = sorted({name for pair in counts for name in pair}, key=by_number)
-    matrix = None
+    confusions = None
     if 1 < len(names) <= MOST_CLASSES:
         shown = [shortened(name, 24) for name in names]
-        matrix = heat(
+        confusions = heat(
             f"confusion matrix, {split}",
-            np.array([[counts[row, column] for column in names] for row in names], dtype=np.float32),
+            matrix(counts, names, names, otherwise=0),
             rows=shown,
             columns=shown,
             x="across: predicted; down: class",
@@ -72,7 +70,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "split": split,
         "total": len(lines),
         "right": len(lines) - sum(count for *_, count in wrong),
-        "matrix": matrix,
+        "matrix": confusions,
         "confused": [
             (shortened(label), shortened(other), count) for label, other, count in wrong[:MOST_PAIRS]
         ],

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, is_there
 from hookrun.store.format import COMPARE_JSON
-from hookrun.store.inside import is_there
-from hookrun.store.records import ComparisonRecord, typed_record
+from hookrun.store.records import Comparison, typed_record
 
 MOST_ROWS = 400
 """The rows of each table, and the modules and the tokens of a picture."""
@@ -34,14 +30,14 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not is_there(facts.path / COMPARE_JSON):
         return None
     try:
-        record = typed_record(facts.path / COMPARE_JSON, ComparisonRecord)
+        record = typed_record(facts.path / COMPARE_JSON, Comparison)
     except StoreError as error:
         return {"problem": str(error), "reasons": [], "parts": []}
     jobs = list(record.jobs.items())[:MOST_JOBS] or [("", record)]
     return {"problem": "", "reasons": record.reasons, "parts": [_part(*job) for job in jobs]}
 
 
-def _part(job: str, record: ComparisonRecord) -> dict[str, Any]:
+def _part(job: str, record: Comparison) -> dict[str, Any]:
     """The picture and the tables of two runs."""
     numbers = {key: value for key, value in record.predictions.items() if key != "changes"}
     tables = [_table(name, getattr(record, name)) for name in _TABLES]
@@ -74,15 +70,14 @@ def _figures(rows: Sequence[Any]) -> list[Figure]:
         if isinstance(row, Mapping) and is_number(row.get("relative_l2")):
             name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
             token = row.get("token")
-            cells.setdefault((name, token if isinstance(token, int) else None), float(row["relative_l2"]))
+            cells.setdefault(
+                (name, token if isinstance(token, int) else None), max(float(row["relative_l2"]), 0.0)
+            )
     names = list(dict.fromkeys(name for name, _ in cells))[:MOST_ROWS]
     tokens = sorted({token for _, token in cells if token is not None})[:MOST_ROWS]
     title = "relative L2 of the difference, in the order of execution"
     if not tokens:
         values = [cells[name, None] for name in names]
         return [bars(title, values, x="module", y="relative L2", names=names)] if names else []
-    grid = np.array([[cells.get((name, token), math.nan) for token in tokens] for name in names])
     columns = [str(token) for token in tokens]
-    return [
-        heat(title, grid.clip(0, 1e30).astype(np.float32), rows=names, columns=columns, x="token", log=True)
-    ]
+    return [heat(title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True)]

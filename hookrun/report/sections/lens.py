@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import LEVELS, heat, is_light, palette
+from hookrun.report.draw.pictures import LEVELS, heat, is_light, matrix, palette
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
 from hookrun.report.lines import grouped, is_number, is_place, sampled
@@ -32,7 +30,13 @@ Line = dict[str, Any]
 def build(facts: Facts) -> dict[str, Any] | None:
     """The tables of the first samples, figures of the means, and notes on what is not shown."""
     read = sampled(facts.path / LENS, LensLine, limit=_BYTES, from_start=True)
-    means = [line for line in facts.metrics.records if _is_mean(line)]
+    means = [
+        line
+        for line in facts.metrics.records
+        if {"kind", "layer"} <= line.keys()
+        and isinstance(line.get("module"), str)
+        and all(line.get(key) is None or is_place(line[key]) for key in ("layer", "head"))
+    ]
     if not read.records and not means:
         return None
     kind = str((read.records or means)[0]["kind"])
@@ -52,16 +56,6 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "figures": _figures(kind, means),
         "notes": notes,
     }
-
-
-def _is_mean(line: Line) -> bool:
-    """Whether a line of metrics.jsonl is the mean of a part, with valid numbers of layer and head or without them."""
-    return (
-        "kind" in line
-        and "layer" in line
-        and isinstance(line.get("module"), str)
-        and all(line.get(key) is None or is_place(line[key]) for key in ("layer", "head"))
-    )
 
 
 def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[dict[str, Any]]:
@@ -128,8 +122,24 @@ def _figures(kind: str, means: list[Line]) -> list[Figure]:
         ("kl", "accuracy", "logit_difference") if is_residual else ("logit_difference", "answer_logit")
     ):
         lines = [line for line in means[: MOST_PARTS * 20] if is_number(line.get(name))]
-        if by_head := [line for line in lines if line.get("head") is not None and line["head"] < MOST_PARTS]:
-            figures.append(_by_head(name, by_head))
+        by_head = {
+            (line["module"], line["head"]): line[name]
+            for line in lines
+            if line.get("head") is not None and line["head"] < MOST_PARTS
+        }
+        if by_head:
+            rows = list(dict.fromkeys(module for module, _ in by_head))[:MOST_PARTS]
+            heads = range(max(head for _, head in by_head) + 1)
+            figures.append(
+                heat(
+                    f"{_TITLES[name]}: what each head adds, mean",
+                    matrix(by_head, rows, heads),
+                    rows=[shortened(row) for row in rows],
+                    columns=[str(head) for head in heads],
+                    x="head",
+                    numbers=len(heads) <= 12 and len(rows) <= 12,
+                )
+            )
         if others := [line for line in lines if line.get("head") is None][:MOST_PARTS]:
             figures.append(
                 bars(
@@ -151,20 +161,3 @@ _TITLES = {
     "logit_difference": "logit difference, answer minus wrong",
     "answer_logit": "logit of the answer",
 }
-
-
-def _by_head(name: str, lines: list[Line]) -> Figure:
-    rows = list(dict.fromkeys(line["module"] for line in lines))[:MOST_PARTS]
-    count = max(line["head"] for line in lines) + 1
-    values = np.full((len(rows), count), np.nan, dtype=np.float32)
-    for line in lines:
-        if line["module"] in rows:
-            values[rows.index(line["module"]), line["head"]] = np.clip(line[name], -1e30, 1e30)
-    return heat(
-        f"{_TITLES[name]}: what each head adds, mean",
-        values,
-        rows=[shortened(row) for row in rows],
-        columns=[str(head) for head in range(count)],
-        x="head",
-        numbers=count <= 12 and len(rows) <= 12,
-    )

@@ -68,17 +68,14 @@ def failed_checks(facts: Facts) -> list[dict[str, Any]]:
             "mode": first["mode"],
             "times": 1 + len(others),
             "policy": str(first.get("policy") or ""),
-            "message": verdict(first) if _has_values(first) else str(first.get("message") or ""),
+            "message": verdict(first)
+            if isinstance(first.get("message"), str)
+            and is_number(first.get("least"))
+            and is_number(first.get("largest"))
+            else str(first.get("message") or ""),
         }
         for (hook, module), (first, *others) in failures.items()
     ]
-
-
-def _has_values(record: dict[str, Any]) -> bool:
-    """Whether the record of a check says what it required and what it found."""
-    return isinstance(record.get("message"), str) and all(
-        is_number(record.get(key)) for key in ("least", "largest")
-    )
 
 
 def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:

@@ -48,10 +48,10 @@ def _again(
     env:  has the command line of the run, of which `trust=` is not in Hydra's files, and HOOKRUN_TRUST
     runs: the runs that it took values from; `outputs/latest` may now be a different run
     """
-    content = read_yaml(path, root)
+    content = read_yaml(path, root, dict)
     try:
-        hydra = checked((content or {}).get("hydra", content) or None, HydraRecord)
-    except (AttributeError, ValueError):  # there is none, or it has another form
+        hydra = checked(content.get("hydra", content) or None, HydraRecord)
+    except ValueError:  # there is none, or it has another form
         return {"command": "", "folder": ""}
     words = [f"{VARIABLE}={','.join(env.trusted)}"] if env.trusted else []
     words += ["python", "-m", "hookrun"]

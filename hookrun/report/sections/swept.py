@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import by_number, number, number_of, token_name
 from hookrun.report.lines import grouped, sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
@@ -45,24 +45,17 @@ def objective(facts: SweepFacts) -> dict[str, Any] | None:
     }
 
 
-def of_few_keys(facts: SweepFacts) -> list[Figure]:
-    """The figures of a sweep over one or two keys, which are its result; none for more keys."""
-    return figures(facts) if len(_keys(facts)) <= 2 else []
+def figures(facts: SweepFacts, *, are_few: bool) -> list[Figure]:
+    """One figure for each metric, that of the goal first; jobs of one setting, such as its seeds, are one point.
 
-
-def of_many_keys(facts: SweepFacts) -> list[Figure]:
-    """The figures of a sweep over more than two keys, beside its table; none for fewer keys."""
-    return figures(facts) if len(_keys(facts)) > 2 else []
-
-
-def _keys(facts: SweepFacts) -> list[str]:
-    """The swept keys except those that are averaged over; if there are no others, all."""
-    return [key for key in facts.varied if key not in facts.averaged] or facts.varied
-
-
-def figures(facts: SweepFacts) -> list[Figure]:
-    """One figure for each metric, that of the goal first; jobs of one setting, such as its seeds, are one point."""
-    jobs, keys = facts.compared, _keys(facts)
+    are_few: whether those of a sweep over one or two keys are wanted, which are its result, or of one over more keys,
+             which are beside its table; none for the other kind of sweep
+    """
+    # if all are averaged over, there is nothing else to show
+    keys = [key for key in facts.varied if key not in facts.averaged] or facts.varied
+    if (len(keys) <= 2) != are_few:
+        return []
+    jobs = facts.compared
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
     names.sort(key=lambda name: facts.goal is None or name != facts.goal.metric)
@@ -153,10 +146,7 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
             },
             several,
         )
-        means = np.array(
-            [[np.mean(finite.get((row, column), [math.nan])) for column in columns] for row in rows],
-            dtype=np.float32,
-        )
+        means = matrix({cell: np.mean(values) for cell, values in finite.items()}, rows, columns)
         if centre is None and is_loss(name) and np.isfinite(means).any():
             centre = float(means[np.isfinite(means)].min())  # no colour of the scale is green
         return heat(

@@ -6,8 +6,9 @@ rows of one shape are measured together when the buffer is full or the records a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import repeat
 from threading import RLock
 from typing import Any
@@ -18,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
-from hookrun.actions.stats import MOST_LOST
+from hookrun.actions.stats import MOST_LOST, Known, Step
 from hookrun.runtime.fast import private
 from hookrun.values.tensors import holds_data
 
@@ -69,12 +70,12 @@ Waiting = list[Any]
 """A list with one element: first the tuple of values with which the record begins, later the whole record, a dict."""
 
 
+@dataclass(eq=False)
 class SmallTensors:
     """Holds copies of small tensors until `measure` computes the statistics of all of them. It is thread-safe."""
 
-    def __init__(self) -> None:
-        self._lock = RLock()
-        self._buffers = dict[Any, _Buffer]()
+    _lock: RLock = field(default_factory=RLock)
+    _buffers: dict[Any, _Buffer] = field(default_factory=dict)
 
     def add(self, x: Tensor, of: tuple[str, ...], start: tuple[Any, ...]) -> Waiting | None:
         """Copy the tensor; returns its record, which `measure` completes, or None if it is not a small plain tensor.
@@ -128,7 +129,6 @@ class _Buffer:
     def __init__(self, x: Tensor, of: tuple[str, ...]) -> None:
         self._of = of
         self._keys = (*RECORD_KEYS, *of)
-        self._steps = tuple((name, _STEPS[name][0]) for name in _in_order(of))
         self._shape = x.shape
         self._known = {"numel": x.numel(), "bytes": x.numel() * x.element_size()}
         self._capacity = max(1, min(_MOST_ROWS, _BUFFER // x.numel()))
@@ -162,21 +162,13 @@ class _Buffer:
         records, self._waiting = self._waiting, []
         if not records:
             return
-        statistics: dict[str, Any] = dict(self._known)
-        rows, n = self._rows[: len(records)], self._known["numel"]
-        for name, step in self._steps:
-            statistics[name] = step(rows, n, statistics)
+        statistics = Known(_STEPS, self._known, self._rows[: len(records)])
         columns = [
-            statistics[name].tolist()
-            if isinstance(statistics[name], Tensor)
-            else repeat(statistics[name], len(records))
-            for name in self._of
+            column.tolist() if isinstance(column, Tensor) else repeat(column, len(records))
+            for column in map(statistics.__getitem__, self._of)
         ]
         for record, values in zip(records, zip(*columns, strict=True), strict=True):
             record[0] = dict(zip(self._keys, record[0] + values, strict=True))
-
-
-Step = Callable[[Tensor, int, Mapping[str, Any]], Any]
 
 
 def _norm(rows: Tensor) -> Tensor:
@@ -188,43 +180,34 @@ def _norm(rows: Tensor) -> Tensor:
     return norms
 
 
-def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
-    """[R]: the variance. Where E[x²] - E[x]² loses digits, around the rounded mean, which overwrites the rows."""
-    squares: Tensor = found["norm"].double().square()
-    spread: Tensor = squares - found["mean"].double().square() * n
+def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
+    """[R]: the variance; where E[x²] - E[x]² loses digits, around the rounded mean."""
+    squares: Tensor = known["norm"].double().square()
+    spread: Tensor = squares - known["mean"].double().square() * n
     is_exact = squares < spread * MOST_LOST
     if not is_exact.all():
-        around = rows.sub_(found["mean"].unsqueeze(1))
+        around = rows - known["mean"].unsqueeze(1)
         off = around.sum(1).double()
         squares = _norm(around).double().square()
         spread = torch.where(is_exact, spread, (squares - off.square() / n).clamp_min_(0))
     return spread / (n - 1)
 
 
-# Each statistic of rows [R, n], with the statistics that it needs, which stand before it. `var` overwrites the rows.
-_STEPS: dict[str, tuple[Step, Sequence[str]]] = {
-    "sum": (lambda rows, n, found: rows.sum(1), ()),
-    "mean": (lambda rows, n, found: rows.mean(1), ()),
-    "norm": (lambda rows, n, found: _norm(rows), ()),
-    "min": (lambda rows, n, found: rows.amin(1), ()),
-    "max": (lambda rows, n, found: rows.amax(1), ()),
-    "abs_max": (lambda rows, n, found: found["max"].maximum(-found["min"]), ("min", "max")),
-    "abs_mean": (lambda rows, n, found: rows.abs().mean(1), ()),
-    "zeros": (lambda rows, n, found: (n - rows.count_nonzero(1)) / n, ()),
-    "nans": (lambda rows, n, found: rows.isnan().sum(1), ()),
-    "infs": (lambda rows, n, found: rows.isinf().sum(1), ()),
-    "var": (_variance, ("mean", "norm")),
-    "std": (lambda rows, n, found: found["var"].sqrt(), ("var",)),
+_STEPS: Mapping[str, Step] = {
+    "sum": lambda rows, n, known: rows.sum(1),
+    "mean": lambda rows, n, known: rows.mean(1),
+    "norm": lambda rows, n, known: _norm(rows),
+    "min": lambda rows, n, known: rows.amin(1),
+    "max": lambda rows, n, known: rows.amax(1),
+    "abs_max": lambda rows, n, known: known["max"].maximum(-known["min"]),
+    "abs_mean": lambda rows, n, known: rows.abs().mean(1),
+    "zeros": lambda rows, n, known: (n - rows.count_nonzero(1)) / n,
+    "nans": lambda rows, n, known: rows.isnan().sum(1),
+    "infs": lambda rows, n, known: rows.isinf().sum(1),
+    "var": _variance,
+    "std": lambda rows, n, known: known["var"].sqrt(),
 }
-
-
-def _in_order(of: Sequence[str]) -> list[str]:
-    """These statistics and the ones they need, in the order of `_STEPS`."""
-    needed = set(of)
-    for name in reversed(_STEPS):
-        if name in needed:
-            needed.update(_STEPS[name][1])
-    return [name for name in _STEPS if name in needed]
+"""Each statistic of rows [R, n]: [R]."""
 
 
 def computes() -> bool:

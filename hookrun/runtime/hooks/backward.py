@@ -8,7 +8,7 @@ when the call ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, HookType
 from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.frames import call_frame, left_open
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire, no_gradient
+from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import (
@@ -128,14 +127,10 @@ class BackwardCall:
             site = firing.site
             if site.hook_type is not hook_type:
                 continue
-            site.current.of_call, site.current.of_pass = self.number, self.tokens
-            try:
-                if hook_type is BACKWARD and site.spec.action.observes:
-                    firing.op({"grad_input": value, "grad_output": grad_output})
-                else:
-                    value = firing.op(value)
-            finally:
-                site.current.of_call = site.current.of_pass = None
+            observes = hook_type is BACKWARD and site.spec.action.observes
+            seen = {"grad_input": value, "grad_output": grad_output} if observes else value
+            new = site.current.in_call(self.number, self.tokens, firing.op, seen)
+            value = value if observes else new
         return value
 
 
@@ -220,7 +215,7 @@ def _in_order(numbers: Any, value: Any) -> Grads:
     return [leaf for number, leaf in pairs if isinstance(number, int)]
 
 
-class Backward(ModuleHook):
+class Backward(AroundForward):
     """`backward_pre` and `backward` of one module.
 
     `backward_pre` runs when the gradients of the outputs are known, `backward` when those of the inputs are.
@@ -231,23 +226,10 @@ class Backward(ModuleHook):
     hook_types = (BACKWARD_PRE, BACKWARD)
     depth = 1
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self._end = shared.once(EndOfForward) if shared is not None else None
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
+        super().__init__(firings, shared)
+        self._end = shared.once(EndOfForward)
         self.open = dict[FrameType, BackwardCall]()
-
-    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook that gets keyword arguments too: their gradients are part of the value."""
-        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
-
-    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook that is also called when the forward raised, so that no call stays open."""
-        yield module.register_forward_hook(self.leave, always_call=True)
-
-    def clear(self) -> None:
-        """Drop all firings: the object does nothing from now on."""
-        super().clear()
-        self.open.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's forward pre-hook, registered with kwargs."""
@@ -285,7 +267,7 @@ class Backward(ModuleHook):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
-        call = self.open.pop(call_frame(), None)
+        call = self.open.pop(call_frame(), None) if self.firings else None
         if call is None:
             return None
         put_back(call.placed)
@@ -344,8 +326,7 @@ class Backward(ModuleHook):
                 continue  # torch refuses in-place operations on it
             shared = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
             handed_on.append(shared)
-            if self._end is not None:
-                self._end.views(module).append(partial(shared.follow, alias, alias.grad_fn, alias._version))
+            self._end.views(module).append(partial(shared.follow, alias, alias.grad_fn, alias._version))
             for number_of_input in inputs:
                 shared.watch(entered[number_of_input][0])
         call.handed_on = handed_on

@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
-from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph, tracing
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import tensors
@@ -54,7 +53,6 @@ class Shared:
     """
 
     model: nn.Module
-    clock: Clock
     closing: ExitStack = field(default_factory=ExitStack)
     _made: dict[Any, Any] = field(default_factory=dict)
 
@@ -71,7 +69,8 @@ class RegisteredHook:
 
     A deep copy or a pickle of a hooked model has an empty copy of this object: the copied model is not hooked and never
     writes into the original's records. Removing the hooks empties the object, so that autograd graphs that still refer
-    to it run nothing.
+    to it run nothing. An empty object has no attributes but those of its class; the methods that torch calls do nothing
+    without firings.
 
     hook_types:   those that the class implements
     finds_target: it resolves `target` itself, because it attaches to that tensor only
@@ -80,23 +79,29 @@ class RegisteredHook:
 
     hook_types: ClassVar[Sequence[HookType]] = ()
     finds_target: ClassVar[bool] = False
+    firings: Sequence[BoundHook] = ()
+    reads_arguments = False
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         self.firings = tuple(firings)
+        self.shared = shared
         self.reads_arguments = any(firing.site.reads_arguments for firing in firings)
 
-    def __reduce__(self) -> tuple[type[RegisteredHook], tuple[()]]:
-        return type(self), ()  # for copies too
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (type(self),)  # for copies too
 
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
-        self.firings = ()
+        vars(self).clear()
 
 
 class _Listener(RegisteredHook):
     """Calls a function at calls of a module, except while torch.compile traces it."""
 
     function: Callable[..., object] | None = None
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
 
     def note(self, *args: Any) -> None:
         """torch's forward hook or forward pre-hook."""
@@ -108,9 +113,7 @@ def listen(
     register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
 ) -> RemovableHandle:
     """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
-    listener = _Listener()
-    listener.function = function
-    return register(listener.note, **options)
+    return register(_Listener(function).note, **options)
 
 
 class ModuleHook(RegisteredHook):
@@ -133,6 +136,26 @@ class ModuleHook(RegisteredHook):
     def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
         """Start direct calls of the module, if the hook with this number reads only the output; see `direct_calls`."""
         return None
+
+
+class AroundForward(ModuleHook):
+    """Base of the hooks that begin something before a module's forward and end it afterwards."""
+
+    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """Register a hook that gets keyword arguments too."""
+        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+
+    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """Register a hook that is also called when the forward raised, so that no call stays open."""
+        yield module.register_forward_hook(self.leave, always_call=True)
+
+    @abstractmethod
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch's forward pre-hook, registered with kwargs."""
+
+    @abstractmethod
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook, called also when the forward raised."""
 
 
 class ParameterHook(RegisteredHook):

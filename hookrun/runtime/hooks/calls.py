@@ -45,12 +45,12 @@ class Replacement:
 
     @classmethod
     def add(cls, module: nn.Module, hook: CallHook) -> None:
-        """Replace the attribute for a hook, until `remove`."""
+        """Replace the attribute for a hook, until the hooks are removed."""
         own = module.__dict__.get(cls.attribute)
         if not isinstance(own, cls):
             own = module.__dict__[cls.attribute] = cls(module)
         own.hooks.append(hook)
-        hook.replaced.append(own)
+        hook.shared.closing.callback(own.remove, hook)
 
     def remove(self, hook: CallHook) -> None:
         """Give the module its attribute back, if no other hook needs the replacement."""
@@ -65,16 +65,13 @@ class CallHook(ModuleHook):
     """Base of the two.
 
     number:   the id of the registered hook
-    replaced: what takes the place of attributes for it
     unfilled: the caches that it has not let its module fill
     """
 
     number = -1
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self._model = None if shared is None else shared.model
-        self.replaced = list[Replacement]()
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
+        super().__init__(firings, shared)
         self.unfilled = WeakSet[Any]()
 
     def mark(self, module: nn.Module, args: tuple[Any, ...], *output: Any) -> None:
@@ -88,12 +85,6 @@ class CallHook(ModuleHook):
         for firing in self.firings:
             firing.site.let_through |= not decided
         return decided
-
-    def clear(self) -> None:
-        """Drop all firings, and give the modules their attributes back."""
-        super().clear()
-        while self.replaced:
-            self.replaced.pop().remove(self)
 
 
 # ---- skip ----------------------------------------------------------------------------------------------------------
@@ -233,7 +224,7 @@ class Stop(CallHook):
         """Replace the calls of the module and of the model."""
         handle = module.register_forward_hook(self.mark)
         self.number = handle.id
-        for called in dict.fromkeys((module, self._model or module)):
+        for called in dict.fromkeys((module, self.shared.model)):
             call_through_torch([called])
             StoppableCall.add(called, self)
         yield handle
@@ -245,7 +236,7 @@ class Stop(CallHook):
         if torch.compiler.is_exporting():
             self.firings[0].traced.fire(None)  # raises CompileError
         where = self.firings[0].site.where
-        ending = next((call for call in calls if call.module is self._model), None)
+        ending = next((call for call in calls if call.module is self.shared.model), None)
         if ending is None:
             raise HookError(
                 f"{where}: its module was called, but not the model, at whose call the forward ends: call the model, "

@@ -23,7 +23,6 @@ class KeptZero(ParameterHook):
     """
 
     def __init__(self, place: HookedParameter) -> None:
-        super().__init__()
         self.place = place
         self.free = torch.ones(place.parameter.shape, dtype=torch.bool)
         self.chosen_by = set[str]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -33,22 +32,17 @@ class OptimizerSteps(RegisteredHook):
     def run(self, kind: HookType, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Run the hooks of one kind, before or after a step of these parameters of the optimizer."""
         mine = set(map(id, parameters))
-        stepped = [
-            (firing, place.parameter)
-            for firing, place in zip(self.firings, self.places, strict=False)
-            if firing.site.hook_type is kind and id(place.parameter) in mine
-        ]
         scale = getattr(optimizer, "grad_scale", None)  # set during the step if the optimizer itself unscales
         unscale = scale if kind.gradient and isinstance(scale, Tensor) else None
-        for _, group in groupby(stepped, key=lambda pair: pair[0].site.hook_name):
-            groups = defaultdict[str, list[tuple[BoundHook, nn.Parameter]]](list)
-            for firing, parameter in group:
-                action, path = firing.site.spec.action, firing.site.path
-                groups[action.together_by(path) if action.scope == "together" else path].append(
-                    (firing, parameter)
-                )
-            for pairs in groups.values():
-                _run(pairs, unscale)
+        groups = defaultdict[tuple[str, str], list[tuple[BoundHook, nn.Parameter]]](list)
+        for firing, place in zip(self.firings, self.places, strict=False):
+            site = firing.site
+            if site.hook_type is kind and id(place.parameter) in mine:
+                action = site.spec.action
+                group = action.together_by(site.path) if action.scope == "together" else site.path
+                groups[site.hook_name, group].append((firing, place.parameter))
+        for pairs in groups.values():
+            _run(pairs, unscale)
 
 
 def _run(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None) -> None:

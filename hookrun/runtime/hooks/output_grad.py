@@ -15,8 +15,8 @@ from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.frames import call_frame, left_open
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, no_gradient
+from hookrun.runtime.hooks.exits import EndOfForward, GradientHook, Watched, aliased, hooked_inside
 from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
 from hookrun.values.tensors import has_no_shape
 
@@ -28,24 +28,19 @@ class OutputGrad(ModuleHook):
     finds_target = True
     depth = 0
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self._shared = shared
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
+        super().__init__(firings, shared)
         self._entered = dict[FrameType, dict[int, int]]()
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
         if maker(module) is None or "forward" in vars(module):
-            self._end_of_forward()
+            self.shared.once(EndOfForward)
             yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
         yield module.register_forward_hook(self.attach, with_kwargs=True)
-
-    def _end_of_forward(self) -> EndOfForward:
-        assert self._shared is not None
-        return self._shared.once(EndOfForward)
 
     def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
         """For a layer whose output is always in new memory: one tensor hook for all calls."""
@@ -65,12 +60,6 @@ class OutputGrad(ModuleHook):
 
         return call_directly(module, number, attach, made_by)
 
-    def clear(self) -> None:
-        """Drop all firings: the object does nothing from now on."""
-        super().clear()
-        self._shared = None
-        self._entered.clear()
-
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """torch's forward pre-hook: remember the versions of the arguments, to see which ones the module writes."""
         if self.firings and not tracing() and torch.is_grad_enabled():
@@ -85,25 +74,37 @@ class OutputGrad(ModuleHook):
         if tracing():
             return self._traced((args, kwargs), output)
         versions = self._entered.pop(call_frame(), {})
-        hooked = dict[int, tuple[Tensor, list[_Gradient]]]()
+        hooked = dict[int, tuple[Tensor, str, list[GradientHook]]]()
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
-                _, hooks = hooked.setdefault(id(tensor), (tensor, []))
-                hooks.append(_Gradient(self, firing, path))
+                _, _, hooks = hooked.setdefault(id(tensor), (tensor, firing.site.where, []))
+                hooks.append(self._in_this_call(firing, path))
         if not hooked:
             return None
         distinct = {id(each): each for each in tensors(output)}
-        news, views = dict[int, Tensor](), self._end_of_forward().views
-        for key, (tensor, hooks) in hooked.items():
+        news, views = dict[int, Tensor](), self.shared.once(EndOfForward).views
+        for key, (tensor, where, hooks) in hooked.items():
             others = (each for other, each in distinct.items() if other != key)
             # An in-place write would bypass the hooks that an inner module has on a view.
             shared = aliased(tensor, versions, (args, kwargs), others) or (
                 tensor._is_view() and hooked_inside(tensor)
             )
-            news[key] = Watched(hooks[0].firing.site.where, hooks).attach(
-                tensor, views(module) if shared else None
-            )
+            news[key] = Watched(where, hooks).attach(tensor, views(module) if shared else None)
         return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
+
+    def _in_this_call(self, firing: BoundHook, path: str) -> GradientHook:
+        """What the firing does to the gradient of the tensor at this path of the output."""
+        current = firing.site.current
+        call, tokens = firing.site.call, current.model_tokens
+
+        def hook(grad: Tensor) -> Tensor:
+            if not self.firings:
+                return grad
+            current.within = path
+            new: Tensor = current.in_call(call, tokens, firing.op, grad)
+            return new
+
+        return hook
 
     def _traced(self, arguments: Any, output: Any) -> Any:
         # A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that
@@ -137,27 +138,3 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
         if all(tensor is not other for _, other in once):
             once.append((path, tensor))
     return once
-
-
-class _Gradient:
-    """One hook on the gradient of one tensor of one call."""
-
-    __slots__ = ("call", "firing", "path", "registered", "tokens")
-
-    def __init__(self, registered: RegisteredHook, firing: BoundHook, path: str) -> None:
-        self.registered = registered
-        self.firing = firing
-        self.path = path
-        self.call = firing.site.call
-        self.tokens = firing.site.current.model_tokens
-
-    def __call__(self, grad: Tensor) -> Tensor:
-        if not self.registered.firings:
-            return grad
-        current = self.firing.site.current
-        current.within, current.of_call, current.of_pass = self.path, self.call, self.tokens
-        try:
-            new: Tensor = self.firing.op(grad)
-        finally:
-            current.of_call = current.of_pass = None
-        return new

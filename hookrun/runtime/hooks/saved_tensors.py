@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import Packed
 from hookrun.errors import HookError
@@ -20,7 +19,7 @@ from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.frames import call_frame, finished
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
+from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
 from hookrun.runtime.hooks.exits import storage
 
 Undo = Callable[[Tensor | None], Tensor | None]
@@ -61,29 +60,26 @@ class PackedTensor:
 class Scope:
     """One call of a hooked module: tensors that are saved during it are packed by `pack`.
 
-    torch uses the innermost pack function only, so `pack` runs the firings of the enclosing scopes too, and then the
-    outer hooks: those of the user, or of activation checkpointing.
+    torch uses the innermost pack function only, so `pack` runs the firings of all open scopes, and then the outer
+    hooks: those of the user, or of activation checkpointing.
 
     idle:  the call recomputes an earlier one, for which the hooks have acted already
     frame: of the call
     call:  its number within the forward
     """
 
-    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, parent: Scope | None) -> None:
+    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, around: Scope | None) -> None:
         self.hook = hook
         self.idle = idle
         self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
-        self._parent = parent
-        top = _top()
-        ours = parent is not None and top is not None and top[0] is parent.pack
-        self.outer: Outer | None = parent.outer if ours and parent is not None else top
-        if (
-            self.outer is not None
-            and hook.edits
-            and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
-        ):
-            self.outer = None  # a tensor that an action has packed is restored without recomputation
+        self._of_parameters = hook.of_parameters
+        outer = _top()
+        if outer is not None and around is not None and outer[0] is around.pack:
+            outer = around.outer
+        if outer is not None and hook.edits and getattr(outer[0], "__module__", "") == checkpoint.__name__:
+            outer = None  # a tensor that an action has packed is restored without recomputation
+        self.outer: Outer | None = outer
         self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)
         self._context.__enter__()
@@ -110,30 +106,21 @@ class Scope:
             above.remove(others[0])
         for pair in reversed(above):
             torch.autograd.graph.saved_tensors_hooks(*pair).__enter__()
-        del self.pack, self._context
+        del self.pack, self._context, self._of_parameters
         # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
-        self.frame = self._parent = None
+        self.frame = None
 
     def _pack(self, saved: Tensor) -> PackedTensor:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
-        is_parameter = storage(saved) in self.hook.of_parameters()
-        around, scope = list[Scope](), cast("Scope | None", self)
-        while scope is not None:
-            if not scope.idle and not scope.ended:
-                around.append(scope)
-            scope = scope._parent
-        for outer_first in reversed(around):
-            for firing in outer_first.hook.firings:
+        is_parameter = storage(saved) in self._of_parameters()
+        for scope in _open_scopes():
+            for firing in () if scope.idle or scope.ended else scope.hook.firings:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
-                site.current.of_call = outer_first.call
-                try:
-                    packed = firing.op(tensor)
-                finally:
-                    site.current.of_call = None
+                packed = site.current.in_call(scope.call, None, firing.op, tensor)
                 if isinstance(packed, Packed):
                     undos.append(packed.undo)
                     tensor = packed.tensor
@@ -161,25 +148,24 @@ def _open_scopes() -> list[Scope]:
     return scopes
 
 
-class _ParametersOf:
-    """The storages of the parameters of a model, with those that hooks added; known once none is lazy any more."""
+def _storages(shared: Shared) -> Callable[[], set[int | None]]:
+    """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy any more."""
+    model, known = shared.model, set[int | None]()
 
-    def __init__(self, shared: Shared) -> None:
-        self._model = shared.model
-        self._known: set[int | None] | None = None
-
-    def __call__(self) -> set[int | None]:
-        if self._known is not None:
-            return self._known
-        parameters = list(self._model.parameters())
-        storages = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
+    def storages() -> set[int | None]:
+        if known:
+            return known
+        parameters = list(model.parameters())
+        there = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
         if not any(map(is_lazy, parameters)):
-            self._known = storages
-        return storages
+            known.update(there)
+        return there
+
+    return storages
 
 
-class SavedTensors(ModuleHook):
-    """Opens a scope before a module's forward and closes it afterwards.
+class SavedTensors(AroundForward):
+    """Opens a scope right before a module's forward, since tensors that other hooks save are not the module's.
 
     edits: an action may pack tensors in another form
     """
@@ -187,21 +173,13 @@ class SavedTensors(ModuleHook):
     hook_types = (SAVED_TENSORS,)
     depth = 4
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self.of_parameters = shared.once(_ParametersOf) if shared is not None else set[int | None]
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
+        super().__init__(firings, shared)
+        self.of_parameters = shared.once(_storages)
         self.edits = any(not firing.site.spec.action.observes for firing in firings)
 
-    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook right before the forward: tensors that other hooks save are not the module's."""
-        yield module.register_forward_pre_hook(self.enter)
-
-    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook that is also called when the forward raised."""
-        yield module.register_forward_hook(self.leave, always_call=True)
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook."""
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """torch's forward pre-hook, registered with kwargs."""
         if tracing():
             fire(self.firings, None)  # raises CompileError
         if not self.firings:
@@ -218,7 +196,7 @@ class SavedTensors(ModuleHook):
             scopes.pop().close()
         scopes.append(Scope(self, idle, call_frame(), scopes[-1] if scopes else None))
 
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """torch's forward hook, called also when the forward raised: close the scopes of the call and inside it."""
         scopes, frame = _open_scopes(), call_frame()
         while any(scope.frame is frame for scope in scopes):

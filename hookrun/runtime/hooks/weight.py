@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import FrameType
@@ -11,14 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError, Problem
 from hookrun.hook_types import WEIGHT
 from hookrun.plan.model_tree import parametrized
 from hookrun.runtime.compiled import refusal, tracing
 from hookrun.runtime.frames import call_frame, left_open
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
+from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
 
 _ABSENT = object()
 _LISTS = "parametrizations"
@@ -66,7 +65,7 @@ _open = dict[FrameType, Reading]()
 """The current readings of all threads, by the frames of the calls, the innermost last."""
 
 
-class Weight(ModuleHook):
+class Weight(AroundForward):
     """Shadows parameters of the module during a call of its forward.
 
     An attribute in the `__dict__` of a module is found before its parameter of the same name, which stays where it is:
@@ -76,8 +75,8 @@ class Weight(ModuleHook):
     hook_types = (WEIGHT,)
     depth = 3
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
+        super().__init__(firings, shared)
         self._by_name = defaultdict[str, list[BoundHook]](list)
         for firing in firings:
             self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
@@ -88,16 +87,10 @@ class Weight(ModuleHook):
         )
         self._refused = refusal([Problem(firing.site.spec.where, *refused) for firing in firings[:1]])
 
-    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook that runs after those that change the arguments."""
-        yield module.register_forward_pre_hook(self.enter)
-
-    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook that is also called when the forward raised."""
-        yield module.register_forward_hook(self.leave, always_call=True)
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook."""
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """torch's forward pre-hook, registered with kwargs."""
+        if not self.firings:
+            return
         if tracing():
             for name, firings in self._by_name.items():
                 if name in module.__dict__ or name not in module._parameters:
@@ -112,8 +105,10 @@ class Weight(ModuleHook):
             stored = reading.edited.get(name)
             reading.show(name, fire(firings, self._stored(module, name) if stored is None else stored))
 
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """torch's forward hook, called also when the forward raised."""
+        if not self.firings:
+            return
         if tracing():
             for name in self._by_name:
                 del module.__dict__[name]
@@ -130,7 +125,6 @@ class Weight(ModuleHook):
             if name in module._parameters:
                 module.__dict__.pop(name, None)
         super().clear()
-        self._by_name.clear()
 
     def _begin(self, module: nn.Module, frame: FrameType) -> Reading:
         reading = _open[frame] = Reading(module)

@@ -206,19 +206,19 @@ class _Columns:
 
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
-        lengths = self._lengths.squeeze(1)
         first = place if isinstance(place, int) else place.start
         last = None if isinstance(place, int) or place.end is None else place.end - 1
-        for number in (first, last):
-            if number is None:
-                continue
-            may_come = number >= 0 and self._of.goes_on and self._phase is None
-            lacks = lengths < -number if number < 0 else lengths <= number
-            if not may_come and lacks.any():
-                self._raise_missing(lacks, f"position {number}")
-        final = not self._of.goes_on or self._phase == "prompt"
-        if final and (empty := ~(hit & self._real).any(1)).any():
-            self._raise_missing(empty, f"position in {place}")
+        later_too = self._of.goes_on and self._phase is None
+        required = {
+            f"position {number}": self._of_place(number) & self._in_prompt
+            for number in (first, last)
+            if number is not None and (number < 0 or not later_too)
+        }
+        if not self._of.goes_on or self._phase == "prompt":
+            required[f"position in {place}"] = hit
+        for what, columns in required.items():
+            if (lacks := ~(columns & self._real).any(1)).any():
+                self._raise_missing(lacks, what)
 
     def _raise_missing(self, lacks: Tensor, what: str) -> None:
         row = int(lacks.nonzero()[0])
@@ -243,14 +243,11 @@ class _Columns:
         hits = torch.zeros_like(self._real)
         if width > ids.shape[1]:
             return hits
-        starts = torch.ones_like(self._real[:, : ids.shape[1] - width + 1])
-        for place, token in enumerate(text):
-            starts = starts & (ids[:, place : ids.shape[1] - width + 1 + place] == token)
-        last = torch.arange(starts.shape[1]) + width - 1
+        starts = (ids.unfold(1, width, 1) == torch.tensor(text)).all(2)  # [B, total - width + 1]
+        in_prompt = torch.arange(starts.shape[1]) + width <= self._of.prompt
         for place in range(width):
-            column = torch.arange(starts.shape[1]) + place
-            known = (last < self._of.prompt) | (column == last)
-            hits[:, place : place + starts.shape[1]] |= starts & known
+            known = starts if place == width - 1 else starts & in_prompt
+            hits[:, place : place + starts.shape[1]] |= known
         return hits
 
     def _of_span(self, name: str, strict: bool) -> Tensor:

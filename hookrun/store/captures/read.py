@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,18 +16,16 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, Lookup
-from hookrun.store.captures.shard import Entry, Shard, row_bytes
+from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
     as_bytes,
     dtype_name,
     open_tensors,
-    read_rows,
     read_tensor,
 )
-from hookrun.store.files import StoreError, os_errors
+from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
-from hookrun.store.inside import size_inside
 from hookrun.store.records import SampleLine, TokenLine, read_records
 
 T = TypeVar("T")
@@ -65,6 +64,7 @@ class StoredCapture:
     copies on the CPU, free to change.
 
     hook, module, path: where it was captured; `path` is the place of the tensor in a container, or ``""``
+    number: its place in the order in which the captures of the run were first recorded
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class StoredCapture:
         parts: Sequence[_Part],
         shards: _Shards,
         samples: SampleTable,
+        number: int,
     ) -> None:
-        self.hook, self.module, self.path = hook, module, path
+        self.hook, self.module, self.path, self.number = hook, module, path, number
         self._parts = parts
         self._shards = shards
         self._samples = samples
@@ -100,8 +101,7 @@ class StoredCapture:
     @property
     def row_bytes(self) -> int:
         """The bytes of one row. HookrunError if the rows differ."""
-        _, shape = self._common(self._parts)
-        return row_bytes(self._parts[0].entry.dtype, shape)
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
     def by_kind(self) -> list[StoredCapture]:
         """The rows of each dtype and shape as a capture."""
@@ -119,7 +119,9 @@ class StoredCapture:
         return self._of(spread(self._parts, most))
 
     def _of(self, parts: Sequence[_Part]) -> StoredCapture:
-        return StoredCapture(self.hook, self.module, self.path, parts, self._shards, self._samples)
+        return StoredCapture(
+            self.hook, self.module, self.path, parts, self._shards, self._samples, self.number
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -260,22 +262,21 @@ class StoredCapture:
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """[rows, columns] in row order, and the position of each row in recording order."""
-        tables = [self._table_of(part) for part in self._parts]
-        table = torch.cat(tables)
-        samples, splits = table[:, 0], table[:, COLUMNS.index("split")]
-        by_token = torch.arange(len(table), device="cpu")
-        for column in ("key", "position"):
-            by_token = by_token[table[by_token, COLUMNS.index(column)].argsort(stable=True)]
-        by_sample = by_token[samples[by_token].argsort(stable=True)]
-        by_split = by_sample[splits[by_sample].argsort(stable=True)]
-        of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
-        pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
-        once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
-        if once:
-            return table[by_split], by_split
-        # the order of recording; with several ranks batch by batch, as in one process
-        by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
-        order = by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
+        table = torch.cat([self._table_of(part) for part in self._parts])
+        columns = dict(zip(COLUMNS, table.T, strict=True))
+
+        def sorted_by(*names: str) -> Tensor:
+            order = torch.arange(len(table), device="cpu")
+            for name in reversed(names):
+                order = order[columns[name][order].argsort(stable=True)]
+            return order
+
+        place = ("split", "sample", "position", "key")
+        order = sorted_by(*place)
+        places = torch.stack([columns[name][order] for name in place], dim=1)
+        once = bool((places.diff(dim=0) != 0).any(1).all()) and not (columns["sample"] == FIRING).any()
+        if not once:  # the order of recording; with several ranks batch by batch, as in one process
+            order = sorted_by("turn", "rank")
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:
@@ -333,16 +334,15 @@ class StoredCapture:
         return out
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
-        """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
-        file = self._shards.file_of(part)
-        breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
-        for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
-            first, place = int(run[0]), int(places[0])
-            block = as_bytes(read_rows(file, part.entry.key, first, int(run[-1]) + 1))
-            if len(block) == len(run) and bool((places.diff() == 1).all()):
-                out[place : place + len(block)] = block
-            else:
-                out[places] = block[run - first]
+        """Copy rows of a part, ascending with repetitions, to their targets; of the file only these rows are read."""
+        stored = as_bytes(read_tensor(self._shards.file_of(part), part.entry.key))
+        first, place, count = int(rows[0]), int(targets[0]), len(rows)
+        if int(rows[-1]) - first + 1 == count and bool(
+            (targets.diff() == 1).all()
+        ):  # neighbours: copied at once
+            out[place : place + count] = stored[first : first + count]
+        else:
+            out[targets] = stored[rows]
 
 
 Leaf = StoredCapture | Lookup[StoredCapture]
@@ -377,12 +377,7 @@ class _Shards:
     def _open(self, name: str, size: int) -> Any:
         """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
         path = self.folder / name
-        with os_errors(f"cannot read {path}"):
-            there = size_inside(path, self.folder.parent)
-        if there != size:
-            raise StoreError(
-                f"{path} has {there} bytes where its index says {size}: it was changed or cut off"
-            )
+        require_size(path, self.folder.parent, size, says="its index")
         return open_tensors(path, self.folder.parent)
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
@@ -396,25 +391,23 @@ def read_captures(
 
     samples: the names of the samples; those of the run by default
     """
-    parts: dict[str, dict[str, dict[str, list[_Part]]]] = {}
+    parts = dict[tuple[str, str, str], list[_Part]]()
     for shard in shards:
         for entry in shard.entries:
-            paths = parts.setdefault(entry.hook, {}).setdefault(entry.module, {})
-            paths.setdefault(entry.path, []).append(_Part(shard, entry))
-
+            parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
     opened, table = _Shards(folder), samples or SampleTable(folder.parent)
-
-    def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
-        captures = {
-            path: StoredCapture(hook, module, path, parts, opened, table) for path, parts in paths.items()
+    captures = dict[str, dict[str, dict[str, StoredCapture]]]()
+    for number, ((hook, module, path), rows) in enumerate(parts.items()):
+        tensors = captures.setdefault(hook, {}).setdefault(module, {})
+        tensors[path] = StoredCapture(hook, module, path, rows, opened, table, number)
+    hooks = dict[str, Lookup[Leaf]]()
+    for hook, modules in captures.items():
+        leaves = {
+            module: tensors[""]
+            if list(tensors) == [""]
+            else Lookup("tensor", f"{hook} at {module!r}", tensors)
+            for module, tensors in modules.items()
         }
-        if list(captures) == [""]:
-            return captures[""]
-        return Lookup("tensor", f"{hook} at {module!r}", captures)
-
-    hooks = {}
-    for hook, modules in parts.items():
-        leaves = {module: leaf(hook, module, paths) for module, paths in modules.items()}
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
     return Lookup("hook", f"the captures of {folder.parent}", hooks)
 

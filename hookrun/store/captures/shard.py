@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, Strict, StringConstraints, model_validator
 from pydantic.dataclasses import dataclass
 
 from hookrun.store.files import StoreError, os_errors, read_lines
 from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
-from hookrun.store.records import Count, Listing, Name, Sha256, checked
+from hookrun.store.records import Count, Listing, Name, Sha256, fitting
 
 ALWAYS_WRITTEN = ("sample", "epoch", "step", "call")
 """The columns that every version writes."""
@@ -57,7 +57,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Shard:
-    """One line of a shard index: a file that is complete on disk, its size and hash, and its entries."""
+    """A line of an index: a file that is complete on disk, its size and hash, and its entries.
+
+    Its rows must fit into its bytes; unknown keys of the line are dropped.
+    """
 
     file: Annotated[str, StringConstraints(min_length=1, max_length=255), Field(alias="shard")]
     sha256: Sha256
@@ -66,31 +69,28 @@ class Shard:
     entries: Listing[Entry]
     version: _Count = VERSION
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, record: Any) -> Shard:
-        """Parse an index line; unknown keys are dropped.
-
-        Raises ValueError for any other line, and if its rows need more bytes than the file has.
-        """
+    def _of_a_known_version(cls, record: Any) -> Any:
         version = record.get("version") if isinstance(record, dict) else None
         if isinstance(version, int) and version > VERSION:
             raise ValueError(f"it has format {version}, this hookrun reads up to {VERSION}")
-        try:
-            line = checked(record, cls)
-        except ValueError as error:
-            raise ValueError(f"it does not describe a shard: {error}") from None
-        if "/" in line.file or "\0" in line.file or line.file in (".", "..", INDEX):
-            raise ValueError(f"the shard {line.file!r} lies outside of its folder or cannot be a file of it")
-        if missing := [name for name in ALWAYS_WRITTEN if name not in line.columns]:
+        return record
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if "/" in self.file or "\0" in self.file or self.file in (".", "..", INDEX):
+            raise ValueError(f"the shard {self.file!r} lies outside of its folder or cannot be a file of it")
+        if missing := [name for name in ALWAYS_WRITTEN if name not in self.columns]:
             raise ValueError(f"its rows do not say their {', '.join(missing)}")
-        for entry in line.entries:
+        for entry in self.entries:
             if entry.dtype not in STORED_DTYPES:
                 raise ValueError(f"unknown dtype {entry.dtype!r}, written by another version of hookrun")
-        table = 8 * len(line.columns)
-        least = sum(entry.rows * (row_bytes(entry.dtype, entry.shape) + table) for entry in line.entries)
-        if least > line.bytes:
-            raise ValueError(f"its rows need {least:,} bytes, and the shard has {line.bytes:,}")
-        return line
+        table = 8 * len(self.columns)
+        least = sum(entry.rows * (row_bytes(entry.dtype, entry.shape) + table) for entry in self.entries)
+        if least > self.bytes:
+            raise ValueError(f"its rows need {least:,} bytes, and the shard has {self.bytes:,}")
+        return self
 
 
 def row_bytes(dtype: str, shape: Sequence[int]) -> int:
@@ -118,20 +118,20 @@ def index_names(folder: Path) -> list[str]:
     return [INDEX, *(others[rank] for rank in sorted(others))]
 
 
-def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
-    """The shards listed in the indexes of a folder, and notes on incomplete last lines.
+def read_index(folder: Path, notes: list[str] | None = None) -> list[Shard]:
+    """The shards listed in the indexes of a folder.
 
     The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
     describe a shard, and for two lines of one shard.
+
+    notes: gets a note on each last line that is cut off
     """
-    shards, notes = dict[str, Shard](), list[str]()
+    shards = dict[str, Shard]()
     for name in index_names(folder):
         for number, record in read_lines(folder / name, folder.parent, notes):
-            try:
-                shard = Shard.of(record)
-                if shard.file in shards:
-                    raise ValueError(f"the shard {shard.file!r} is in an earlier line too")
-            except ValueError as error:
-                raise StoreError(f"{folder / name}, line {number}: {error}") from error
+            place = f"{folder / name}, line {number}"
+            shard = fitting(place, record, Shard)
+            if shard.file in shards:
+                raise StoreError(f"{place}: the shard {shard.file!r} is in an earlier line too")
             shards[shard.file] = shard
-    return list(shards.values()), notes
+    return list(shards.values())

@@ -21,9 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.store.files import StoreError, os_reason
+from hookrun.store.files import StoreError, open_inside
 from hookrun.store.format import STORED_DTYPES
-from hookrun.store.inside import open_inside
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -159,23 +158,21 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
     in it lie within the file.
     """
     try:
-        open_inside(path, root).close()
-        return safe_open(path, framework="pt", device="cpu")
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+        with open_inside(path, root):
+            return safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
         raise StoreError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def read_tensor(file: Any, name: str) -> Tensor:
-    """One tensor of an open file, on the CPU even if torch's default device is another."""
+    """One tensor of an open file, on the CPU even if torch's default device is another; read when it is used."""
     with torch.device("cpu"):
         tensor: Tensor = file.get_tensor(name)
         return tensor
 
 
-def read_rows(file: Any, name: str, start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of one tensor of an open file, on the CPU; the others are not read."""
-    with torch.device("cpu"):
-        rows: Tensor = file.get_slice(name)[start:stop]
-        return rows
+def read_tensors(path: Path, root: Path | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of a file by its name, and the file's metadata; raises as `open_tensors` does."""
+    with open_tensors(path, root) as file:
+        tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        return tensors, dict(file.metadata() or {})

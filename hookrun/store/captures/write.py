@@ -70,7 +70,7 @@ class _Run:
 class CaptureWriter:
     """Writes captured values below `folder`, which is created with the first shard.
 
-    The folder must not hold an index yet, unless `goes_on` gives the position that the folder was cut back to.
+    The folder must be empty or missing, or cut back to the position `goes_on`.
 
     counts: (hook, module) -> what was captured there so far, with the buffer
     shards: the number of shards that are written and indexed
@@ -92,8 +92,6 @@ class CaptureWriter:
         goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - immutable
     ) -> None:
         own = rank if batch is not None else 0
-        if (folder / index_name(own)).exists() and not goes_on.shards:
-            raise StoreError(f"{folder} already holds captures; write into another folder")
         self.folder = folder
         self.counts = {
             (hook, module): Count(*counted)
@@ -164,10 +162,9 @@ class CaptureWriter:
                     f"batch of {len(samples)} rows of this rank: each rank would have another one"
                 )
             rows = tensor if by_sample else tensor.unsqueeze(0)
-            table = torch.empty((len(rows), len(self._columns)), dtype=torch.int64, device="cpu")
+            table = torch.full((len(rows), len(self._columns)), -1, dtype=torch.int64, device="cpu")
             table[:, 0] = samples if by_sample and samples is not None else FIRING
             table[:, 1 : 1 + len(moment)] = moment
-            table[:, 1 + len(moment) :] = -1
             if tokens is not None and by_sample:
                 table[:, COLUMNS.index("position")] = tokens.positions
                 table[:, COLUMNS.index("token")] = tokens.token_ids
@@ -202,7 +199,7 @@ class CaptureWriter:
         counts = dict[str, dict[str, tuple[int, int, int]]]()
         for (hook, module), count in self.counts.items():
             counts.setdefault(hook, {})[module] = (count.tensors, count.bytes, count.rows)
-        turns = self._batch is not None
+        turns = self._batch is not None and self.shards > 0
         self._index.sync()
         return {"index": self._index.size(), "shards": self.shards, "counts": counts, "turns": turns}
 

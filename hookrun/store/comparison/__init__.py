@@ -4,80 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from hookrun.errors import Lookup, counted, listed
 from hookrun.store.captures.read import Leaf, StoredCapture, captured_tensors
-from hookrun.store.captures.shard import read_index
 from hookrun.store.comparison.rows import Compared, Difference, MatchedRows, Samples, compared, known
+from hookrun.store.records import Comparison
 
 By = Literal["module", "tokens"]
 Cka = Callable[[MatchedRows, MatchedRows], float | None]
 Row = dict[str, Any]
-Place = tuple[str, str, str]
-"""Hook, module, and place in a container."""
-
-MOST_LISTED = 1_000
-"""The statistics that are listed, and the captures in compare.json."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How a run differs from another one. Each list is a table: a dict for each row.
-
-    run, other:  their directories
-    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
-                 two may be None; None: no captured value differs by more than the tolerance
-    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
-                 of execution
-    unpaired:    captures of one of the runs only
-    metrics:     each metric of both
-    predictions: what `records.predictions` returns
-    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
-    statistics, plan, config: values that differ
-    """
-
-    run: str
-    other: str
-    first: Row | None
-    captures: list[Row]
-    unpaired: list[Row]
-    metrics: list[Row]
-    predictions: Row
-    weights: list[Row]
-    weights_of: str
-    statistics: list[Row]
-    plan: list[Row]
-    config: list[Row]
-
-    @property
-    def reasons(self) -> list[str]:
-        """What differs in the results, in words; empty if nothing does. Plan and configuration are not results."""
-        reasons = list[str]()
-        if self.first is not None:
-            where = [f"{key} {self.first[key]}" for key in ("sample", "token") if self.first[key] is not None]
-            reasons.append(", ".join([f"first: {self.first['module'] or '(root)'}", *where]))
-        notes = {label(row): row["note"] for row in self.captures if row["note"]}
-        reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
-        for side in ("run", "other"):
-            if names := [label(row) for row in self.unpaired if row["only"] == side]:
-                reasons.append(f"only {getattr(self, side)} has {listed(names, 6)}")
-        for name in ("metrics", "weights", "statistics"):
-            if count := sum(row.get("differs", True) for row in getattr(self, name)):
-                reasons.append(f"{name} that differ: {count:,}")
-        found = self.predictions
-        if found["changed"]:
-            reasons.append(f"predictions that changed: {found['changed']:,} of {found['compared']:,}")
-        elif found["differs"]:
-            note = found["note"] or f"relative L2 {found['relative_l2']:.3g}"
-            reasons.append(f"predictions: {note}")
-        return reasons
-
-    def to_dict(self) -> Row:
-        """The content of compare.json; all captures are in compare.csv."""
-        return {**vars(self), "captures": self.captures[:MOST_LISTED], "reasons": self.reasons}
+def reasons(comparison: Comparison) -> list[str]:
+    """What differs in the results, in words; empty if nothing does."""
+    reasons, first = list[str](), comparison.first
+    if first is not None:
+        where = [f"{key} {first[key]}" for key in ("sample", "token") if first[key] is not None]
+        reasons.append(", ".join([f"first: {first['module'] or '(root)'}", *where]))
+    notes = {label(row): row["note"] for row in comparison.captures if row["note"]}
+    reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
+    for side in ("run", "other"):
+        if names := [label(row) for row in comparison.unpaired if row["only"] == side]:
+            reasons.append(f"only {getattr(comparison, side)} has {listed(names, 6)}")
+    for name in ("metrics", "weights", "statistics"):
+        if count := sum(row.get("differs", True) for row in getattr(comparison, name)):
+            reasons.append(f"{name} that differ: {count:,}")
+    predictions = comparison.predictions
+    if predictions["changed"]:
+        reasons.append(f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}")
+    elif predictions["differs"]:
+        note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
+        reasons.append(f"predictions: {note}")
+    return reasons
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -85,21 +44,8 @@ def label(row: Mapping[str, Any]) -> str:
     return f"{row['hook']} at {row['module'] or '(root)'} {row['path']}".rstrip()
 
 
-def in_order(captures: Lookup[Lookup[Leaf]], folder: Path) -> dict[Place, StoredCapture]:
-    """The captures in the order in which they were first recorded."""
-    entries = (entry for shard in read_index(folder)[0] for entry in shard.entries)
-    places = dict.fromkeys((each.hook, each.module, each.path) for each in entries)
-    by_place = {_place(capture): capture for capture in captured_tensors(captures)}
-    return {place: by_place[place] for place in places}
-
-
-def _place(capture: StoredCapture) -> Place:
-    return capture.hook, capture.module, capture.path
-
-
 def compare_captures(
-    here: Mapping[Place, StoredCapture],
-    there: Mapping[Place, StoredCapture],
+    captures: Lookup[Lookup[Leaf]],
     others: Lookup[Lookup[Leaf]],
     samples: Samples,
     *,
@@ -108,35 +54,36 @@ def compare_captures(
     trains: bool,
     cka: Cka | None,
 ) -> tuple[Row | None, list[Row], list[Row]]:
-    """Where captures differ first, a row for each of both runs, and those of one run only.
+    """Where captures differ first, a row for each of both runs, and those of one run only, in the order of execution.
 
-    others: the captures of the other run by any name of their modules
     trains: the weights change from step to step, so that the first step that differs counts before the first module
     """
-    rows, unpaired, paired = list[Row](), list[Row](), set[Place]()
+    rows, unpaired, paired = list[Row](), list[Row](), set[StoredCapture]()
     firsts = list[tuple[int, int, Row]]()
-    for number, (place, capture) in enumerate(here.items()):
-        hook, module, path = place
-        leaf = others[hook].get(module) if hook in others else None
-        partner = leaf.get(path) if isinstance(leaf, Lookup) else None if path else leaf
-        about = _about(place)
+    for capture in _in_order(captures):
+        leaf = others[capture.hook].get(capture.module) if capture.hook in others else None
+        partner = leaf.get(capture.path) if isinstance(leaf, Lookup) else None if capture.path else leaf
         if partner is None:
-            unpaired.append({**about, "only": "run"})
+            unpaired.append({**_about(capture), "only": "run"})
             continue
-        paired.add(_place(partner))
+        paired.add(partner)
         comparison = compared(capture, partner, samples, tolerance, by_token="tokens" in by)
-        rows += [about | row for row in _rows(comparison, cka)]
+        rows += [_about(capture) | row for row in _rows(comparison, cka)]
         found = [each.first for each in comparison.by_token.values() if each.first is not None]
         if found or comparison.other_shape:
             time, sample, token = min(found, default=(0, -1, -1))
-            first = {"module": module, "sample": known(sample), "token": known(token)}
-            firsts.append((time if trains else 0, number, first))
-    unpaired += [{**_about(place), "only": "other"} for place in there if place not in paired]
+            first = {"module": capture.module, "sample": known(sample), "token": known(token)}
+            firsts.append((time if trains else 0, capture.number, first))
+    unpaired += [{**_about(each), "only": "other"} for each in _in_order(others) if each not in paired]
     return min(firsts, default=(0, 0, None), key=lambda first: first[:2])[2], rows, unpaired
 
 
-def _about(place: Place) -> Row:
-    return dict(zip(("hook", "module", "path"), place, strict=True))
+def _in_order(captures: Lookup[Lookup[Leaf]]) -> list[StoredCapture]:
+    return sorted(captured_tensors(captures), key=lambda capture: capture.number)
+
+
+def _about(capture: StoredCapture) -> Row:
+    return {"hook": capture.hook, "module": capture.module, "path": capture.path}
 
 
 def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:

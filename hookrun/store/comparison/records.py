@@ -14,7 +14,7 @@ from hookrun.models.weights import read_weights
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture
 from hookrun.store.comparison.rows import Difference, Pair, compared, measured, positions_of
 from hookrun.store.format import CHECKPOINTS, differences
-from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
+from hookrun.store.scores import is_batch, measures
 
 Row = dict[str, Any]
 Lines = Iterable[Mapping[str, Any]]
@@ -29,9 +29,8 @@ def metrics(lines: Lines) -> dict[str, float]:
     values = dict[str, float]()
     for line in lines:
         place = [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]
-        for name in line.keys() - ABOUT - OF_PARTS if not (is_batch(line) or is_part(line)) else ():
-            if isinstance(line[name], int | float):
-                values[" ".join([f"{line.get('split')}/{name}", *place])] = float(line[name])
+        for name, value in measures(line).items() if not is_batch(line) else ():
+            values[" ".join([name, *place])] = value
     return dict(sorted(values.items()))
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hookrun.store.background import Background
-from hookrun.store.captures.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
+from hookrun.store.captures.tensor_file import unstorable, write_tensors
 from hookrun.store.files import StoreError, make_folder, replacing
-from hookrun.store.format import decode
 
 _ALIASES = "aliases"
 _APPLIED = "applied"
@@ -62,31 +61,3 @@ def save(
         write(stored)
     else:
         writer.write(stored, write)
-
-
-def read(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a checkpoint, on the CPU; tied weights are tied again.
-
-    Any safetensors file may be read. StoreError if it is missing or broken.
-    """
-    path = Path(path).absolute()
-    if not path.is_file():
-        raise StoreError(f"there is no checkpoint {path}")
-    with open_tensors(path.resolve()) as file:
-        state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        stored = (file.metadata() or {}).get(_ALIASES, "{}")
-    return state | {name: state[same] for name, same in _aliases(path, stored, state).items()}
-
-
-def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> the name that its tensor is stored under."""
-    try:
-        aliases = decode(stored.encode())
-    except ValueError as error:
-        raise StoreError(f"{path} does not say which names share a tensor: {error}") from error
-    if not isinstance(aliases, dict):
-        raise StoreError(f"{path} does not say which names share a tensor: found a {type(aliases).__name__}")
-    for same in aliases.values():
-        if not isinstance(same, str) or same not in state:
-            raise StoreError(f"{path} names {same!r:.300} as shared, but does not hold it")
-    return aliases

@@ -14,13 +14,15 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, os_errors, os_reason, read_json, sync_folder
+from hookrun.store.files import StoreError, new_file, os_errors, os_reason, read_json, sync_folder
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
@@ -33,7 +35,7 @@ LEAST_KEPT = 2
 SECONDS = 30.0
 """A task that does not train saves a state at least this often."""
 
-_NAME = re.compile(r"state_(\d{6,12})")
+_NAME = re.compile(r"state_(\d{6}|[1-9]\d{6,11})")
 
 
 @dataclass(frozen=True)
@@ -67,69 +69,65 @@ def write_state(
     Returns the state's folder. StoreError if writing fails; earlier states are unchanged then.
     """
     folder = run / CHECKPOINTS
-    there = sorted(_numbers(run))
-    number = max(there, default=0) + 1
-    path = folder / _named(number)
+    names = state_names(run)
+    number = int(names[-1].removeprefix("state_")) + 1 if names else 1
+    path = folder / f"state_{number:06d}"
     aside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        with open(aside / TENSORS, "xb") as file:
-            crc = Crc32()
+        crc = Crc32()
+        with new_file(aside / TENSORS) as file:
             size = write_tensors(file, tensors, digest=crc)
-            file.flush()
-            os.fsync(file.fileno())
         head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
         text = f'{{{head}, "crc32": "{crc.hexdigest()}", "bytes": {size}}}'
         text = f'{{"digest": "{_digest(text)}", {text[1:]}'
-        with open(aside / STATE, "xb") as file:
+        with new_file(aside / STATE) as file:
             file.write(text.encode("ascii"))
-            file.flush()
-            os.fsync(file.fileno())
         os.rename(aside, path)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError):
-            kept = f"{_named(there[-1])} before it is kept" if there else "there is none before it"
+            kept = f"{names[-1]} before it is kept" if names else "there is none before it"
             raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
         raise
     sync_folder(folder)
-    for old in [*there, number][: -max(keep, LEAST_KEPT)]:
-        shutil.rmtree(folder / _named(old), ignore_errors=True)  # a state too many does no harm
+    for old in [*names, path.name][: -max(keep, LEAST_KEPT)]:
+        shutil.rmtree(folder / old, ignore_errors=True)  # a state too many does no harm
     return path
 
 
-def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
-    """The newest undamaged state (None if there is none), and number -> fault for each newer, damaged one.
+def newest_state(run: Path) -> tuple[SavedState | None, dict[str, str]]:
+    """The newest undamaged state (None if there is none), and name -> fault for each newer, damaged one.
 
     States are untrusted input: nothing outside the directory is read and no code is run.
     """
-    damaged = dict[int, str]()
-    for number in sorted(_numbers(run), reverse=True):
+    damaged = dict[str, str]()
+    for name in reversed(state_names(run)):
         try:
-            return read_state(run, _named(number)), damaged
+            return read_state(run, name), damaged
         except StoreError as error:
-            damaged[number] = str(error)
+            damaged[name] = str(error)
     return None, damaged
 
 
 def remove_states(run: Path) -> None:
     """Remove every state, since the run has ended. StoreError if that fails."""
-    for number in _numbers(run):
-        path = run / CHECKPOINTS / _named(number)
+    for name in state_names(run):
+        path = run / CHECKPOINTS / name
         with os_errors(f"cannot remove {path}"):
             shutil.rmtree(path)
     with suppress(OSError):
         (run / CHECKPOINTS).rmdir()  # succeeds only if the folder is empty
 
 
-def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
+def remove_unfinished(run: Path, damaged: Iterable[str]) -> None:
     """Remove damaged states, and unfinished ones that a killed process left."""
     folder = run / CHECKPOINTS
     if folder.is_symlink():
         return
-    for path in (*folder.glob(".state_*.tmp"), *(folder / _named(number) for number in damaged)):
+    for path in (*folder.glob(".state_*.tmp"), *(folder / name for name in damaged)):
         shutil.rmtree(path, ignore_errors=True)  # it does no harm
 
 
@@ -149,42 +147,23 @@ def read_state(run: Path, name: str) -> SavedState:
         if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
             raise ValueError(f"the content of {TENSORS} was changed")
         with open_tensors(file, run) as tensors:
-            names = set(tensors.keys())
-
-            def read(name: str) -> Any:
-                if name not in names:
-                    raise ValueError(f"{TENSORS} has no tensor {name!r:.100}")
-                return read_tensor(tensors, name)
-
-            tree = unflatten(content["tree"], read)
+            tree = unflatten(content["tree"], partial(read_tensor, tensors))
             if not isinstance(tree, dict):
                 raise ValueError(f"it holds a {type(tree).__name__}")
             return SavedState(path, content["about"], tree)
-    except (ValueError, KeyError, StoreError) as error:
+    except (ValueError, KeyError, StoreError, SafetensorError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
-
-
-def state_names(run: Path) -> list[str]:
-    """The names of the states in the run directory, the oldest first, damaged ones too."""
-    return [_named(number) for number in sorted(_numbers(run))]
 
 
 def _digest(text: str) -> str:
     return f"{zlib.crc32(text.encode('ascii')):08x}"
 
 
-def _named(number: int) -> str:
-    return f"state_{number:06d}"
-
-
-def _numbers(run: Path) -> list[int]:
-    """The numbers of the states in the run directory, unsorted."""
+def state_names(run: Path) -> list[str]:
+    """The names of the states in the run directory, the oldest first, damaged ones too."""
     if (run / CHECKPOINTS).is_symlink():
         return []
-    try:
+    names = list[str]()
+    with suppress(OSError):
         names = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return [
-        int(match[1]) for name in names if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
-    ]
+    return sorted(filter(_NAME.fullmatch, names), key=lambda name: (len(name), name))

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from hookrun.store.captures.shard import Shard, index_name, index_names
-from hookrun.store.files import StoreError, os_errors, os_reason, sync_folder
+from hookrun.store.files import (
+    StoreError,
+    decoded_lines,
+    open_inside,
+    os_reason,
+    require_size,
+    sync_folder,
+)
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -22,10 +30,8 @@ from hookrun.store.format import (
     HOOKS,
     MANIFEST,
     PREDICTIONS,
-    decode,
 )
-from hookrun.store.inside import is_there, open_inside, size_inside
-from hookrun.store.records import STREAMS, Count, Name, Record
+from hookrun.store.records import STREAMS, Count, Name, Record, fitting
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files written at the end of a run, which a resumed run does not have yet."""
@@ -90,34 +96,28 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     Unfinished files and the files of a run's end are removed; other files stay as they are. StoreError, before anything
     is changed, if the directory does not hold what the position names.
     """
-    lines = position.lines
-    indexes = [
-        (folder / name / index_name(rank), part)
-        for name, reached in ((CAPTURES, position.captures), (PREDICTIONS, position.predictions))
-        for rank, part in enumerate(reached.parts)
-    ]
     for name in (CAPTURES, PREDICTIONS, CHECKPOINTS):
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise StoreError(f"cannot go on in {folder}: {name} is not a folder of its own")
-    for name, size in lines.items():
-        _require_lines(folder, folder / name, size)
-    kept = {index for index, _ in indexes}
-    for index, part in indexes:
-        _require_lines(folder, index, part.index)
-        kept |= _named_shards(folder, index, part)
+    sizes, kept = {folder / name: size for name, size in position.lines.items()}, set[Path]()
+    for name, reached in ((CAPTURES, position.captures), (PREDICTIONS, position.predictions)):
+        for rank, part in enumerate(reached.parts):
+            index = folder / name / index_name(rank)
+            sizes[index] = part.index
+            kept |= {index, *_named_shards(folder, index, part)}
+    for path, size in sizes.items():
+        _require_line_end(folder, path, size)
     try:
         for name in AT_THE_END:
             (folder / name).unlink(missing_ok=True)
-        for index, part in indexes:  # before the shards, so that no index names a removed one
-            _cut(index, part.index)
+        for path, size in sizes.items():  # before the shards, so that no index names a removed one
+            _cut(path, size)
         for name in (CAPTURES, PREDICTIONS):
             all_indexes = [folder / name / index for index in index_names(folder / name)]
             for path in (*all_indexes, *_matching(folder / name, _SHARD)):
                 if path not in kept:  # also the index of a rank that the position does not name
                     path.unlink(missing_ok=True)
-        for name, size in lines.items():
-            _cut(folder / name, size)
         for name in ("", CAPTURES, PREDICTIONS, CHECKPOINTS):
             for path in _matching(folder / name, _ASIDE):
                 path.unlink()
@@ -126,50 +126,31 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     sync_folder(folder)
 
 
-def _require_lines(root: Path, path: Path, size: int) -> None:
+def _require_line_end(root: Path, path: Path, size: int) -> None:
     """StoreError unless the file has at least this many bytes and a line ends there."""
-    if not size and not is_there(path):
+    if not size:
         return
-    name = path.relative_to(root)
-    with os_errors(f"cannot go on in {root}: {name}"), open_inside(path, root) as file:
+    with open_inside(path, root) as file:
         there = os.fstat(file.fileno()).st_size
-        last = b"\n"
-        if 0 < size <= there:
-            file.seek(size - 1)
-            last = file.read(1)
-    if there < size:
-        raise StoreError(f"cannot go on in {root}: {name} has {there:,} bytes, the state says {size:,}")
+        file.seek(size - 1)
+        last = file.read(1)
     if last != b"\n":
-        raise StoreError(
-            f"cannot go on in {root}: {name}: no line ends at byte {size:,}, where the state says so"
-        )
+        message = f"{path.name} has {there:,} bytes, and no line ends at byte {size:,}, as the state says"
+        raise StoreError(f"cannot go on in {root}: {message}")
 
 
 def _named_shards(root: Path, index: Path, reached: IndexPosition) -> set[Path]:
     """The shards that an index names up to the position; StoreError if one is missing or not of its full size."""
-    name = index.parent.name
-    if not reached.index:
-        if reached.shards:
-            raise StoreError(f"cannot go on in {root}: the state names shards in {name} but no index of them")
-        return set()
-    with open_inside(index, root) as file:
-        lines = file.read(reached.index).splitlines()
-    if len(lines) != reached.shards:
-        message = f"its index has {len(lines)} lines, the state says {reached.shards}"
-        raise StoreError(f"cannot go on in {root}: {name}: {message}")
-    paths = set[Path]()
-    for number, line in enumerate(lines, start=1):
-        try:
-            shard = Shard.of(decode(line))
-        except ValueError as error:
-            raise StoreError(f"{index}, line {number}: {error}") from error
+    size, paths = 0, set[Path]()
+    for number, (line, record) in enumerate(islice(decoded_lines(index, root), reached.shards), start=1):
+        shard = fitting(f"{index}, line {number}", record, Shard)
         path = index.with_name(shard.file)
-        with os_errors(f"cannot go on in {root}: {name}/{shard.file}"):
-            size = size_inside(path, root)
-        if size != shard.bytes:
-            message = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
-            raise StoreError(f"cannot go on in {root}: {message}")
+        require_size(path, root, shard.bytes, says="its index")
         paths.add(path)
+        size += len(line)
+    if (len(paths), size) != (reached.shards, reached.index):
+        lines = f"{len(paths)} shards in {size:,} bytes, the state says {reached.shards} in {reached.index:,}"
+        raise StoreError(f"cannot go on in {root}: the index of {index.parent.name} names {lines}")
     return paths
 
 
@@ -178,13 +159,9 @@ def _cut(path: Path, size: int) -> None:
     if not size:
         path.unlink(missing_ok=True)
         return
-    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(file).st_size > size:
-            os.ftruncate(file, size)
-        os.fsync(file)
-    finally:
-        os.close(file)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
+        os.ftruncate(file.fileno(), size)
+        os.fsync(file.fileno())
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

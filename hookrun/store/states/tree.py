@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -74,14 +75,7 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     """The tree that `flatten` was given, with shared tensors shared again. Raises ValueError for any other value."""
-    tensors = dict[str, Tensor]()
-
-    def once(name: Any) -> Tensor:
-        if name not in tensors:
-            tensors[name] = tensor(str(name))
-        return tensors[name]
-
-    return _tree(value, once)
+    return _tree(value, cache(tensor))
 
 
 _PLAIN = frozenset({type(None), bool, str, int, float})
@@ -91,7 +85,7 @@ def _place(where: tuple[Any, ...]) -> str:
     return ".".join(map(str, where)) or "the whole"
 
 
-def _tree(value: Any, tensor: Callable[[Any], Tensor]) -> Any:
+def _tree(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     if isinstance(value, list):
         return [_tree(item, tensor) for item in value]
     if not isinstance(value, dict):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from hookrun.actions.values import PassValue
-from hookrun.errors import Problem, Refusal, SpecError, nearest
+from hookrun.errors import Problem, Refusal, SpecError, counted, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
@@ -87,22 +87,25 @@ class EffectsTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
-        from hookrun.tasks.effects.moved import with_grid
+        from hookrun.prove.trial import prove
+        from hookrun.tasks.effects.grid import Grid
+        from hookrun.tasks.effects.moved import Moved
 
         first = self._with_first_values(experiment)
         try:
             prepared = super().prepare(first, trust=trust, cache=cache)
         except Refusal as error:
-            raise type(error)([_of_one_metric(each) for each in error.errors], error.notes) from error
-        return with_grid(
-            prepared,
-            str(self.hook),
-            self.over or {},
-            self.splits[0],
-            self.method,
-            placebos=self.placebo,
-            seeds=self.seeds,
-        )
+            problems = [
+                replace(each, where=each.where.replace("task.metrics.0", "task.metric"))
+                for each in error.errors
+            ]
+            raise type(error)(problems, error.notes) from error
+        grid = Grid(prepared, str(self.hook), self.over or {}, self.splits[0])
+        prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
+        jobs = grid.jobs(dict.fromkeys(self.method, self.seeds), self.placebo)
+        sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+        line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
+        return replace(prepared, lines=(*prepared.lines, line), around=Moved(grid, jobs))
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
         """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""
@@ -239,8 +242,3 @@ _STEPS = ("accuracy", "top5_accuracy", "rank")
 def _problems(*cases: tuple[object, str, str, str]) -> list[Problem]:
     """Those of the cases (whether there is a problem, where, what, hint) in which there is one."""
     return [Problem(where, what, hint) for is_wrong, where, what, hint in cases if is_wrong]
-
-
-def _of_one_metric(problem: Problem) -> Problem:
-    """The problem with the key path of this task's one metric."""
-    return replace(problem, where=problem.where.replace("task.metrics.0", "task.metric"))

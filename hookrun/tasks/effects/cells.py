@@ -165,7 +165,7 @@ class Cells:
         most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
-        for entry, numbers in self._replay.groups:
+        for entry, numbers in self._replay.groups().items():
             left, done = numbers[done:], max(done - len(numbers), 0)
             yield from ((left[at : at + copies], entry) for at in range(0, len(left), copies))
 
@@ -275,11 +275,8 @@ class Cells:
         """[B]: the change of the metric to first order in what the job changes of the activation."""
         site, current = activation.site, activation.site.current
         site.fired += 1
-        current.of_pass, current.of_call = activation.of_pass, activation.call
-        try:
-            new = self._moved.op(job.hook, site.path, job.seed)(activation.value)
-        finally:
-            current.of_pass = current.of_call = None
+        op = self._moved.op(job.hook, site.path, job.seed)
+        new = current.in_call(activation.call, activation.of_pass, op, activation.value)
         total = torch.zeros(samples, dtype=torch.float64)
         pairs = zip(members(activation.value), members(new), strict=True)
         floats = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].is_floating_point()]

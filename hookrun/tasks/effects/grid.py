@@ -100,6 +100,8 @@ class Grid:
     split:    of the samples
     hook:     that hook
     scouted:  what a run of a copy of the model with the example showed
+
+    Raises CompileError with all mistakes found.
     """
 
     def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
@@ -113,13 +115,13 @@ class Grid:
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
+        self._refuse()
 
-    def refuse(self) -> None:
-        """Raise CompileError if there are mistakes."""
+    def _refuse(self) -> None:
         if self._problems:
             raise CompileError(self._problems)
 
-    def planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
+    def _planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
         """A hook, by default the whole grid's, with other values of its keys; mistakes are added to the problems."""
         base = base or self.hook
         spec, wrong = varied(base.spec, values)
@@ -236,10 +238,36 @@ class Grid:
             others = [(axis, n) for axis, n in at if axis.key != MODULE]
             key = tuple(n for _, n in others)
             if key not in hooks:
-                hooks[key] = self.planned({axis.key: axis.values[n] for axis, n in others})
+                hooks[key] = self._planned({axis.key: axis.values[n] for axis, n in others})
             if (hook := hooks[key]) is not None:
                 cells.append(Cell(place, paths, hook))
         return cells
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+
+    def jobs(self, counts: Mapping[str, int], placebos: int) -> list[Job]:
+        """The jobs of each cell: so many of each method, and the placebos. Raises CompileError for these.
+
+        Jobs with another number draw other random numbers.
+        """
+        jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
+        for cell in self.cells:
+            if placebos and id(cell.hook) not in of_others:
+                values = cell.hook.spec.action.outside_values().items()
+                drawn = {field: _resampled(value) for field, value in values}
+                of_others[id(cell.hook)] = self._planned(drawn, cell.hook)
+            kinds = [(kind, count, cell.hook) for kind, count in counts.items()]
+            if (other := of_others.get(id(cell.hook))) is not None:
+                kinds.append((PLACEBO, placebos, other))
+            for kind, count, hook in kinds:
+                seeds = hook.spec.action.fields_of(Meaning.SEED)
+                for number in range(count):
+                    if number and any(value is not None for value in seeds.values()):
+                        spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
+                        hook = replace(hook, spec=spec)
+                    jobs.append(Job(kind, number, cell, hook, self.prepared.plan.seed + number))
+        self._refuse()
+        return jobs
 
 
 def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:
@@ -258,33 +286,6 @@ def _label(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return f"[{', '.join(str(_label(each)) for each in value)}]"
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
-
-
-# ---- jobs ----------------------------------------------------------------------------------------------------------
-
-
-def jobs_of(grid: Grid, counts: Mapping[str, int], placebos: int) -> list[Job]:
-    """The jobs of each cell: so many of each method, and the placebos."""
-    jobs, of_others, seed = list[Job](), dict[int, PlannedHook | None](), grid.prepared.plan.seed
-    for cell in grid.cells:
-        for kind, count in counts.items():
-            jobs += [_job(kind, number, cell, cell.hook, seed) for number in range(count)]
-        if placebos and id(cell.hook) not in of_others:
-            values = cell.hook.spec.action.outside_values().items()
-            drawn = {field: _resampled(value) for field, value in values}
-            of_others[id(cell.hook)] = grid.planned(drawn, cell.hook)
-        if (hook := of_others.get(id(cell.hook))) is not None:
-            jobs += [_job(PLACEBO, number, cell, hook, seed) for number in range(placebos)]
-    return jobs
-
-
-def _job(kind: str, number: int, cell: Cell, hook: PlannedHook, seed: int) -> Job:
-    """A job; those with another number draw other random numbers."""
-    own = hook.spec.action.fields_of(Meaning.SEED)
-    if number and any(value is not None for value in own.values()):
-        spec, _ = varied(hook.spec, {name: value + number for name, value in own.items()})
-        hook = replace(hook, spec=spec)
-    return Job(kind, number, cell, hook, seed + number)
 
 
 def _resampled(value: Any) -> Any:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.data import Split
-from hookrun.errors import counted
 from hookrun.plan.plan import PlannedHook
-from hookrun.prove.trial import prove
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.runtime.wiring import Variant
-from hookrun.tasks.effects.grid import Grid, Job, jobs_of
-from hookrun.tasks.effects.over import Over
-from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.effects.grid import Grid, Job
 from hookrun.values.containers import members, rebuild
 
 
@@ -145,7 +140,7 @@ class Moved:
         if len(ops) == 1:
             return ops[0](value) if ops[0] is not None else value
         olds = parts_of(value, len(ops), self.rows[id(site)])
-        run = site.calls.run if site.calls is not None else None
+        run = site.calls.now if site.calls is not None else None
         drawn = None if run is None else run.drawn.copy()
         news = list[Any]()
         for op, old in zip(ops, olds, strict=True):
@@ -154,33 +149,6 @@ class Moved:
                 run.drawn.update(drawn)
             news.append(old if op is None else op(old))
         return _joined(value, olds, news)
-
-
-def with_grid(
-    prepared: Prepared,
-    name: str,
-    over: Over,
-    split: Split,
-    methods: Sequence[str],
-    *,
-    placebos: int,
-    seeds: int,
-) -> Prepared:
-    """The prepared experiment with every cell of its grid, tried in one run of a copy of the model.
-
-    name:            of the hook that is moved
-    placebos, seeds: how many jobs of either kind a cell has
-
-    Its `around` is a Moved. Raises CompileError with all mistakes found.
-    """
-    grid = Grid(prepared, name, over, split)
-    grid.refuse()
-    prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
-    jobs = jobs_of(grid, dict.fromkeys(methods, seeds), placebos)
-    grid.refuse()
-    sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
-    line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
-    return replace(prepared, lines=(*prepared.lines, line), around=Moved(grid, jobs))
 
 
 # ---- copies of a batch in one value --------------------------------------------------------------------------------

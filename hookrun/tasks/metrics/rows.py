@@ -145,7 +145,7 @@ def main_tensor(output: Any) -> Tensor:
     members = dict(children(output))
     for key in ("logits", "out", "loss"):
         if isinstance(members.get(key), Tensor):
-            return members[key]  # type: ignore[no-any-return]
+            return members[key]
     for member in members.values():
         if isinstance(member, Tensor):
             return member

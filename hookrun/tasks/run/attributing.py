@@ -6,7 +6,8 @@ forward pass act as before, and nothing is recorded or counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.nn import functional as F
 
 from hookrun.actions.clamp import Clamp
@@ -33,14 +33,12 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import Exchange, matches, observer, planned
+from hookrun.tasks.run.observers import Exchange, matches, new_nodes, observer, planned
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
 
 MOST_BYTES = 2 * 2**30
 """How much memory the attributions of all samples may take."""
-
-_RELU = "ReluBackward0"
 
 Values = dict[str, Tensor]
 """Name of an input, or path of a module -> a tensor with a row for each sample."""
@@ -102,8 +100,8 @@ class Attributing:
                     found = self._integrated(scoring, batch)
             result: Values = {"scores": scores}
             if self._method == "integrated_gradients" and len(scores) == len(batch.ids):
-                with self._installed(0.0):
-                    at_baseline = scoring.of_samples(self._forward(batch, 0.0), batch.target, batch)
+                with self._pass(batch, 0.0) as at_start:
+                    at_baseline = scoring.of_samples(at_start, batch.target, batch)
                 total = sum(values.flatten(1).sum(1) for values in found.values())
                 result["delta"] = total - (scores - at_baseline)
         if self._is_embedding:
@@ -155,10 +153,8 @@ class Attributing:
 
         share: where to take the gradient, from 0 at the baseline to 1 at the values
         """
-        with self._installed(share):
-            with torch.enable_grad():
-                output = self._forward(batch, share)
-                total = scoring(output, batch.target, batch)
+        with torch.enable_grad(), self._pass(batch, share) as output:
+            total = scoring(output, batch.target, batch)
             if not self._leaves:
                 raise HookrunError(f"task.select: {self._module} was not called")
             if self._method == "guided_backprop":
@@ -175,17 +171,28 @@ class Attributing:
             )
         return self._values, {name: computable(each) for name, each in found.items()}
 
-    def _installed(self, share: float) -> Installation:
-        return Installation(ResolvedPlan("", self._hooks(share)), self._context.model)
+    @contextmanager
+    def _pass(self, batch: Batch, share: float) -> Iterator[Any]:
+        """The model's output with the values at `share` of the way from the baseline, as leaves of the graph.
 
-    def _forward(self, batch: Batch, share: float) -> Any:
-        """The model's output with the values at `share` of the way from the baseline, as leaves of the graph."""
+        In the block hooks change gradients as the method asks for.
+        """
         self._leaves, self._values, self._relus = {}, {}, 0
+        model, hooks = self._context.model, list[PlannedHook]()
         if self._module is not None:
-            return self._again(batch.copied())
-        change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
-        inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
-        return self._again(replace(batch, inputs=inputs))
+            exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
+            hooks.append(planned("attributed", FORWARD, matches(model, [self._module]), exchange))
+            batch = batch.copied()
+        else:
+            change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
+            inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
+            batch = replace(batch, inputs=inputs)
+        if self._method == "guided_backprop":
+            relus = self._matches(nn.ReLU)
+            hooks.append(observer("relus", FORWARD, relus, self._count))
+            hooks.append(planned("guided", OUTPUT_GRAD, relus, Clamp(min=0)))
+        with Installation(ResolvedPlan("", tuple(hooks)), model):
+            yield self._again(batch)
 
     def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:
         """The tensor that takes the place of a value; a clone, because the model may write into it."""
@@ -199,26 +206,12 @@ class Attributing:
         self._leaves[name] = leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
         return leaf.clone()
 
-    def _hooks(self, share: float) -> tuple[PlannedHook, ...]:
-        hooks = list[PlannedHook]()
-        if self._module is not None:
-            exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
-            hooks.append(
-                planned("attributed", FORWARD, matches(self._context.model, [self._module]), exchange)
-            )
-        if self._method == "guided_backprop":
-            relus = self._matches(nn.ReLU)
-            hooks.append(observer("relus", FORWARD, relus, self._count))
-            hooks.append(planned("guided", OUTPUT_GRAD, relus, Clamp(min=0)))
-        return tuple(hooks)
-
     def _count(self, site: HookSite, value: Any) -> None:
         self._relus += 1
 
     def _require_modules(self, total: Tensor) -> None:
         """Raise HookrunError unless every ReLU of the graph is an nn.ReLU, whose gradient a hook can change."""
-        assert total.grad_fn is not None
-        in_graph = sum(node.name() == _RELU for node in _nodes(total.grad_fn))
+        in_graph = sum(node.name() == "ReluBackward0" for node in new_nodes(total, set()))
         if in_graph > self._relus:
             raise HookrunError(
                 f"task.method: guided_backprop changes the gradient of nn.ReLU, and {in_graph - self._relus} of the "
@@ -271,17 +264,6 @@ def _from_first_real(values: Tensor, batch: Batch) -> Tensor:
     rows = torch.arange(len(values), device=values.device)[:, None]
     kept = real[rows, order].reshape(*real.shape, *[1] * (values.dim() - 2))
     return values[rows, order] * kept
-
-
-def _nodes(last: Node) -> set[Node]:
-    """All nodes of a graph."""
-    seen, waiting = {last}, [last]
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                waiting.append(node)
-    return seen
 
 
 class AttributionRows:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.errors import Problem, SpecError, counted, spec_error
+from hookrun.errors import counted, spec_error
 from hookrun.spec.task import BackwardPass
 from hookrun.tasks.metrics.losses import ACTIVATION, TrainLoss, UserFunction
 from hookrun.tasks.metrics.measuring import Measuring
@@ -61,7 +61,7 @@ class Scoring:
         if not by_row:
             found = f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}"
             text = f"{found}, expected a row for each sample"
-            raise self._refused(text, "score: output takes any shape")
+            raise spec_error(f"{self.where}.score", text, "score: output takes any shape")
         if self.keys.score == "loss" or self.keys.is_own:
             return self._one_by_one(output, target)
         of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
@@ -69,12 +69,16 @@ class Scoring:
             if scores.dim() == 2 + of_tokens:
                 return self._of_rows(scores.flatten(0, -2), target.reshape(-1) if not of_tokens else None)
             text = f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}"
-            raise self._refused(text, "use output or loss")
+            raise spec_error(f"{self.where}.score", text, "use output or loss")
         rows = self.measuring.scored(output, batch)
         rows = rows.with_targets if self.keys.score == "label" else rows
         if not len(rows):
             text = "no sample of the batch has a token to score"
-            raise self._refused(text, "set task.tokens, such as -1; `label` needs tokens that have a target")
+            raise spec_error(
+                f"{self.where}.score",
+                text,
+                "set task.tokens, such as -1; `label` needs tokens that have a target",
+            )
         assert rows.scores is not None and rows.samples is not None
         answers = None if rows.answers is None or rows.wrong is None else (rows.answers, rows.wrong)
         of_rows = self._of_rows(rows.scores[rows.chosen], rows.targets, answers)
@@ -91,7 +95,7 @@ class Scoring:
         if self.keys.score == "class":
             if (number := self.keys.class_) is None or number >= scores.shape[1]:
                 text = f"found {number}, and the model has {scores.shape[1]} classes"
-                raise self._refused(text, f"use a number from 0 to {scores.shape[1] - 1}", "class")
+                raise spec_error(f"{self.where}.class", text, f"use a number from 0 to {scores.shape[1] - 1}")
             return scores[:, number]
         if self.keys.score == "top" or target is None:
             return scores.max(1).values
@@ -99,7 +103,11 @@ class Scoring:
             return scores.gather(1, target[:, None].long()).squeeze(1)
         if answers is None:
             text = "'logit_difference' needs sequences of tokens with a right and a wrong answer"
-            raise self._refused(text, "use data=names, or data=prompts with the fields `answer` and `wrong`")
+            raise spec_error(
+                f"{self.where}.score",
+                text,
+                "use data=names, or data=prompts with the fields `answer` and `wrong`",
+            )
         right, wrong = (scores.gather(1, each[:, None]).squeeze(1) for each in answers)
         return right - wrong
 
@@ -108,7 +116,7 @@ class Scoring:
         if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
             text = "'loss' needs a loss of each sample, and with "
             text += f"train.loss={self.loss.name} the model returns one for the batch"
-            raise self._refused(text, "use output, top or class, or another train.loss")
+            raise spec_error(f"{self.where}.score", text, "use output, top or class, or another train.loss")
         samples = target.shape[0]
         if (
             self.keys.is_own and self.measuring is None
@@ -129,9 +137,6 @@ class Scoring:
     def _own(self) -> Callable[[Any, Tensor], Tensor]:
         return own_score(self.keys, f"{self.where}.score")
 
-    def _refused(self, what: str, hint: str, key: str = "score") -> SpecError:
-        return SpecError([Problem(f"{self.where}.{key}", what, hint)])
-
 
 def own_score(keys: BackwardPass, where: str) -> Callable[[Any, Tensor], Tensor]:
     """The user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
@@ -147,10 +152,7 @@ def _reduce(context: RunContext) -> None:
     """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
     if not context.ranks.several:
         return
-    if context.sharded:
-        context.reduced.run()
-        return
-    hooked = context.reduced.parameters
+    hooked = [] if context.sharded else context.reduced.parameters  # gradients of shards are summed already
     there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
     with torch.no_grad():
         for parameter, is_somewhere in zip(hooked, there, strict=True):

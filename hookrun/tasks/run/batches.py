@@ -128,26 +128,22 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         self._seeded = seeded
         self.epoch = 0
 
-    def __len__(self) -> int:
-        return len(self._samples)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
-        """(index, inputs, target). The index `~n` is sample n used as a pattern, see `rows_of_rank`."""
-        number = max(index, ~index)
-        if self._seeded is None:
-            inputs, target = self._samples[number]
-        else:
-            with self._seeded(derived_seed(self._seed, self.epoch, number)):
-                inputs, target = self._samples[number]
-        return index, inputs, target
-
     def __getitems__(self, indices: list[int]) -> tuple[Any, ...] | list[tuple[int, Any, Tensor]]:
-        """A batch, passed on to `_collated`. torch's loader calls this method instead of `__getitem__`."""
+        """A batch, passed on to `_collated`; torch's loader calls this method.
+
+        The index `~n` is sample n used as a pattern, see `rows_of_rank`.
+        """
         take = getattr(self._samples, "batch", None)
         numbers = [max(index, ~index) for index in indices]
         if take is not None and self._seeded is None and (read := take(numbers)) is not None:
             return (torch.tensor(indices), *read)
-        return [self[index] for index in indices]
+        return [(index, *self._sample(number)) for index, number in zip(indices, numbers, strict=True)]
+
+    def _sample(self, number: int) -> tuple[Any, Tensor]:
+        if self._seeded is None:
+            return self._samples[number]
+        with self._seeded(derived_seed(self._seed, self.epoch, number)):
+            return self._samples[number]
 
 
 def _collated(read: tuple[Any, ...] | list[tuple[int, Any, Tensor]]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,6 @@ class PartialPass:
             each.load_state_dict(state["holding"][name])
 
 
-PASS = "pass"
 _AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -83,7 +82,6 @@ class RunContext:
     resuming: saves and loads resumable states
     reduced:  runs the hooks on parameter gradients, if several ranks sum these
     _others:  the output for the current batch without the hooks, if a metric compares with it
-    _begun:   the first batch has been set
     """
 
     prepared: Prepared
@@ -95,7 +93,6 @@ class RunContext:
     resuming: Resuming
     reduced: ReducedGradients = field(default_factory=ReducedGradients)
     _others: Any = None
-    _begun: bool = False
 
     def __post_init__(self) -> None:
         self.ranks = self.run_dir.ranks
@@ -135,10 +132,9 @@ class RunContext:
         Only in the first batch does torch fill new memory with NaN, so that it shows whether the model reads memory
         that it has not written.
         """
-        if self._begun:
-            leave_new_memory()
-        self._begun = True
         clock = self.hooks.clock
+        if clock.samples is not None:
+            leave_new_memory()
         clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self.ranks.several:
@@ -204,10 +200,6 @@ class RunContext:
         decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
         log_texts = None if decode is None else partial(self.sink.log_texts, decode)
         return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
-
-    def average(self) -> Average:
-        """An empty Average of the task's metrics."""
-        return self.measuring.average()
 
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it."""
@@ -299,7 +291,7 @@ class RunContext:
         """
         if self.prepared.plan.no_output is not None:
             measures, store = False, None
-        average = self.average()
+        average = self.measuring.average()
         held: dict[str, Stateful] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
             for batch in passed:
@@ -342,29 +334,26 @@ class RunContext:
             raise HookrunError(f"the data has no samples in its {batches.split} split")
         if self.ranks.several:  # in training, each rank has changed its own buffers
             self.ranks.from_main(list(self.model.buffers()))
-        clock, training = self.hooks.clock, self.model.training
+        clock, training, saves = self.hooks.clock, self.model.training, holding is not None
         at = PartialPass(clock.step, holding or {})
-        resumed = holding is not None and self.resuming.take(PASS, at.load_state_dict)
-        clock.training_at = at.step if self.prepared.task.trains else None
-        clock.step = clock.step if resumed else 0
-        self.sink.loggers.reach(at.step)
-        shown = dict[str, float]()
-        self.model.eval()
-        try:
-            with ExitStack() as stack:
-                if holding is not None:
-                    stack.enter_context(self.resuming.hold(PASS, at.state_dict, at.sums))
-                stack.enter_context(torch.no_grad())
+        with self.resuming.hold("pass", at, at.sums) if saves else nullcontext(False) as resumed:
+            clock.training_at = at.step if self.prepared.task.trains else None
+            clock.step = clock.step if resumed else 0
+            self.sink.loggers.reach(at.step)
+            shown = dict[str, float]()
+            self.model.eval()
+            try:
                 self.resuming.begin()
-                passed = self._passed(batches, at, label, shown, saves=holding is not None)
-                yield stack.enter_context(closing(passed)), shown
-        finally:
-            self.sink.settle()
-            if self.sharded:
-                reshard(self.model)
-            self.model.train(training)
-            clock.training_at = None
-            clock.step = at.step
+                passed = self._passed(batches, at, label, shown, saves=saves)
+                with torch.no_grad(), closing(passed):
+                    yield passed, shown
+            finally:
+                self.sink.settle()
+                if self.sharded:
+                    reshard(self.model)
+                self.model.train(training)
+                clock.training_at = None
+                clock.step = at.step
 
     def _passed(
         self,
@@ -388,12 +377,11 @@ class RunContext:
                     if saves:
                         self.resuming.save()
                     return
-                if not saves and (signal := pending()) is not None:
+                if saves:
+                    # Rows that are on the disk are not computed again. Saving writes buffered rows too, so that
+                    # indexes and the state agree.
+                    due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
+                    if self.resuming.point(due):
+                        shards = self.run_dir.shards
+                elif (signal := pending()) is not None:
                     raise signal  # without saving: a state would lack the task's sums
-                if not saves:
-                    continue
-                # Rows that are on the disk are not computed again. Saving writes buffered rows too, so that indexes
-                # and the state agree.
-                due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
-                if self.resuming.point(due):
-                    shards = self.run_dir.shards

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +19,6 @@ from hookrun.errors import HookrunError, counted, listed
 from hookrun.plan.model_tree import ModelNames, class_name
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
-from hookrun.runtime.site import HookSite
 from hookrun.signals import code_of, interruption_kept, shielded
 from hookrun.store.files import StoreError
 from hookrun.store.run_dir import RunDir
@@ -147,25 +145,20 @@ def hook_facts(hooks: Installation) -> dict[str, Any]:
 
 def hook_lines(context: RunContext) -> Iterator[str]:
     """Lines for each hook: how often it fired on each module, and how much it changed, captured or counted."""
-    by_hook = defaultdict[str, list[HookSite]](list)
-    for site in context.hooks.sites:
-        by_hook[site.hook_name].append(site)
-    fired = context.hooks.fired
-    for planned in context.hooks.plan.hooks:
-        sites = by_hook[planned.spec.name]
-        counts = [f"{site.path or '(root)'} x{fired[site.hook_name, site.path]}" for site in sites]
-        what = f"{planned.spec.hook_type}, {planned.spec.action.action_name}"
-        yield f"{planned.spec.name} ({what}) fired: {listed(counts, SHOWN)}"
-        total = sum(site.total for site in sites)
-        if total:
-            changed = int(sum(int(site.changed) for site in sites))
-            steps = "on the logged steps"
-            yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) {steps}"
-        if planned.spec.action.captures:
+    facts = hook_facts(context.hooks)["sites"]
+    for hook in (planned.spec for planned in context.hooks.plan.hooks):
+        sites = [site for site in facts if site["hook"] == hook.name]
+        counts = [f"{site['module'] or '(root)'} x{site['fired']}" for site in sites]
+        yield f"{hook.name} ({hook.hook_type}, {hook.action.action_name}) fired: {listed(counts, SHOWN)}"
+        if total := sum(site["total"] for site in sites):
+            changed = sum(site["changed"] for site in sites)
+            share = f"({changed / total:.1%}) on the logged steps"
+            yield f"    changed {changed:,} of {total:,} elements {share}"
+        if hook.action.captures:
             kept = [
-                count for key, count in context.run_dir.captures.counts.items() if key[0] == planned.spec.name
+                count for (name, _), count in context.run_dir.captures.counts.items() if name == hook.name
             ]
             tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
             yield f"    captured {counted(tensors, 'tensor')}, {size(count)}"
-        if of_hook := context.sink.bytes[planned.spec.name]:
+        if of_hook := context.sink.bytes[hook.name]:
             yield f"    counted {size(of_hook)}"

@@ -1,18 +1,20 @@
-"""Hooks that pass whole values to a function of hookrun itself, for an installation of their own."""
+"""Hooks that pass whole values to a function of hookrun itself, for an installation of their own; autograd nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from hookrun.actions.base import Action
 from hookrun.hook_types import HookType
 from hookrun.plan.plan import Match, PlannedHook
 from hookrun.runtime.site import HookSite
 from hookrun.spec.hook import HookKeys, HookSpec
+from hookrun.values.containers import tensors
 
 See = Callable[[HookSite, Any], None]
 
@@ -55,3 +57,14 @@ def planned(name: str, hook_type: HookType, matches: tuple[Match, ...], action: 
     """A hook of that type with an action; its name is one that a hook of an experiment cannot have."""
     keys = HookKeys.model_validate({"select": "**", "hook": hook_type.name})
     return PlannedHook(HookSpec(f"({name})", keys, action), matches)
+
+
+def new_nodes(value: Any, seen: set[Node]) -> Iterator[Node]:
+    """The autograd nodes that lead to the tensors in a value, without those in `seen`, which receives them."""
+    waiting = [tensor.grad_fn for tensor in tensors(value)]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions)

@@ -40,9 +40,6 @@ from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
-_SOME_SHAPE = (3, 64, 64)
-_SOME_CLASSES = 10
-_SOME_TOKENS = 256
 MOST_CHECKED = 4_096
 """The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
@@ -199,7 +196,7 @@ def load_model(
         shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
         classes, vocabulary, length = info.num_classes, info.vocab_size, info.length
     elif stands_in:
-        shape, classes, vocabulary, length = _SOME_SHAPE, _SOME_CLASSES, _SOME_TOKENS, _SOME_TOKENS
+        shape, classes, vocabulary, length = (3, 64, 64), 10, 256, 256
     model = None
     try:
         with session(settings.compute, settings.seed):
@@ -239,20 +236,18 @@ def own_code(
 
     trains: include the optimizer and its schedule
     """
-    train = settings.train
-    named = [
-        ("model.factory", settings.model.factory, MODELS),
-        ("data.factory", settings.data.factory, DATA),
-    ]
-    if trains and ":" in train.optimizer.name:
-        named.append(("train.optimizer.name", train.optimizer.name, OPTIMIZERS))
-    if trains and train.scheduler is not None and ":" in train.scheduler.name:
-        named.append(("train.scheduler.name", train.scheduler.name, SCHEDULERS))
-    backward = getattr(settings.task, "backward", None)
-    if backward is not None and backward.is_own:
-        where = "task.backward.score" if "backward" in type(settings.task).model_fields else "task.score"
-        named.append((where, backward.score, OWN_METRIC))
-    code = {where: load(text, kind, where).code for where, text, kind in named if text is not None}
+    train, task = settings.train, settings.task
+    named = {"model.factory": (settings.model.factory, MODELS), "data.factory": (settings.data.factory, DATA)}
+    if trains:
+        named["train.optimizer.name"] = train.optimizer.name, OPTIMIZERS
+    if trains and train.scheduler is not None:
+        named["train.scheduler.name"] = train.scheduler.name, SCHEDULERS
+    if (backward := getattr(task, "backward", None)) is not None:
+        where = "task.backward.score" if "backward" in type(task).model_fields else "task.score"
+        named[where] = backward.score, OWN_METRIC
+    code = {
+        where: load(name, kind, where).code for where, (name, kind) in named.items() if name and ":" in name
+    }
     loaded = {LOSS: loss.code, **{f"{METRICS}.{metric.name}": metric.code for metric in metrics}}
     return code | {where: each for where, each in loaded.items() if each is not None}
 

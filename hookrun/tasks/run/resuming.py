@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -35,6 +35,9 @@ from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.sharded.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.version import __version__
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 SHARE = 10
 """Saving takes at most 1/SHARE of the time, unless it is cheap."""
@@ -61,12 +64,10 @@ class Resuming:
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
         self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
-        self._held = dict[str, Callable[[], Any]]()
+        self._held: dict[str, tuple[Stateful, Callable[[], Mapping[str, Average]]]] = {}
         self._checkpoint = ready.settings.train.checkpoint
-        self._about: str | None = None  # the description of the run in each state, as JSON; see `about`
         self._saved = time.monotonic()
         saved = run_dir.resumed
-        self._sums = dict[str, Callable[[], Mapping[str, Average]]]()
         self._waiting = dict[str, Any]()
         self._generators: Mapping[str, Any] | None = None
         if saved is not None:
@@ -81,30 +82,22 @@ class Resuming:
             hooks.sink.stop = None  # a check that stopped the run may stop it again
 
     @contextmanager
-    def hold(
-        self,
-        name: str,
-        state: Callable[[], Any],
-        sums: Callable[[], Mapping[str, Average]] = dict,
-    ) -> Iterator[None]:
-        """Within the block every state has a part `name`, with the plain values and tensors that `state` returns.
+    def hold(self, name: str, part: Stateful, sums: Callable[[], Mapping[str, Average]]) -> Iterator[bool]:
+        """Within the block every state has a part `name`, with the plain values and tensors that `part` returns.
+
+        The part is loaded from the state from which the run is resumed; yields whether this state has it.
 
         sums: returns key path in this part -> an Average over the rows of this rank only
         """
-        self._held[name], self._sums[name] = state, sums
+        resumed = name in self._waiting
+        if resumed and self._run_dir.resumed is not None:
+            with _fitting(self._run_dir.resumed):
+                part.load_state_dict(self._waiting.pop(name))
+        self._held[name] = part, sums
         try:
-            yield
+            yield resumed
         finally:
-            del self._held[name], self._sums[name]
-
-    def take(self, name: str, load: Callable[[Any], object]) -> bool:
-        """Load the part `name` of the state from which the run is resumed; False if there is none, or it was loaded."""
-        if name not in self._waiting:
-            return False
-        assert self._run_dir.resumed is not None
-        with _fitting(self._run_dir.resumed):
-            load(self._waiting.pop(name))
-        return True
+            del self._held[name]
 
     def begin(self) -> None:
         """Restore the random generators; call it when everything that draws random numbers has been built."""
@@ -156,19 +149,17 @@ class Resuming:
                     "hooks": self._hooks.state_dict(),
                     "sums": {
                         f"{name}.{place}": average.state_dict()
-                        for name, sums in self._sums.items()
+                        for name, (_, sums) in self._held.items()
                         for place, average in sums().items()
                     },
                 }
                 self._run_dir.take_kept()
                 tree = {
-                    "held": {name: state() for name, state in self._held.items()},
+                    "held": {name: part.state_dict() for name, (part, _) in self._held.items()},
                     "model": model_state(self._model, trains=self._ready.task.trains),
                     "files": self._run_dir.position(on_disk=False),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
-                if self._about is None:
-                    self._about = encode(about(self._ready, self._run_dir.path))
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 if ranks.is_main:
@@ -180,6 +171,11 @@ class Resuming:
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"
             ) from error
         self._saved = time.monotonic()
+
+    @cached_property
+    def _about(self) -> str:
+        """The description of the run in each state, as JSON."""
+        return encode(about(self._ready, self._run_dir.path))
 
     def _write(self, about: str, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run_dir.sync()

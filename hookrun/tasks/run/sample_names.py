@@ -58,46 +58,41 @@ class SampleNames:
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is the model's output for it."""
         samples = self._data[batch.split]
-        labels, predicted, losses = self._classes(batch.target, output)
+        columns = self._classes(batch.target, output)
         self.seen[batch.split] += batch.whole
         tokens = self._tokens(batch)
         lines = list[dict[str, Any]]()
         for row, number in enumerate(batch.ids.tolist()):
             line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
-            if labels is not None:
-                line["class"] = samples.class_name(labels[row])
-            if predicted is not None:
-                line["predicted_class"] = samples.class_name(predicted[row])
-            if losses is not None and math.isfinite(losses[row]):
-                line["loss"] = losses[row]
-                self._worst.append((losses[row], batch.split, number))
+            line |= {
+                name: samples.class_name(labels[row]) for name, labels in columns.items() if name != "loss"
+            }
+            if "loss" in columns and math.isfinite(loss := columns["loss"][row]):
+                line["loss"] = loss
+                self._worst.append((loss, batch.split, number))
             lines.append({**line, **tokens.get(row, {})})
         self._worst = heapq.nlargest(MOST_WORST, self._worst)
         self._run_dir.append(SAMPLES, lines)
 
-    def _classes(
-        self, target: Tensor, output: Any
-    ) -> tuple[list[int] | None, list[int] | None, list[float] | None]:
-        """The label, the class with the largest score and the cross-entropy of the label of each sample of a batch.
+    def _classes(self, target: Tensor, output: Any) -> dict[str, list[Any]]:
+        """`class`, `predicted_class` (with the largest score) and `loss` (cross-entropy) of each sample of a batch.
 
-        None: the targets are not labels; the output is not scores [B, classes]; a label is not one of these classes.
+        Empty if the targets are not labels; without the last two if the output is not scores [B, classes]; without the
+        loss if a label is not one of these classes.
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
-            return None, None, None
-        labels, least = target.tolist(), max(self._num_classes or 2, 2)
-        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(labels):
-            return labels, None, None
+            return {}
+        columns, least = {"class": target.tolist()}, max(self._num_classes or 2, 2)
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(target):
+            return columns
         if not output.is_floating_point() or output.shape[1] < least:
-            return labels, None, None
+            return columns
         scores = output.detach()
-        predicted = scores.argmax(1).tolist()
-        if not all(0 <= label < scores.shape[1] for label in labels):
-            return labels, predicted, None
-        return (
-            labels,
-            predicted,
-            F.cross_entropy(scores.float(), target.to(torch.int64), reduction="none").tolist(),
-        )
+        columns["predicted_class"] = scores.argmax(1).tolist()
+        if all(0 <= label < scores.shape[1] for label in columns["class"]):
+            losses = F.cross_entropy(scores.float(), target.to(torch.int64), reduction="none")
+            columns["loss"] = losses.tolist()
+        return columns
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
@@ -166,10 +161,8 @@ class SampleNames:
                 of_each = targets[row, first:end].tolist()
                 lines[row]["targets"] = [None if each == IGNORED else each for each in of_each]
         if self._log_texts is not None:
-            kept = [ids[row][real[row]] for row in rows]
-            if targets is not None:
-                kept += [targets[row][targets[row] != IGNORED] for row in rows]
-            self._log_texts(torch.cat(kept).tolist())
+            written = (line["tokens"] + line.get("targets", []) for line in lines.values())
+            self._log_texts([token for tokens in written for token in tokens if token is not None])
         return lines
 
 

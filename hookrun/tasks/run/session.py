@@ -20,23 +20,24 @@ from hookrun.spec.experiment import Compute
 @contextmanager
 def session(compute: Compute, seed: int) -> Iterator[None]:
     """Seed all generators and apply `compute` within the block, and restore the process's state afterwards."""
-    generators, threads = generator_states(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    benchmark = torch.backends.cudnn.benchmark
     with ExitStack() as stack:
-        stack.callback(set_generators, generators)
-        stack.callback(torch.set_num_threads, threads)
-        stack.callback(setattr, torch.utils.deterministic, "fill_uninitialized_memory", fills)
-        stack.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)
+        stack.callback(set_generators, generator_states())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        for owner, flag in (
+            (torch.utils.deterministic, "fill_uninitialized_memory"),
+            (torch.backends.cudnn, "benchmark"),
+        ):
+            stack.callback(setattr, owner, flag, getattr(owner, flag))
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
+        mode = torch.are_deterministic_algorithms_enabled()
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
         _set_deterministic(compute.deterministic, warns=True, compiles=compute.compile)
-        stack.callback(_set_deterministic, deterministic, warns=warns)
+        # after it: it is not called again where it was interrupted while it imported the compiler
+        stack.callback(_set_deterministic, mode, warns=warns)
         torch.backends.cudnn.benchmark = not compute.deterministic
         yield
 

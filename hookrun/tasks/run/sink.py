@@ -58,32 +58,28 @@ class RunSink(RecordSink):
                 return
             if rows is not None:
                 rows = readable(rows)
-            with torch._C._DisableFuncTorch():
-                write(value if isinstance(value, Tensor) else opened(value), rows, tokens)
-
-        def write(value: Any, rows: Tensor | None, tokens: TokenRows | None) -> None:
             known = clock.samples if clock.samples is not None else self.counted
             samples = known if of_samples else None
             if tokens is not None and samples is None:
                 rows, samples = None, tokens.numbers
-            writer.add(
-                site.hook_name,
-                site.path,
-                value,
-                sample_ids=samples if rows is None or samples is None else samples[rows],
-                epoch=clock.epoch,
-                step=clock.step,
-                call=site.call,
-                split=self.split,
-                path=site.current.within,
-                tokens=tokens,
-            )
-            if tokens is not None:
-                decode = decoder_of(site.tokenizer)
-                if decode is not None:
+            with torch._C._DisableFuncTorch():
+                value = value if isinstance(value, Tensor) else opened(value)
+                writer.add(
+                    site.hook_name,
+                    site.path,
+                    value,
+                    sample_ids=samples if rows is None or samples is None else samples[rows],
+                    epoch=clock.epoch,
+                    step=clock.step,
+                    call=site.call,
+                    split=self.split,
+                    path=site.current.within,
+                    tokens=tokens,
+                )
+                if tokens is not None and (decode := decoder_of(site.tokenizer)) is not None:
                     self.log_texts(decode, tokens.token_ids.tolist())
-            if clock.counting:
-                loggers.value(site, value)
+                if clock.counting:
+                    loggers.value(site, value)
 
         return self.within_budget(site, keep)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -21,30 +20,15 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     It takes one fused pass over the tensors of each device, and one read from the device. It is the test of
     GradScaler with a scale of 1, which does not change the tensors.
     """
-    every = list(values)
-    usual = [
-        value
-        for value in every
-        if type(value) is Tensor
-        and value.dtype is torch.float32
-        and value.layout is torch.strided
-        and value.is_cpu
-        and not value.requires_grad
-    ]
-    if len(usual) == len(every):  # a fast path for CPU runs, where a step may take only a millisecond
-        wrong = torch.zeros((), dtype=torch.float32, device="cpu")
-        # The fused test raises an error for memory layouts such as that of an expanded tensor.
-        with suppress(RuntimeError):
-            torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
-            return not wrong.item()
     alike = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
-    for value in map(_plain, every):
+    for value in map(_plain, values):
         alike[value.device, value.dtype].append(value)
     wrong_on = {device: _ONE.new_zeros((), device=device) for device, _ in alike}
     for (device, _), group in alike.items():
         try:
             torch._amp_foreach_non_finite_check_and_unscale_(group, wrong_on[device], _one_on(device))
-        except (RuntimeError, NotImplementedError):  # a dtype or layout that the test does not support
+        # a dtype or layout that the test does not support, such as that of an expanded tensor
+        except (RuntimeError, NotImplementedError):
             if any(not_finite(value) for value in group):
                 return False
     return not any(wrong.item() for wrong in wrong_on.values())

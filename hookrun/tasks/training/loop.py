@@ -23,35 +23,12 @@ BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 
 def train(context: RunContext) -> None:
     """Train until all epochs or steps are finished, or a check stops the run."""
-    training, resuming = _made(context), context.resuming
-    if training.average is not None:
-        resuming.around = training.average.swapped_out
-    with resuming.hold("train", training.state_dict, training.sums):
-        resuming.take("train", training.load_state_dict)
-        resuming.begin()
-        context.model.train()
-        while training.epoch < context.settings.train.epochs:
-            context.hooks.clock.epoch = training.epoch
-            if training.values is None:
-                if training.is_over:
-                    break
-                training.values = _train_epoch(training)
-            _after_epoch(training)
-            if context.stopped:
-                break
-    _save_last(training)
-
-
-def _made(context: RunContext) -> Training:
-    """The loop before its first step."""
-    settings = context.settings.train
-    ranks = context.ranks
+    settings, ranks, resuming = context.settings.train, context.ranks, context.resuming
     batches = Batches(context.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
     val = Batches(context.prepared, "val", ranks=ranks) if context.prepared.data.sizes["val"] != 0 else None
-    trained = context.prepared.trained
-    assert trained is not None
+    assert context.prepared.trained is not None
     by_name = dict(context.model.named_parameters(remove_duplicate=False))
-    optimizer = make_optimizer(settings.optimizer, trained.groups, by_name)
+    optimizer = make_optimizer(settings.optimizer, context.prepared.trained.groups, by_name)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
     schedule, scheduler = settings.scheduler, None
@@ -62,7 +39,9 @@ def _made(context: RunContext) -> Training:
             note = f"the run ends after {schedule.interval} {intervals}, before milestone {last}"
             context.screen.note([f"train.scheduler: {note}"])
     average = WeightAverage(context.model, settings.ema.decay) if settings.ema is not None else None
-    return Training(
+    if average is not None:
+        resuming.around = average.swapped_out
+    training = Training(
         context,
         optimizer,
         FiniteSteps(context, optimizer),
@@ -70,29 +49,36 @@ def _made(context: RunContext) -> Training:
         schedule.interval if schedule is not None else "step",
         batches,
         val,
-        context.average(),
+        context.measuring.average(),
         step_gradients(context),
-        context.average(),
+        context.measuring.average(),
         average,
     )
-
-
-def _save_last(training: Training) -> None:
-    """Save the final weights, and print the names of all checkpoints."""
-    context, checkpoint = training.context, training.context.settings.train.checkpoint
-    if checkpoint.keeps("last"):
+    with resuming.hold("train", training, training.sums):
+        resuming.begin()
+        context.model.train()
+        while training.epoch < settings.epochs:
+            context.hooks.clock.epoch = training.epoch
+            if training.values is None:
+                if training.is_over:
+                    break
+                training.values = _train_epoch(training)
+            _after_epoch(training)
+            if context.stopped:
+                break
+    if settings.checkpoint.keeps("last"):
         _save(context, LAST)
-        if training.average is not None:
-            with training.average.swapped_in():
+        if average is not None:
+            with average.swapped_in():
                 _save(context, AVERAGED)
-    context.resuming.writer.wait()
+    resuming.writer.wait()
     kept = [name for name in (BEST, LAST, AVERAGED) if (context.run_dir.checkpoints / name).exists()]
-    why = f"none, as train.checkpoint.save is {checkpoint.save}"
+    why = f"none, as train.checkpoint.save is {settings.checkpoint.save}"
     context.screen.say(f"checkpoints: {', '.join(kept) or why}")
 
 
 def _save(context: RunContext, name: str) -> None:
-    """Save the weights in the background; they are written before the next state and before `_save_last` ends."""
+    """Save the weights in the background; they are written before the next state and before training ends."""
     is_main, state = context.ranks.is_main, None
     if context.sharded:
         state = whole_state(context.model, keeps=is_main)
@@ -165,7 +151,7 @@ def _after_epoch(training: Training) -> None:
         else:
             training.scheduler.step()
     training.epoch, training.batches, training.values = training.epoch + 1, 0, None
-    training.means = context.average()
+    training.means.clear()
     context.run_dir.take_kept()
     every = settings.checkpoint.every.epochs
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)

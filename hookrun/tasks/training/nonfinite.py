@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,16 +16,19 @@ from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from hookrun.config.validation import join
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime import Installation
+from hookrun.runtime.apply_action import Op
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import HookSite
+from hookrun.runtime.wiring import Variant
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import matches, observer
+from hookrun.tasks.run.observers import matches, new_nodes, observer
 from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.training.finite import all_finite, not_finite
@@ -59,15 +63,13 @@ class FiniteSteps:
     A skipped step counts for hooks, like one that a gradient scaler skips, so `when: {step: ...}` means the same
     batches in every run. The optimizer, a schedule by steps and the average of the weights do not advance.
 
-    losses:  the detached losses of the current step's micro-batches
     skipped: the number of steps skipped so far
     """
 
     def __init__(self, context: RunContext, optimizer: Optimizer) -> None:
-        prepared = context.prepared
-        own_code = context.settings.model.factory is not None or bool(prepared.plan.code)
-        own_code |= any(hook.code for hook in prepared.plan.hooks)
-        self.losses = list[Tensor]()
+        plan = context.prepared.plan
+        own_code = bool(plan.code) or any(hook.code for hook in plan.hooks)
+        self._losses: Sequence[Tensor] = ()
         self.skipped = 0
         self._context = context
         self._optimizer = optimizer
@@ -86,20 +88,22 @@ class FiniteSteps:
 
     def begin(self, group: Sequence[Batch]) -> None:
         """Prepare for a step over these micro-batches."""
-        self.losses.clear()
         self._group = group
         self._before.take()
 
-    def step(self) -> Outcome:
+    def step(self, losses: Sequence[Tensor]) -> Outcome:
         """Step the optimizer, through the gradient scaler; gradients are already unscaled and clipped.
+
+        losses: the detached losses of the micro-batches
 
         Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
+        self._losses = losses
         scaler = self._context.scaler  # one that is not enabled only steps the optimizer
         scale = scaler.get_scale()
         try:
             # Checked here too, since a scaler that overflows does not call the hook.
-            if scaler.is_enabled() and not all_finite(self.losses):
+            if scaler.is_enabled() and not all_finite(losses):
                 raise _NotFinite
             scaler.step(self._optimizer)
         except _NotFinite:
@@ -117,7 +121,7 @@ class FiniteSteps:
             return
         trained = (each for group in optimizer.param_groups for each in group["params"])
         gradients = [each.grad for each in trained if each.grad is not None]
-        finite = all_finite([*self.losses, *gradients])
+        finite = all_finite([*self._losses, *gradients])
         if self._context.sharded:  # each rank has only parts of the gradients
             finite = not self._context.ranks.largest([not finite])[0]
         if not finite:
@@ -131,29 +135,32 @@ class FiniteSteps:
             return "skipped"
         self.skipped += 1
         self._in_epoch += 1
-        if policy == "skip" and self.skipped > MOST_REPORTED:
-            self._before.restore_buffers()
-            return "skipped"
-        wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
-        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
-        self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
-        source = f"{UNKNOWN}: parameters are sharded over the ranks"
-        if not context.sharded:
-            source = source_of(context, self._before, self._group, wrong)
-            if context.ranks.several:  # each has repeated the step with its own rows
-                sources = enumerate(context.ranks.gathered(source))
-                known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
-                source = next(known, source)
-        text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
+        is_told = policy != "skip" or self.skipped <= MOST_REPORTED
+        text = f"epoch {clock.epoch}, step {clock.step}: {self._described()}" if is_told else ""
         self._before.restore_buffers()
         if policy == "error":
             raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
         if policy == "stop":
             context.sink.stop = f"{WHERE}: {text}"
-            return "skipped"
-        more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
-        context.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
+        elif is_told:
+            more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
+            context.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
         return "skipped"
+
+    def _described(self) -> str:
+        """What is not finite in the step, and its source, see `source_of`."""
+        context = self._context
+        wrong = next((number for number, loss in enumerate(self._losses) if not all_finite([loss])), None)
+        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self._losses[wrong])}"
+        self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
+        if context.sharded:
+            return f"{what}: {UNKNOWN}: parameters are sharded over the ranks"
+        source = source_of(context, self._before, self._group, wrong)
+        if context.ranks.several:  # each has repeated the step with its own rows
+            sources = enumerate(context.ranks.gathered(source))
+            known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
+            source = next(known, source)
+        return f"{what}: {source}"
 
     def end_epoch(self) -> dict[str, float]:
         """Print how many steps of the epoch were skipped; returns the entry for metrics.jsonl, empty without any."""
@@ -163,11 +170,9 @@ class FiniteSteps:
         context, epoch = self._context, self._context.hooks.clock.epoch
         lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
         parameters = dict(context.model.named_parameters())
-        found = [bool(not_finite(parameter)) for parameter in parameters.values()]
-        if context.sharded:  # each rank has only its parts
-            found = [bool(each) for each in context.ranks.largest(found)]
-        bad = [name for name, is_bad in zip(parameters, found, strict=True) if is_bad]
-        if bad:
+        # of sharded parameters each rank has only its parts
+        found = context.ranks.largest([bool(not_finite(each)) for each in parameters.values()])
+        if bad := list(compress(parameters, found)):
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
         context.screen.note(lines)
         return {"skipped_steps": count}
@@ -209,7 +214,6 @@ class BeforeStep:
         }
         self._kept = dict[tuple[str, str], _Kept]()
         self._drawing = [site for site in hooks.sites if site.draws]
-        self.take()
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
@@ -265,15 +269,13 @@ class BeforeStep:
 class _Origin:
     """A module call, hook or backward function that returned non-finite values for finite ones.
 
-    path:     the path of its module
-    own:      the module's parameters that it uses; None: all, with the parameters of its submodules
-    is_input: the values are inputs of the model instead
+    path: the path of its module; None: the values are inputs of the model instead
+    hook: the name of the hook, if it is one
     """
 
-    path: str
     text: str
-    own: frozenset[str] | None = None
-    is_input: bool = False
+    path: str | None = None
+    hook: str | None = None
 
 
 @dataclass
@@ -301,21 +303,10 @@ class _Search:
         return self.standing or self.healed
 
 
-@dataclass
-class _Call:
-    """A module call that has not returned.
-
-    is_wrong: its inputs are not finite
-    before:   the origin that was known when it began
-    """
-
-    where: str
-    is_wrong: bool
-    before: _Origin | None
-
-
 class NonFiniteTracer:
     """Follows the passes of a model, and finds where values first become non-finite.
+
+    `observers` and `around` belong to the installation that runs the passes.
 
     forward:    the search among module calls and hooks in the present forward pass
     backward:   the search among hooks on gradients and backward functions, over all passes
@@ -323,26 +314,21 @@ class NonFiniteTracer:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
         self.forward, self.backward = _Search(), _Search()
         self.in_forward = False
-        self._before_hooks = dict[tuple[str, str], str]()
-        self._open = dict[tuple[str, int], _Call]()
-        self._followed = set[Node]()
-
-    def hooks(self, edits: Sequence[PlannedHook]) -> tuple[PlannedHook, ...]:
-        """The edits, and observers before and after each of them and of every module."""
-        modules = matches(self.model, dict(self.model.named_modules()))
-        hooks = [
+        modules = matches(model, dict(model.named_modules()))
+        self.observers = (
             observer("inputs", FORWARD_PRE, modules, self._entered),
             observer("outputs", FORWARD, modules, self._returned),
-        ]
-        for edit in edits:
-            name, hook_type = edit.spec.name, edit.spec.hook_type
-            before, after = partial(self._before_hook, name), partial(self._after_hook, edit)
-            hooks += [observer(f"before {name}", hook_type, edit.matches, before), edit]
-            hooks += [observer(f"after {name}", hook_type, edit.matches, after)]
-        return tuple(hooks)
+        )
+        # Path and number of each module call that has not returned -> its text, and the origin of what is not finite
+        # outside of it; None if there is none, or if its inputs are not finite.
+        self._open = dict[tuple[str, int], tuple[str, _Origin | None]]()
+        self._followed = set[Node]()
+
+    def around(self, site: HookSite, op: Op, _variant: Variant) -> Op:
+        """What runs in place of a hook: the hook, between two looks at the value; see `Installation`."""
+        return op if site.spec.action.observes else partial(self._edited, site, op)
 
     @contextmanager
     def pass_through_model(self) -> Iterator[None]:
@@ -361,75 +347,62 @@ class NonFiniteTracer:
             return
         path, before = site.path, self.forward.standing
         around = [key for key in self._open if not key[0] or path.startswith(f"{key[0]}.")]
-        caller = self._open[around[-1]].where if around else "(root)"
+        caller = self._open[around[-1]][0] if around else "(root)"
         self.follow_backward(value, caller)
         if (bad := not_finite(value)) and not path:
-            self.forward.blame(_Origin("", bad, is_input=True))
+            self.forward.blame(_Origin(bad))
         elif bad:
             text = f"first made by the forward of {caller}, itself, before it calls {path}: {bad}"
-            self.forward.blame(_Origin(around[-1][0] if around else "", text))
+            self.forward.blame(_Origin(text, around[-1][0] if around else ""))
         where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
-        self._open[path, site.call] = _Call(where, bool(bad), before)
+        self._open[path, site.call] = where, None if bad else before
 
     def _returned(self, site: HookSite, value: Any) -> None:
-        call = self._open.pop((site.path, site.call), None)
-        if call is None or not self.in_forward:
+        if not self.in_forward or (site.path, site.call) not in self._open:
             return
-        self.follow_backward(value, call.where)
+        where, outside = self._open.pop((site.path, site.call))
+        self.follow_backward(value, where)
         if bad := not_finite(value):
             itself = ", itself, outside its submodules" if list(site.module.children()) else ""
-            text = f"first made by the forward of {call.where}{itself}, from finite inputs: {bad}"
-            self.forward.blame(_Origin(site.path, text))
-        elif call.is_wrong or self.forward.standing is not call.before:
+            text = f"first made by the forward of {where}{itself}, from finite inputs: {bad}"
+            self.forward.blame(_Origin(text, site.path))
+        elif self.forward.standing is not outside:
             self.forward.heal()
 
-    def _before_hook(self, name: str, site: HookSite, value: Any) -> None:
-        self._before_hooks[name, site.path] = not_finite(value)
-
-    def _after_hook(self, edit: PlannedHook, site: HookSite, value: Any) -> None:
-        spec, hook_type = edit.spec, edit.spec.hook_type
-        before, after = self._before_hooks.pop((spec.name, site.path), ""), not_finite(value)
-        at = f", call {site.call}" if hook_type.on == "module" else ""
-        where = f"{_named(edit)} on {site.path or '(root)'}{at}"
-        search = self.backward
-        if hook_type.phase == "forward" and not hook_type.until_backward:
-            if not self.in_forward:
-                return
-            search = self.forward
+    def _edited(self, site: HookSite, op: Op, value: Any) -> Any:
+        hook_type = site.hook_type
+        is_forward = hook_type.phase == "forward" and not hook_type.until_backward
+        if is_forward and not self.in_forward:
+            return op(value)
+        before = not_finite(value)
+        value = op(value)
+        after, search = not_finite(value), self.forward if is_forward else self.backward
+        where = f"{site.where}, call {site.call}" if hook_type.on == "module" else site.where
+        if is_forward:
             self.follow_backward(value, where)
         if after and not before:
             text = f"first made by {where}, from finite values: {after}"
-            search.blame(_Origin(site.path, text, frozenset(edit.added)))
+            search.blame(_Origin(text, site.path, hook=site.hook_name))
         elif before and not after:
             search.heal()
-            if (call := self._open.get((site.path, site.call))) is not None:  # they were its arguments
-                call.is_wrong = False
+        return value
 
     def follow_backward(self, value: Any, maker: str) -> None:
         """Check arguments and results of the backward functions that lead to this value and are not followed yet.
 
         maker: the module call or hook that has just computed the value, or the loss
         """
-        waiting = [tensor.grad_fn for tensor in tensors(value)]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in self._followed:
-                self._followed.add(node)
-                node.register_hook(partial(self._ran, node.name(), maker))
-                waiting.extend(following for following, _ in node.next_functions)
+        for node in new_nodes(value, self._followed):
+            node.register_hook(partial(self._ran, node.name(), maker))
 
     def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
         """torch's hook on an autograd node, called after its backward function."""
         bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
         if bad and not given:
             text = f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}"
-            self.backward.blame(_Origin("", text))
+            self.backward.blame(_Origin(text, ""))
         elif given and not bad and any(True for _ in tensors(grad_inputs)):
             self.backward.heal()
-
-
-def _named(hook: PlannedHook) -> str:
-    return f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
 
 
 # ---- the repetition --------------------------------------------------------------------------------------------
@@ -462,15 +435,15 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
     sink.wants_calls = True
     plan = context.prepared.plan
     # hooks that act at installation are left out: the copy has their changes
-    edits = [
+    edits = (
         hook
         for hook in plan.hooks
         if not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
-    ]
+    )
     clock, scaler = context.hooks.clock, context.scaler
     samples = sum(len(batch.ids) for batch in group)
-    plan = replace(plan, hooks=tracer.hooks(edits))
-    with Installation(plan, model, sink=sink, scaler=scaler) as hooks:
+    plan = replace(plan, hooks=(*tracer.observers, *edits))
+    with Installation(plan, model, sink=sink, scaler=scaler, around=tracer.around) as hooks:
         before.restore(model, hooks)
         hooks.clock.epoch, hooks.clock.step = clock.epoch, clock.step
         for number, batch in enumerate(group):
@@ -513,17 +486,22 @@ def _of_loss(
         if bad := not_finite(batch.target):
             return f"the targets of the batch are not finite: {bad}{_samples(batch, batch.target)}"
         return f"first made by the loss {context.settings.train.loss.name}, from a finite output and finite targets"
-    if origin.is_input:
+    if origin.path is None:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
-    prefix = f"{origin.path}." if origin.path else ""
-    used = [
-        name
-        for name in already
-        if name.startswith(prefix) and (origin.own is None or name.removeprefix(prefix) in origin.own)
-    ]
+    hooks = context.prepared.plan.hooks
+    used = [name for name in already if not origin.path or name.startswith(f"{origin.path}.")]
+    if origin.hook is not None:  # it uses only the parameters that it has added
+        added = {
+            join(origin.path, name) for hook in hooks if hook.spec.name == origin.hook for name in hook.added
+        }
+        used = [name for name in used if name in added]
     if not used:
         return origin.text
-    writers = [_named(hook) for hook in context.prepared.plan.hooks if _writes(hook, used[0])]
+    writers = [
+        f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
+        for hook in hooks
+        if _writes(hook, used[0])
+    ]
     by = f"; {listed(writers)} changes it" if writers else ""
     others = f"; so are {listed(used[1:])}" if used[1:] else ""
     return f"not finite before the forward of this step: {already[used[0]]}{others}{by}"

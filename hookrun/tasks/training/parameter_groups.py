@@ -140,55 +140,47 @@ def _members(
     names_of_all = set[str]()
     for place, member in choice.placed(where):
         if isinstance(member, AddedBy):
-            selected, mistakes = _added(member, place, names, adding)
+            selected = _added(member, place, names, adding, problems)
         else:
-            selected, mistakes = _selected(member, place, names)
+            selected = _selected(member, place, names, problems)
         if selected and trained.isdisjoint(selected):
             text = f"'{member}' names only parameters that are not trained: {listed(selected)}"
             hint = "leave it out, or do not freeze them by hooks, the model or `train.parameters`"
-            mistakes.append(Problem(place, text, hint))
-        problems += mistakes
+            problems.append(Problem(place, text, hint))
         names_of_all.update(selected)
     return names_of_all
 
 
-def _selected(selector: Selector, where: str, names: ModelNames) -> tuple[list[str], list[Problem]]:
-    """The names of the parameters that a selector chooses, and the mistakes in it."""
+def _selected(selector: Selector, where: str, names: ModelNames, problems: list[Problem]) -> list[str]:
+    """The names of the parameters that a selector chooses. problems: receives the mistakes in it."""
     selected = names.select_parameters(selector)
-    missing = list(selector.unmatched(names.tree.whole, names.parameter_tree()))
-    mistakes = [
-        Problem(
-            where,
-            f"'{member}' ({place}) matches no parameter",
-            names.nearest(member, on_parameters=True),
-        )
-        for member, place in missing
+    missing = [
+        (member, f"'{member}' ({place}) matches no parameter")
+        for member, place in selector.unmatched(names.tree.whole, names.parameter_tree())
     ]
     if not selected and not missing:
-        text = f"'{selector}' matches no parameter of {type(names.model).__name__}"
-        mistakes.append(Problem(where, text, names.nearest(selector, on_parameters=True)))
-    return selected, mistakes
+        missing = [(selector, f"'{selector}' matches no parameter of {type(names.model).__name__}")]
+    problems += [Problem(where, text, names.nearest(member, on_parameters=True)) for member, text in missing]
+    return selected
 
 
 def _added(
-    member: AddedBy, where: str, names: ModelNames, adding: Mapping[str, HookSpec]
-) -> tuple[list[str], list[Problem]]:
-    """The names of the parameters that hooks will add, and the mistakes in the name of the hook.
+    member: AddedBy, where: str, names: ModelNames, adding: Mapping[str, HookSpec], problems: list[Problem]
+) -> list[str]:
+    """The names of the parameters that hooks will add. problems: receives the mistakes in the name of the hook.
 
     A hook without matches is reported by the plan, not here.
     """
-    mistakes = list[Problem]()
     if not adding:
         hint = "add_bias with `trainable: true` and add_parameter do"
-        mistakes.append(Problem(where, f"'{member}': no hook adds parameters", hint))
+        problems.append(Problem(where, f"'{member}': no hook adds parameters", hint))
     elif not member.every and member.hook not in adding:
         text = f"'{member}': there is no hook {member.hook!r} that adds parameters"
-        mistakes.append(Problem(where, text, nearest(member.hook, adding)))
+        problems.append(Problem(where, text, nearest(member.hook, adding)))
     hooks = [hook for name, hook in adding.items() if member.every or name == member.hook]
-    added = [
+    return [
         join(path, name)
         for hook in hooks
         for path in names.select(hook)
         for name in names.added_by[hook.name]
     ]
-    return added, mistakes

@@ -134,8 +134,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         # With fused optimizers, hooks would otherwise see scaled gradients.
         context.scaler.unscale_(optimizer)
         norm = clip(settings, optimizer)
-        training.steps.losses += training.gradients.losses(losses, shares)
-        outcome = training.steps.step()
+        outcome = training.steps.step(training.gradients.losses(losses, shares))
         if training.average is not None and outcome == "stepped":
             training.average.update()
 
@@ -166,11 +165,8 @@ class StepGradients:
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """The factor of each micro-batch's loss."""
-        # A batch of sequences may have nothing to predict, so its share may be 0.
-        if len(group) == 1 and not group[0].data.of_tokens:
-            return (1.0,)
         weights = [batch.weight for batch in group]
-        whole = max(sum(weights), 1)
+        whole = max(sum(weights), 1)  # sequences may have nothing to predict
         return [weight / whole for weight in weights]
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 
 import hookrun
@@ -32,7 +33,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 def saved(model: nn.Module, **hook: Any) -> Any:
-    return hookrun.hooked(model, {"h": {"select": "**", "hook": "saved_tensors", **hook}})
+    return hookrun.hooked(model, one_hook("**", "saved_tensors", **hook))
 
 
 @pytest.mark.parametrize("to", ["cpu", "disk"])
@@ -170,9 +171,7 @@ def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
     model, other = net(), net()
     gradients(other)
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
-    with hookrun.hooked(
-        model, {"h": {"select": "**", "hook": "optimizer_step_pre", "action": "scale", "factor": 0}}
-    ) as hooks:
+    with hookrun.hooked(model, one_hook("**", "optimizer_step_pre", "scale", factor=0)) as hooks:
         optimizer.step()
     assert set(hooks.fired.values()) == {0}
     assert other[0].weight.grad.abs().sum() > 0
@@ -208,7 +207,7 @@ def test_a_step_inside_another_step_is_a_part_of_it() -> None:
 def test_a_parameter_without_a_gradient_is_reported() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    spec = {"h": {"select": "3.weight", "hook": "optimizer_step_pre", "action": "scale", "factor": 2}}
+    spec = one_hook("3.weight", "optimizer_step_pre", "scale", factor=2)
     with hookrun.hooked(model, spec) as hooks:
         optimizer.step()
     assert hooks.inactive == [("h", "3.weight", "fired and found no tensor for its action")]

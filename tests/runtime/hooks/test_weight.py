@@ -6,10 +6,13 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
+from small_nets import Net
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -23,13 +26,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 X = torch.linspace(-1, 1, 15).reshape(5, 3)
 
 
+in_graphs = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.12 compiles no edited parameters")
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
 def hooked(model: nn.Module, select: Any = "0.weight", **hook: Any) -> Any:
-    return hookrun.hooked(model, {"h": {"select": select, "hook": "weight", **hook}})
+    return hookrun.hooked(model, one_hook(select, "weight", **hook))
 
 
 def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
@@ -127,20 +133,16 @@ def test_the_stored_parameter_is_trained_saved_and_copied() -> None:
         assert hooks.sites[0].firings == 3
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embed(ids))
+def tied() -> Net:
+    torch.manual_seed(0)
+    embed, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    head.weight = embed.weight
+    return Net(lambda m, ids: m.head(m.embed(ids)), embed=embed, head=head)
 
 
 @pytest.mark.parametrize("readers", [["embed.weight"], ["head.weight"], ["embed.weight", "head.weight"]])
 def test_each_reader_of_a_tied_weight_has_its_own_edit(readers: list[str]) -> None:
-    model, ids = Tied(), torch.arange(6)
+    model, ids = tied(), torch.arange(6)
     weight = model.embed.weight
     read = [weight * 0.5 if name in readers else weight for name in ("embed.weight", "head.weight")]
     expected = nn.functional.linear(nn.functional.embedding(ids, read[0]), read[1])
@@ -170,7 +172,7 @@ def test_what_the_forward_does_not_read_is_refused() -> None:
     model = net()
     prune.l1_unstructured(model[0], "weight", 0.5)
     with pytest.raises(CompileError, match="computes 'weight' from it, which is what the forward reads"):
-        hookrun.compile({"h": {"select": "0.weight_orig", "hook": "weight", "action": "print"}}, model)
+        hookrun.compile(one_hook("0.weight_orig", "weight", "print"), model)
     model = net()
     parametrizations.orthogonal(model[0])
     refused = pytest.raises(HookError, match=r"leave out torch.nn.utils.parametrize.cached")
@@ -229,47 +231,41 @@ def test_nested_calls_have_an_edit_each() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_after_an_exception_the_module_reads_its_own_parameter(error: type[BaseException]) -> None:
     model = Recursive()
-    with hooked(model, "w", action="scale", factor=2, when={"step": [0]}) as hooks:
-        for edited in (True, False):
-            model.error = error
-            with pytest.raises(error):
-                model(torch.ones(()))
-            model.error = None
-            if not edited:
-                hooks.step()
-            assert model(torch.ones(())) == (64 if edited else 8)
-            assert model.w is model._parameters["w"]
-    with hooked(model, "w", action="scale", factor=2):
+
+    def fail() -> None:
         model.error = error
         with pytest.raises(error):
             model(torch.ones(()))
+        model.error = None
+
+    with hooked(model, "w", action="scale", factor=2, when={"step": [0]}) as hooks:
+        for expected in (64, 8):
+            fail()
+            assert model(torch.ones(())) == expected
+            assert model.w is model._parameters["w"]
+            hooks.step()
+    with hooked(model, "w", action="scale", factor=2):
+        fail()
     assert model.w is model._parameters["w"]
 
 
 def test_two_threads_in_one_module_are_refused() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(2))
+    def waits(model: Any, x: Tensor) -> Tensor:
+        if not inside.is_set():
+            inside.set()
+            go_on.wait(60)
+        return x * model.w
 
-        def forward(self, x: Tensor) -> Tensor:
-            if not inside.is_set():
-                inside.set()
-                go_on.wait(60)
-            return x * self.w
-
-    model, outputs = Waits(), list[Tensor]()
-    with hooked(model, "w", action="scale", factor=2):
-        thread = threading.Thread(target=lambda: outputs.append(model(torch.ones(2))))
-        thread.start()
+    model = Net(waits, w=nn.Parameter(torch.ones(2)))
+    with hooked(model, "w", action="scale", factor=2), ThreadPoolExecutor(1) as pool:
+        output = pool.submit(model, torch.ones(2))
         inside.wait(60)
         with pytest.raises(HookError, match="two threads call the module at the same time"):
             model(torch.ones(2))
         go_on.set()
-        thread.join()
-        assert outputs[0].tolist() == model(torch.ones(2)).tolist() == [2, 2]
+        assert output.result().tolist() == model(torch.ones(2)).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -290,6 +286,7 @@ def test_a_recomputed_call_reads_the_same_noise(reentrant: bool) -> None:
     assert not torch.equal(found[0][0], found[1][0])
 
 
+@in_graphs
 @pytest.mark.parametrize("name", ["scale", "replace", "clip_norm", "index", "index, replace"])
 def test_the_edit_is_part_of_one_compiled_graph(name: str) -> None:
     torch._dynamo.reset()
@@ -318,22 +315,28 @@ def test_a_compiled_graph_refuses_what_it_cannot_hold(which: str) -> None:
     assert "w" not in vars(model)
 
 
+def test_a_torch_that_would_lose_the_parameter_compiles_no_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookrun.plan.plan._LOSES_PARAMETERS", True)
+    torch._dynamo.reset()
+    model = net()
+    with hooked(model, action="scale", factor=2), pytest.raises(CompileError, match=r"in torch 2\.12"):
+        torch.compile(model, backend="aot_eager")(X)
+    assert "weight" in model[0]._parameters
+
+
+@in_graphs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_an_exception_between_two_graphs_leaves_nothing_after_the_block() -> None:
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.fails = nn.Parameter(torch.ones(3)), False
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x * self.w
-            torch._dynamo.graph_break()
-            if self.fails:
-                raise ValueError
-            return x * self.w
+    def broken(model: Any, x: Tensor) -> Tensor:
+        x = x * model.w
+        torch._dynamo.graph_break()
+        if model.fails:
+            raise ValueError
+        return x * model.w
 
     torch._dynamo.reset()
-    model = Broken()
+    model = Net(broken, w=nn.Parameter(torch.ones(3)))
+    model.fails = False
     with hooked(model, "w", action="scale", factor=2):
         compiled = torch.compile(model, backend="aot_eager")
         assert torch.equal(compiled(X), X * 4)
@@ -362,11 +365,8 @@ def test_gradients_of_samples_pass_through_a_constant() -> None:
 def test_two_installations_edit_one_after_the_other() -> None:
     model, plain = net(), net()
     parametrizations.orthogonal(model[2])
-    hook = {"select": ["0.weight", "2.weight"], "hook": "weight", "action": "scale"}
-    with (
-        hookrun.hooked(model, {"a": {**hook, "factor": 2}}),
-        hookrun.hooked(model, {"b": {**hook, "factor": 3}}),
-    ):
+    both, scale = ["0.weight", "2.weight"], {"action": "scale"}
+    with hooked(model, both, **scale, factor=2), hooked(model, both, **scale, factor=3):
         found = model(X)
     weight = model[2].weight * 2 * 3
     inner = functional_call(plain[0], {"weight": plain[0].weight * 2 * 3}, X)

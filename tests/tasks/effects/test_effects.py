@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.reader import Run
+from hookrun.store.effects import Effects, read_effects
+from hookrun.store.run_dir import RunDir
 from hookrun.tasks.effects import cells
 
 DECODER = (
@@ -28,25 +30,33 @@ DECODER = (
 DIGITS = ("data.batch_size=5", "train.limit_batches=3")
 
 
-@pytest.fixture
-def effects(run) -> Callable[..., Run]:
-    """Run task=effects with a hook called `h`."""
+def words(hook: str, over: str, *overrides: str, metric: str = "loss") -> tuple[str, ...]:
+    """The command line of task=effects with a hook called `h`."""
+    task = ("task=effects", "task.hook=h", f"task.over={over}", f"task.metric={metric}")
+    return (*task, f"+hooks.h={hook}", *overrides)
 
-    def effects(hook: str, over: str, *overrides: str, metric: str = "loss") -> Run:
-        task = ("task=effects", "task.hook=h", f"task.over={over}", f"task.metric={metric}")
-        made: Run = run(*task, f"+hooks.h={hook}", *overrides)
-        return made
+
+@pytest.fixture
+def effects(ready, tmp_path: Path) -> Callable[..., Effects]:
+    """Perform the task alone, with a hook called `h`."""
+
+    def effects(*given: str, metric: str = "loss") -> Effects:
+        prepared = ready(*words(*given, metric=metric))
+        run_dir = RunDir.create(tmp_path / f"effects{len(list(tmp_path.glob('effects*')))}")
+        try:
+            prepared.task.execute(prepared, run_dir)
+        finally:
+            run_dir.close()
+        found = read_effects(run_dir.path)
+        assert found is not None
+        return found
 
     return effects
 
 
-def plain(run: Run) -> tuple[nn.Module, Any]:
-    """The model of the run, and its batches."""
-    import yaml
-
-    config = yaml.safe_load((run.path / ".hydra/overrides.yaml").read_text())
-    words = [word for word in config if not word.startswith(("task", "+hooks", "hydra"))]
-    model, data = hookrun.build(overrides=words)
+def plain(*overrides: str) -> tuple[nn.Module, Any]:
+    """The model of these overrides, and its batches."""
+    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides])
     return model.eval(), data.loader("val")
 
 
@@ -105,10 +115,10 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
-def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(effects, capsys) -> None:
+def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(run, effects, capsys) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
-    run = effects(hook, "{module: each, index: each}", *DIGITS)
-    found, (model, batches) = run.effects, plain(run)
+    made = run(*words(hook, "{module: each, index: each}", *DIGITS))
+    found, (model, batches) = made.effects, plain(*DIGITS)
     assert found.axes["module"] == ["relu1", "relu2"]
     assert found["exact"].shape == (2, 128) and found["exact_samples"].shape == (2, 128, 15)
     assert found["exact"][0, 32:].isnan().all(), "relu1 has 32 channels"
@@ -116,24 +126,24 @@ def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(effects,
         wanted = by_hand(model, batches, [path], put(slice(None), 7), of_labels)
         close(found["exact_samples"][row, 7], wanted)
         close(found["exact"][row, 7], wanted.mean())
-    lines = list(csv.DictReader((run.path / "effects.csv").read_text().splitlines()))
+    lines = list(csv.DictReader((made.path / "effects.csv").read_text().splitlines()))
     numbers = ["exact", "gradient", "restored", "placebo_mean", "placebo_std"]
     assert list(lines[0]) == ["module", "index", *numbers]
     assert len(lines) == 32 + 128, "a row for each site that exists"
     assert float(lines[7]["exact"]) == found["exact"][0, 7] and lines[7]["gradient"] == ""
-    some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS).effects  # whole numbers are channels
+    some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS)  # whole numbers are channels
     close(some["exact"][0], found["exact"][0, [3, 0]])
     assert "largest effect: module=relu1, index=:, " in capsys.readouterr().out
 
 
 def test_a_window_over_the_input_is_occlusion(effects) -> None:
-    run = effects(
+    found = effects(
         "{select: '', hook: forward_pre, action: scale, factor: 0}",
         "{index: {window: [3, 3], stride: [2, 2]}}",
         *DIGITS,
         metric="probability",
     )
-    found, (model, batches) = run.effects, plain(run)
+    model, batches = plain(*DIGITS)
     starts = [0, 2, 4, 6]
     assert found.axes["index"][-1] == "..., 6:8, 6:8", "the last window is cut off by the border"
     for place, (row, column) in enumerate((row, column) for row in starts for column in starts):
@@ -146,14 +156,12 @@ def test_a_window_over_the_input_is_occlusion(effects) -> None:
 def test_heads_and_tokens_of_padded_sequences(padding: str, effects) -> None:
     padded = (*DECODER, f"data.args.padding={padding}")
     zero = "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0"
-    run = effects(zero + "}", "{module: each, heads: each}", *padded)
-    found, (model, batches) = run.effects, plain(run)
+    found, (model, batches) = effects(zero + "}", "{module: each, heads: each}", *padded), plain(*padded)
     for row, path in enumerate(found.axes["module"]):
         for head in range(4):
             wanted = by_hand(model, batches, [path], put(..., head, slice(None)), of_tokens)
             close(found["exact_samples"][row, head], wanted)
-    run = effects(zero + ", heads: 1}", "{tokens: [0, -2, '1:3'], module: each}", *padded)
-    found = run.effects
+    found = effects(zero + ", heads: 1}", "{tokens: [0, -2, '1:3'], module: each}", *padded)
     for row, places in enumerate(([0], [-2], [1, 2])):
 
         def edit(value: Tensor, mask: Tensor, places: list[int] = places) -> Tensor:
@@ -167,13 +175,10 @@ def test_heads_and_tokens_of_padded_sequences(padding: str, effects) -> None:
 
 
 def test_neighbouring_modules_are_edited_together(effects) -> None:
-    run = effects(
-        "{select: 'type:Linear', hook: forward, action: scale}",
-        "{module: {window: 2}, factor: [0, 0.5]}",
-        "model=mlp",
-        *DIGITS,
-    )
-    found, (model, batches) = run.effects, plain(run)
+    mlp = ("model=mlp", *DIGITS)
+    over = "{module: {window: 2}, factor: [0, 0.5]}"
+    found = effects("{select: 'type:Linear', hook: forward, action: scale}", over, *mlp)
+    model, batches = plain(*mlp)
     paths = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for row in range(len(paths) - 1):
         wanted = by_hand(model, batches, paths[row : row + 2], put(..., factor=0.5), of_labels)
@@ -250,14 +255,10 @@ KINDS = (
 @pytest.mark.parametrize("pre", [False, True])
 def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
     hook = "forward_pre" if pre else "forward"
-    model_of = ("model=python", "model.factory='nets.own:build'", f"+model.args={{kind: {kind}}}")
-    run = effects(
-        f"{{select: [a, b, c], hook: {hook}, action: scale}}",
-        "{factor: [0, -2.0, 0.5, 1.0], module: each}",
-        *model_of,
-        *DIGITS,
-    )
-    found, (model, batches) = run.effects, plain(run)
+    net = ("model=python", "model.factory='nets.own:build'", f"+model.args={{kind: {kind}}}", *DIGITS)
+    over = "{factor: [0, -2.0, 0.5, 1.0], module: each}"
+    found = effects(f"{{select: [a, b, c], hook: {hook}, action: scale}}", over, *net)
+    model, batches = plain(*net)
     for row, factor in enumerate((0, -2.0, 0.5, 1.0)):
         for column, path in enumerate("abc"):
             wanted = by_hand(model, batches, [path], put(..., factor=factor), of_labels, pre=pre)
@@ -265,30 +266,29 @@ def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
 
 
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("metric", ["accuracy", "perplexity", "kl", "rank", "nets.own:mine"])
-def test_a_metric_is_that_of_evaluate_by_sample(metric: str, effects, run) -> None:
+def test_a_metric_is_that_of_evaluate_by_sample(effects, run) -> None:
+    metrics = ("accuracy", "perplexity", "kl", "rank", "nets.own:mine")
     at_tokens = (*DECODER, "task.tokens='-3:'")
     hook = "select: blocks.0.mlp, hook: forward, action: scale"
-    found = effects(f"{{{hook}}}", "{factor: [0.0, 2.0]}", *at_tokens, metric=f'"{metric}"').effects
-    by_sample = f'task.metrics=[{{name: "{metric}", by: sample}}]'
-    single = run("task=evaluate", by_sample, f"+hooks.h={{{hook}, factor: 2}}", *at_tokens)
+    by_sample = ", ".join(f'{{name: "{metric}", by: sample}}' for metric in metrics)
+    single = run(
+        "task=evaluate", f"task.metrics=[{by_sample}]", f"+hooks.h={{{hook}, factor: 2}}", *at_tokens
+    )
     lines = [line for line in single.metrics if line.get("of") == "sample"]
-    wanted = [line[metric.rpartition(":")[2]] for line in lines]
-    close(found["exact_samples"][1], torch.tensor(wanted, dtype=torch.float64))
+    for metric in metrics:
+        found = effects(f"{{{hook}}}", "{factor: [0.0, 2.0]}", *at_tokens, metric=f'"{metric}"')
+        wanted = [line[metric.rpartition(":")[2]] for line in lines]
+        close(found["exact_samples"][1], torch.tensor(wanted, dtype=torch.float64))
 
 
-def test_other_hooks_stay_as_they_are_in_each_cell(effects, run) -> None:
+def test_other_hooks_stay_as_they_are_in_each_cell(run) -> None:
     others = (
         "+hooks.noise={select: conv2, hook: forward, action: noise, std: 0.2}",
         "+hooks.some={select: relu2, hook: forward, action: scale, factor: 3, index: '0:2, 5'}",
         "+hooks.seen={select: fc, hook: forward, action: capture}",
     )
-    made = effects(
-        "{select: relu1, hook: forward, action: scale}",
-        "{factor: [1.0, 0.5], index: [':, 0', ':, 3']}",
-        *DIGITS,
-        *others,
-    )
+    over = "{factor: [1.0, 0.5], index: [':, 0', ':, 3']}"
+    made = run(*words("{select: relu1, hook: forward, action: scale}", over, *DIGITS, *others))
     single = run(
         "task=evaluate",
         "task.metrics=[{name: loss, by: sample}]",
@@ -303,13 +303,9 @@ def test_other_hooks_stay_as_they_are_in_each_cell(effects, run) -> None:
 
 
 def test_the_gradient_is_the_change_of_the_value_times_the_derivative(effects) -> None:
-    run = effects(
-        "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0.1}",
-        "{module: each, heads: each}",
-        *DECODER,
-        "task.method=gradient",
-    )
-    found, (model, batches) = run.effects, plain(run)
+    hook = "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0.1}"
+    found = effects(hook, "{module: each, heads: each}", *DECODER, "task.method=gradient")
+    model, batches = plain(*DECODER)
     assert "exact" not in found
     for row, path in enumerate(found.axes["module"]):
         kept: list[Tensor] = []
@@ -331,7 +327,7 @@ def test_the_gradient_is_the_change_of_the_value_times_the_derivative(effects) -
 
 def test_seeds_are_the_runs_with_these_seeds(effects, run) -> None:
     noise = "select: conv1, hook: forward, action: noise, std: 0.5"
-    made = effects(f"{{{noise}, seed: 4}}", "{std: [0.5, 2.0]}", *DIGITS, "task.seeds=2").effects
+    made = effects(f"{{{noise}, seed: 4}}", "{std: [0.5, 2.0]}", *DIGITS, "task.seeds=2")
     single = run("task=evaluate", f"+hooks.h={{{noise}, seed: 5}}", *DIGITS).metrics[-1]["loss"]
     assert made["seeds"].shape == (2, 2)
     assert float(made["seeds"][1, 0]) == pytest.approx(single, rel=1e-5)
@@ -353,23 +349,23 @@ def test_what_a_patch_restores_and_what_chance_gives(effects, run) -> None:
         f"task.against={{run: {clean.path}}}",
         "task.placebo=3",
         metric="logit_difference",
-    ).effects
+    )
     assert made["placebo"].shape == (3, 2, 2)
     close(made["restored"][1], torch.tensor([0.0, 1.0]))
     close(made["exact"][1, 1], made["clean"])
     assert (made["placebo"][:, 1, 1] - made["exact"][1, 1]).abs().min() > 1e-4, "values of other samples"
 
 
-def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(effects, monkeypatch) -> None:
+def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, monkeypatch) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
-    arguments = (
+    arguments = words(
         "{select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
         "{module: each, index: [':, 0', ':, 1', ':, 2']}",
         *DIGITS,
         "+hooks.noise={select: conv1, hook: forward, action: noise, std: 0.2}",
         "+hooks.seen={select: fc, hook: forward, action: capture}",
     )
-    whole = effects(*arguments)
+    whole = run(*arguments)
     passes = iter(range(100))
     compute = cells.Cells._pass
 
@@ -381,7 +377,7 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(effects, m
     with monkeypatch.context() as patch:
         patch.setattr(cells.Cells, "_pass", killed)
         with pytest.raises(AssertionError):
-            effects(*arguments)
+            run(*arguments)
     assert main(["resume=run2"]) == 0
     resumed = hookrun.open_run("run2")
     for name in ("effects.csv", "effects.safetensors"):
@@ -425,24 +421,21 @@ def test_what_cannot_be_moved_is_refused_before_the_run(over, words, said, refus
 
 
 @pytest.mark.usefixtures("pages")
-def test_the_page_has_maps_the_top_sites_and_links_to_samples(effects) -> None:
-    run = effects(
-        "{select: [relu1, relu2], hook: forward, action: replace, value: 0}",
-        "{module: each, index: [':, 0', ':, 1']}",
-        *DIGITS,
-        "task.method=[exact, gradient]",
-    )
-    page = (run.path / "report.html").read_text()
+def test_the_page_has_maps_the_top_sites_and_links_to_samples(run) -> None:
+    hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
+    over = "{module: each, index: [':, 0', ':, 1']}"
+    made = run(*words(hook, over, *DIGITS, "task.method=[exact, gradient]"))
+    page = (made.path / "report.html").read_text()
     assert 'id="effects"' in page and "correlation with the exact values" in page
     assert 'href="#cell-0"' in page and 'id="cell-0"' in page
     assert len(page) < 400_000
 
 
-def test_effects_that_differ_are_a_difference_of_the_runs(effects) -> None:
+def test_effects_that_differ_are_a_difference_of_the_runs(run) -> None:
     over = "{module: [relu1], index: [0, 1]}"
-    runs = [
-        effects(f"{{select: relu1, hook: forward, action: replace, value: {value}}}", over, *DIGITS)
-        for value in (0, 0, 5)
-    ]
-    assert runs[0].compare(runs[1]).reasons == []
-    assert runs[0].compare(runs[2]).reasons == ["metrics that differ: 2"]
+    one, other = (
+        run(*words(f"{{select: relu1, hook: forward, action: replace, value: {value}}}", over, *DIGITS))
+        for value in (0, 5)
+    )
+    assert one.compare(shutil.copytree(one.path, "copy")).reasons == []
+    assert one.compare(other).reasons == ["metrics that differ: 2"]

@@ -17,8 +17,8 @@ from hookrun.store.verify import verify
 from hookrun.tasks.loggers.base import LoggedRun
 from hookrun.tasks.loggers.tensorboard import MOST_ELEMENTS, TensorBoard
 
-SWEPT = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
-QUICK = ("train.epochs=2", "train.limit_batches=4", "train.log_every=2", "task.tensorboard=true")
+QUICK = ("compute.device=cpu", "train.limit_batches=4", "train.log_every=2")
+STATS = "+hooks.h={select: fc, hook: forward, action: stats, of: [mean, std]}"
 
 
 def events(path: Path) -> EventAccumulator:
@@ -32,12 +32,19 @@ def scalars(found: EventAccumulator, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in found.Scalars(tag)]
 
 
-def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(tmp_path: Path, capsys) -> None:
-    overrides = ["compute.device=cpu", *SWEPT, "task.loggers=[tensorboard]", "hydra.sweep.dir=sweep"]
-    assert main(["-m", *overrides, "train.optimizer.lr=0.01,0.02"]) == 0
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a sweep of two trainings, each logged by TensorBoard."""
+    path = tmp_path_factory.mktemp("sweep")
+    logged = ["task.loggers=[tensorboard]", f"hydra.sweep.dir={path}", STATS]
+    assert main(["-m", *QUICK, "train.epochs=2", *logged, "train.optimizer.lr=0.01,0.02"]) == 0
+    return path
+
+
+def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(sweep: Path) -> None:
     for job, rate in enumerate((0.01, 0.02)):
-        found = events(tmp_path / f"sweep/{job}")
-        run = open_run(tmp_path / f"sweep/{job}")
+        found = events(sweep / f"{job}")
+        run = open_run(sweep / f"{job}")
         lines = [(line["split"], line["step"], line["loss"], line["of"]) for line in run.metrics]
         losses = [
             (split, e.step, e.value) for split in ("train", "val") for e in found.Scalars(f"{split}/loss")
@@ -54,8 +61,8 @@ def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(tmp_pat
         assert verify(run.path).bad == []
 
 
-def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(run, hook) -> None:
-    found = run(*QUICK, hook(select="fc", hook="forward", action="stats", of="[mean, std]"))
+def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(sweep: Path) -> None:
+    found = open_run(sweep / "0")
     written = events(found.path)
     records = [line for line in found.stats if line["mode"] == "train"]
     expected = [(line["step"], pytest.approx(line["mean"])) for line in records]
@@ -65,7 +72,7 @@ def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(r
 
 def test_captures_are_histograms_and_pictures_on_the_logged_steps(run, hook) -> None:
     entry = hook(select="[relu2,fc]", hook="forward", action="capture")
-    found = run("task=predict", "task.tensorboard=true", "train.limit_batches=4", "train.log_every=2", entry)
+    found = run(*QUICK, "task=predict", "task.tensorboard=true", entry)
     written = events(found.path)
     histograms = written.Histograms("h/fc/eval")
     assert [event.step for event in histograms] == [0, 2]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+import hookrun
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batches
+from hookrun.tasks.run.context import RunContext
 
 FEW = ("task=predict", "data.batch_size=3", "train.limit_batches=2")
 SEE = {
@@ -28,8 +33,6 @@ SCORES = {
 
 
 TOP = (*FEW, *HOOKS, "task.backward={score: top}", "task.metrics=[loss]")
-DOUBLE = "+hooks.double={select: relu2, hook: output_grad, action: scale, factor: 2}"
-SEEN = "+hooks.seen={select: conv1.weight, hook: grad, action: capture}"
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -65,38 +68,58 @@ def test_each_row_is_the_gradient_for_its_sample_alone(shared, ready) -> None:
     torch.testing.assert_close(rows[:].sum(0), in_all, rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_and_losses_do_not_change_and_nothing_is_trained(shared) -> None:
-    without, backward = shared(*FEW, "task.metrics=[loss]"), shared(*TOP)
-    assert torch.equal(without.predictions[:], backward.predictions[:])
+def test_predictions_and_losses_do_not_change_and_nothing_is_trained(shared, ready) -> None:
+    backward, prepared = shared(*TOP), ready(*FEW)
+    batches = list(Batches(prepared, "val").epoch(0))
+    with torch.no_grad():
+        outputs = [prepared.model.eval()(batch.inputs) for batch in batches]
+    assert torch.equal(backward.predictions[:], torch.cat(outputs))
     evaluated = shared("task=evaluate", *FEW[1:], "task.backward={score: loss}")
-    losses = {found.metrics[-1]["loss"] for found in (without, backward, evaluated)}
-    assert len(losses) == 1
+    target = torch.cat([batch.target for batch in batches])
+    for found in (backward, evaluated):
+        assert found.metrics[-1]["loss"] == pytest.approx(F.cross_entropy(torch.cat(outputs), target).item())
 
 
-def test_an_edit_of_the_gradient_changes_upstream_gradients(shared) -> None:
-    one, two = shared(*TOP), shared(*TOP, DOUBLE, SEEN)
-    for name, path in (("grads", "conv2"), ("pixels", "")):
-        assert one.captures[name][path][:].abs().max() > 0
-        torch.testing.assert_close(two.captures[name][path][:], 2 * one.captures[name][path][:])
+@pytest.fixture
+def seen(performed, tmp_path) -> Callable[..., torch.Tensor]:
+    """What the hook `seen` captures in two batches with a backward pass from the highest score of each sample."""
+
+    def perform(context: RunContext) -> None:
+        context.prepared.task.perform(context)
+        context.run_dir.set_status("done")
+
+    def seen(name: str, hooks: dict[str, Any], **compute: Any) -> torch.Tensor:
+        performed(
+            perform, path=name, task={"name": "predict", "backward": {"score": "top"}}, model={"name": "cnn"},
+            train={"limit_batches": 2}, compute=compute, hooks=hooks,
+        )  # fmt: skip
+        [capture] = hookrun.open_run(tmp_path / name).captures["seen"].values()
+        return capture[:]
+
+    return seen
 
 
-def test_a_compiled_model_and_mixed_precision(shared) -> None:
-    """Inside a graph output_grad edits, and parameters are captured outside of it."""
-    expected = shared(*TOP, DOUBLE, SEEN).captures["seen"]["conv1.weight"][:]
-    base = (*FEW, "task.backward={score: top}", DOUBLE, SEEN)
-    compiled, half = (
-        shared(*base, more).captures["seen"]["conv1.weight"][:]
-        for more in ("compute.compile=true", "compute.precision=bf16")
-    )
-    assert expected.abs().max() > 0.01
-    torch.testing.assert_close(compiled, expected, rtol=1e-3, atol=1e-4)
-    assert (half - expected).norm() < 0.1 * expected.norm()
+DOUBLE = {"select": "relu2", "hook": "output_grad", "action": "scale", "factor": 2}
+FREEZE = {"select": "", "hook": "apply", "action": "freeze"}
+WEIGHT = {"select": "conv1.weight", "hook": "grad", "action": "capture"}
+PIXELS = {"select": "", "hook": "backward", "action": "capture", "target": "grad_input[0]"}
 
 
-def test_a_frozen_model_still_has_the_gradient_of_its_input(shared) -> None:
-    freeze = "+hooks.freeze={select: '', hook: apply, action: freeze}"
-    frozen = shared(*FEW, "task.backward={score: top}", HOOKS[2], freeze)
-    assert torch.equal(frozen.captures["pixels"][""][:], shared(*TOP).captures["pixels"][""][:])
+def test_an_edit_of_the_gradient_changes_upstream_gradients(seen) -> None:
+    """Also inside a graph, where parameters are captured outside of it, and in mixed precision."""
+    for name, hook in (("pixels", PIXELS), ("weight", WEIGHT)):
+        one, two = seen(name, {"seen": hook}), seen(f"double {name}", {"double": DOUBLE, "seen": hook})
+        assert one.abs().max() > 0
+        torch.testing.assert_close(two, 2 * one)
+    compiled = seen("compiled", {"double": DOUBLE, "seen": WEIGHT}, compile=True)
+    torch.testing.assert_close(compiled, two, rtol=1e-3, atol=1e-4)
+    half = seen("half", {"double": DOUBLE, "seen": WEIGHT}, precision="bf16")
+    assert (half - two).norm() < 0.1 * two.norm()
+
+
+def test_a_frozen_model_still_has_the_gradient_of_its_input(seen) -> None:
+    frozen = seen("frozen", {"freeze": FREEZE, "seen": PIXELS})
+    assert torch.equal(frozen, seen("trainable", {"seen": PIXELS}))
 
 
 def test_an_output_that_is_not_scores_of_classes_is_refused(refused, own_model) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 import hookrun
 from hookrun.tasks.run.compile_check import Compiled
+from hookrun.tasks.training.loop import train
 
-QUICK = ("train.limit_batches=2", "train.epochs=1", "data.batch_size=16")
+HOOKS = {
+    "late": {"select": "type:ReLU", "hook": "forward", "action": "clamp", "max": 0.1, "when": {"step": {"start": 1}}},
+    "clip": {"select": "**", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01},
+}  # fmt: skip
 
 
-def test_a_compiled_run_has_the_results_of_the_run(run, hook) -> None:
-    overrides = (
-        *QUICK,
-        "model=mlp",
-        hook(select="type:ReLU", hook="forward", action="clamp", max=0.1, when="{step: {start: 1}}"),
-        "+hooks.clip={select: '**', hook: grad, action: clamp, min: -0.01, max: 0.01}",
-        "strict=true",
-    )
-    plain, compiled = run(*overrides), run(*overrides, "compute.compile=true")
-    assert len(plain.metrics) == len(compiled.metrics) > 1
-    for expected, found in zip(plain.metrics, compiled.metrics, strict=True):
+def test_a_compiled_run_has_the_results_of_the_run(performed, tmp_path) -> None:
+    for name, compiles in (("plain", False), ("compiled", True)):
+        performed(
+            train, path=name, task={"name": "train"}, hooks=HOOKS, data={"batch_size": 16}, strict=True,
+            train={"limit_batches": 2, "epochs": 1}, compute={"compile": compiles},
+        )  # fmt: skip
+    files = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("plain", "compiled"))
+    plain, compiled = ([json.loads(line) for line in text.splitlines()] for text in files)
+    assert len(plain) == len(compiled) > 1
+    for expected, found in zip(plain, compiled, strict=True):
         for key in ("step", "loss", "accuracy"):
             assert found[key] == pytest.approx(expected[key], rel=1e-3)
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from hookrun.cli import main
+from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.sample_names import LARGEST, MOST_SIDE, picture_of
 
 SEEN = "+hooks.seen={select: fc, hook: forward, action: capture}"
@@ -56,6 +57,7 @@ def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
     page = (found.path / "report.html").read_text()
     assert "train/cat/0.png" in page and "<b>a" not in page and "\x1b" not in page and "\x07" not in page
     assert "&lt;b&gt;a\\n\\x1b[31mred\\x07.png" in page
+    assert set(found.predictions.splits) == {"train", "val"}
     found = run("task=probe", f"task.run={found.path}", code=0)
     assert found.metrics[0]["samples"] == 11
 
@@ -63,17 +65,19 @@ def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
 SPLIT = ("model=mlp", "task=predict", "task.metrics=[accuracy]", SEEN)
 
 
-def test_a_pass_over_every_split_equals_passes_over_each(shared: Any) -> None:
-    whole, *parts = (shared(*SPLIT, f"task.split={part}") for part in ("all", "train", "val"))
+def test_a_pass_over_every_split_equals_passes_over_each(shared: Any, ready: Any) -> None:
+    whole, prepared = shared(*SPLIT, "task.split=all"), ready(*SPLIT)
     capture = whole.captures["seen"]["fc"]
-    assert torch.equal(capture[:], torch.cat([part.captures["seen"]["fc"][:] for part in parts]))
-    assert torch.equal(whole.labels_of(capture), torch.cat([p.labels_of(p.predictions) for p in parts]))
+    batches = [batch for split in ("train", "val") for batch in Batches(prepared, split).epoch(0)]
+    with torch.no_grad():
+        outputs = torch.cat([prepared.model.eval()(batch.inputs) for batch in batches])
+    labels = torch.cat([batch.target for batch in batches])
+    assert torch.equal(capture[:], outputs) and torch.equal(whole.labels_of(capture), labels)
     assert capture.names[0] == "train 0" and capture.names[-1] == "val 358"
-    assert capture.class_names[0] == str(int(whole.labels_of(capture)[0]))
-    scores = [found.metrics[0] for found in (whole, *parts)]
-    assert [line["split"] for line in scores] == ["all", "train", "val"]
-    mean = (scores[1]["accuracy"] * 1438 + scores[2]["accuracy"] * 359) / 1797
-    assert scores[0]["accuracy"] == pytest.approx(mean)
+    assert capture.class_names[0] == str(int(labels[0]))
+    [line] = whole.metrics
+    assert line["split"] == "all" and len(labels) == 1797
+    assert line["accuracy"] == pytest.approx((outputs.argmax(1) == labels).double().mean().item())
 
 
 def test_values_by_sample_are_of_the_current_split(run: Any, shared: Any, refused: Any) -> None:
@@ -85,11 +89,10 @@ def test_values_by_sample_are_of_the_current_split(run: Any, shared: Any, refuse
     assert "uses several splits" in refused("model=mlp", "task=predict", "task.split=all", hook)
 
 
-def test_images_keep_their_proportions(run: Any, folder: Path) -> None:
-    where = ("model=mlp", "task=predict", "data=image_folder", f"data.root={folder}")
-    see = "+hooks.seen={select: flatten, hook: forward_pre, action: capture}"
+def test_images_keep_their_proportions(ready: Any, folder: Path) -> None:
     Image.linear_gradient("L").resize((300, 600)).save(folder / "val/cat/0.png")
-    image = run(*where, see, "train.limit_batches=1", "data.batch_size=1").captures["seen"]["flatten"][0]
+    prepared = ready("model=mlp", "task=predict", "data=image_folder", f"data.root={folder}")
+    image = next(Batches(prepared, "val").epoch(0)).inputs[0]
     assert image.shape == (3, 224, 224)
     assert float(image.min()) > 0.2 and float(image.max()) < 0.8, "the middle of it"
 

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hookrun.compose.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.run.batches import Batches
+from hookrun.tasks.training.loop import train
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
 SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
@@ -133,22 +134,18 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, fails, own_mod
     assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
 
     fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16", "data.batch_size=4")
-    hook = "select: {select}, hook: {hook}, action: scale, factor: 1e39, when: {{step: [1]}}"
-    overflow = run(*fp16, f"+hooks.h={{{hook.format(select='fc.bias', hook='grad')}}}")
-    assert len([line for line in overflow.metrics if line.get("of") == "batch"]) == 4
-    said = fails(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}")
-    assert "first made by hook 'h' (forward, scale) on fc, call 0" in said
-    found = run(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}", SKIP)
-    assert [
-        line["skipped_steps"]
-        for line in found.metrics
-        if line.get("of") == "epoch" and line["split"] == "train"
-    ] == [1]
+    overflows = "+hooks.o={select: fc.bias, hook: grad, action: scale, factor: 1e39, when: {step: [1]}}"
+    bad_loss = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1e39, when: {step: [2]}}"
+    said = fails(*fp16, overflows, bad_loss)
+    assert "step 2: the loss is" in said and "first made by hook 'h' (forward, scale) on fc, call 0" in said
+    found = run(*fp16, overflows, bad_loss, SKIP, BY_STEP)
+    *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
+    assert [line["step"] for line in steps] == [0, 1, 3] and epoch["skipped_steps"] == 1
+    assert [line["lr"] for line in steps] == [1e-3, 5e-4, 5e-4], "neither advances the schedule"
 
 
-def test_a_check_that_stops_comes_first(run) -> None:
+def test_a_check_that_stops_comes_first(performed) -> None:
     """Where a `check` hook asks for the end of the run, that is why it ends."""
-    check = "+hooks.c={select: fc, hook: forward, action: check, policy: stop}"
-    bad = "+hooks.b={select: relu1, hook: forward, action: scale, factor: 1e39}"
-    found = run("model=cnn", *FOUR_STEPS, bad, check, code=3)
-    assert "hook 'c' on fc" in found.status["reason"]
+    check = {"select": "fc", "hook": "forward", "action": "check", "policy": "stop"}
+    bad = {"select": "fc", "hook": "forward_pre", "action": "scale", "factor": 1e39}
+    assert "hook 'c' on fc" in str(performed(train, task={"name": "train"}, hooks={"b": bad, "c": check}))

@@ -186,7 +186,7 @@ def traced(
     model = Net(step)
     model.inner = inner
     tracer = NonFiniteTracer(model)
-    with following(tracer, {"h": hook} if hook else {}):
+    with following(tracer, model, {"h": hook} if hook else {}):
         with tracer.pass_through_model():
             output = model(torch.tensor([[1.0, 2.0, -3.0]]) if x is None else x)
         loss = output.square().sum()
@@ -194,15 +194,16 @@ def traced(
         loss.backward()
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
     forward, backward = tracer.forward.origin, tracer.backward.origin
-    assert forward is None or not forward.is_input
+    assert forward is None or forward.path is not None
     return forward.text if forward else "", backward.text if backward else ""
 
 
-def following(tracer: NonFiniteTracer, hooks: dict[str, Any]) -> Installation:
-    plan = hookrun.compile(hooks, tracer.model)
+def following(tracer: NonFiniteTracer, model: nn.Module, hooks: dict[str, Any]) -> Installation:
+    plan = hookrun.compile(hooks, model)
     sink = Memory()
     sink.wants_calls = True
-    return Installation(replace(plan, hooks=tracer.hooks(plan.hooks)), tracer.model, sink=sink)
+    plan = replace(plan, hooks=(*tracer.observers, *plan.hooks))
+    return Installation(plan, model, sink=sink, around=tracer.around)
 
 
 ROOT = "first made by the forward of (root) (Net), call 0, itself"
@@ -271,10 +272,11 @@ def test_a_backward_function_is_named_with_the_innermost_call(step: Step, named:
 
 
 def test_a_backward_function_outside_every_module_is_of_the_loss() -> None:
-    tracer = NonFiniteTracer(Net(lambda net, x: net.relu(net.first(x))))
-    with following(tracer, {}):
+    model = Net(lambda net, x: net.relu(net.first(x)))
+    tracer = NonFiniteTracer(model)
+    with following(tracer, model, {}):
         with tracer.pass_through_model():
-            output = tracer.model(torch.zeros(1, 3))
+            output = model(torch.zeros(1, 3))
         loss = output.sqrt().sum()
         tracer.follow_backward(loss, "the loss mine")
         loss.backward()
@@ -295,16 +297,17 @@ def test_a_call_that_the_model_catches_does_not_hide_the_origin() -> None:
 
 
 def test_a_new_pass_forgets_the_last_one_even_if_it_failed() -> None:
-    tracer = NonFiniteTracer(Net(lambda net, x: net.first(x) / 0))
-    with following(tracer, {}):
+    model = Net(lambda net, x: net.first(x) / 0)
+    tracer = NonFiniteTracer(model)
+    with following(tracer, model, {}):
         with pytest.raises(RuntimeError, match="shapes"), tracer.pass_through_model():
-            tracer.model(torch.ones(1, 2))
+            model(torch.ones(1, 2))
         for x in (torch.ones(1, 3), None):
             with tracer.pass_through_model():
                 if x is not None:
-                    tracer.model(x)
+                    model(x)
             assert (tracer.forward.origin is None) == (x is None)
-        tracer.model(torch.ones(1, 3))
+        model(torch.ones(1, 3))
         assert tracer.forward.origin is None, "outside a pass nothing is followed"
 
 
@@ -358,7 +361,7 @@ class Buffers(nn.Module):
 
 def test_only_modules_whose_buffers_became_nan_are_restored() -> None:
     model = Buffers()
-    before = BeforeStep(model, following(NonFiniteTracer(model), {}), own_code=False)
+    before = BeforeStep(model, following(NonFiniteTracer(model), model, {}), own_code=False)
     model(torch.ones(2, 2))
     before.take()
     mean, variance = model.norm.running_mean.clone(), model.norm.running_var.clone()

@@ -67,7 +67,7 @@ def test_micro_batches_of_different_sizes_give_the_gradient_of_all_samples() -> 
 
 def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targets_counts_nothing() -> None:
     gradients, nothing = step_gradients(context(nn.Linear(1, 1), [])), torch.zeros(0)
-    assert gradients.shares([batch(nothing, nothing, 5)]) == (1.0,)
+    assert gradients.shares([batch(nothing, nothing, 5)]) == [1.0]
     assert gradients.shares([batch(nothing, nothing, 5, tokens=True)]) == [1.0]
     empty = [batch(nothing, nothing, 0, tokens=True)] * 2
     assert gradients.shares(empty) == [0.0, 0.0], "no division by 0"

@@ -1,0 +1,39 @@
+"""Short forms: the spec of one hook, and what a capture keeps of some calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+import hookrun
+
+EVERY: dict[str, dict[str, Any]] = {
+    "pre": {"select": "**", "hook": "forward_pre", "action": "capture", "when": {"call": 0}},
+    "out": {"select": "**", "hook": "forward", "action": "noise"},
+    "linear": {"select": "type:Linear", "hook": "forward", "action": "linear"},
+    "back": {"select": "**", "hook": "backward", "action": "stats"},
+    "back_pre": {"select": "**", "hook": "backward_pre", "action": "scale", "factor": 2},
+    "of_out": {"select": "**", "hook": "output_grad", "action": "capture"},
+    "grad": {"select": "**", "hook": "grad", "action": "clamp", "min": -1, "max": 1},
+    "sum": {"select": "**", "hook": "post_accumulate_grad", "action": "check"},
+    "saved": {"select": "**", "hook": "saved_tensors", "action": "offload", "to": "cpu"},
+    "step": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1},
+    "after": {"select": "**", "hook": "optimizer_step_post", "action": "stats"},
+}
+"""Every hook type at once."""
+
+
+def one_hook(
+    select: Any = "", hook: str = "forward", action: str = "capture", **keys: Any
+) -> dict[str, dict[str, Any]]:
+    """The spec of one hook with the name `h`."""
+    return {"h": {"select": select, "hook": hook, "action": action, **keys}}
+
+
+def captured(model: nn.Module, *inputs: Any, select: str = "", hook: str = "forward", **keys: Any) -> Any:
+    """What a capture on one module keeps of a call with each of the inputs."""
+    with hookrun.hooked(model, one_hook(select, hook, **keys)) as hooks:
+        for value in inputs:
+            model(value)
+    return hooks.captures["h"][select]
