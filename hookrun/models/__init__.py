@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Problem, SpecError, nearest, shown, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, shown, spec_error
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
-from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
+from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin, require_weights
 from hookrun.trust.load import MODELS, load
 
 if TYPE_CHECKING:
@@ -68,28 +68,31 @@ def build(
     Raises SpecError with every mistake: an unknown name or argument, a value that the constructor refuses, weights
     that are missing, a factory that is not trusted, cannot be imported or does not return a module.
     """
+    mistakes = Mistakes()
     data = DataDefaults(sample_shape, num_classes, vocab_size, length)
-    wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
-    try:
-        if config.name in _OWN:  # before torchvision, whose import costs two seconds
-            build_model = _own(config, data)
-        elif config.name == language.TRANSFORMERS:
-            build_model = language.prepare(config, data)
-        elif config.name == PYTHON:
-            build_model = _from_factory(config, trust)
-        elif config.name in vision.names():
-            build_model = vision.prepare(config, data)
-        else:
-            raise spec_error(
-                "model.name",
-                f"there is no model '{config.name}'; {nearest(config.name, names())}",
-                "correct the name",
-            )
-    except SpecError as error:
-        raise SpecError([*error.errors, *wrong]) from error
-    if wrong:
-        raise SpecError(wrong)
+    build_model = mistakes.tried(_prepared, config, data, trust)
+    has_published = config.name not in (*_OWN, language.TRANSFORMERS, PYTHON)
+    mistakes.tried(require_weights, config, published=has_published)
+    mistakes.refuse()
+    assert build_model is not None  # else there is a mistake
     return construct(build_model, config.factory or config.name)
+
+
+def _prepared(config: Model, data: DataDefaults, trust: frozenset[str]) -> partial[Any]:
+    """The call that makes the module. Raises SpecError with every mistake in its name and arguments."""
+    if config.name in _OWN:  # before torchvision, whose import costs two seconds
+        return _own(config, data)
+    if config.name == language.TRANSFORMERS:
+        return language.prepare(config, data)
+    if config.name == PYTHON:
+        return _from_factory(config, trust)
+    if config.name in vision.names():
+        return vision.prepare(config, data)
+    raise spec_error(
+        "model.name",
+        f"there is no model '{config.name}'; {nearest(config.name, names())}",
+        "correct the name",
+    )
 
 
 def _own(config: Model, data: DataDefaults) -> partial[Any]:

@@ -50,33 +50,33 @@ def origin(config: Model) -> str:
     return RANDOM if backbone is None else f"{RANDOM}, with those of the backbone from {backbone}"
 
 
-def misplaced(config: Model, *, published: bool) -> list[Problem]:
-    """What is wrong with `model.weights` before anything is read.
+def require_weights(config: Model, *, published: bool) -> None:
+    """Raises SpecError if `model.weights` is no file that can be read; nothing of it is read.
 
     published: whether the model may have published weights, which are given by name
     """
-    if config.own_weights is None:
-        return []
+    if config.own_weights is None or (published and not is_path(config.own_weights)):
+        return
     if not is_path(config.own_weights):
-        if published:
-            return []
-        what = f"'{config.own_weights}' is not a path, and no weights are published under a name for '{config.name}'"
-        return [Problem(_WHERE, what, f"give the path of a {_EITHER} file, or null")]
+        raise spec_error(
+            _WHERE,
+            f"'{config.own_weights}' is not a path, and no weights are published under a name for '{config.name}'",
+            f"give the path of a {_EITHER} file, or null",
+        )
     path = _absolute(config.own_weights)
     if path.suffix not in SUFFIXES:
-        what = f"{path} is not a {_EITHER} file"
-        return [Problem(_WHERE, what, "save the state dict in one of these formats")]
+        raise spec_error(
+            _WHERE, f"{path} is not a {_EITHER} file", "save the state dict in one of these formats"
+        )
     if not path.is_file():
+        what = f"there is no file {path}, and no folder {path.parent}"
         if path.parent.is_dir():
             beside = nearest(path.name, [p.name for p in path.parent.iterdir() if p.suffix in SUFFIXES])
             what = f"there is no file {path}; beside it {beside}"
-        else:
-            what = f"there is no file {path}, and no folder {path.parent}"
         hint = "correct the path; a relative one starts at the current directory"
         if path.parent.name == "checkpoints":
             hint += "; a run keeps what its train.checkpoint.save says (a job of a sweep: best)"
-        return [Problem(_WHERE, what, hint)]
-    return []
+        raise spec_error(_WHERE, what, hint)
 
 
 def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hookrun.actions.values import InlineFunction
+from hookrun.actions.values import InlineFunction, PassValue
 from hookrun.errors import Problem, listed
 from hookrun.run_values import Source, digest_of
 from hookrun.spec.hook import HookSpec
@@ -222,6 +222,12 @@ class ResolvedPlan:
 def lies_in(names: Iterable[str], modules: Collection[str]) -> bool:
     """Whether each of these names of one module or parameter lies in one of the modules."""
     return all(any(not path or name.startswith(f"{path}.") for path in modules) for name in names)
+
+
+def passed_on(hooks: Iterable[PlannedHook]) -> set[tuple[str, str | None]]:
+    """(capture hook, module) of each value that a hook takes from another one in the same forward."""
+    values = (value for hook in hooks for values in hook.values.values() for value in values.values())
+    return {(value.hook, value.module) for value in values if isinstance(value, PassValue)}
 
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:

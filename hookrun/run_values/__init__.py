@@ -353,7 +353,7 @@ def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
     for name in names:
         if name in there:
             return name
-    shown = ", ".join(name or "(root)" for name in list(there)[:12]) + (", …" if len(there) > 12 else "")
+    shown = listed([name or "(root)" for name in there], 12)
     raise NotCaptured(f"was not captured by {value.capture!r} in {run.path}, which holds {shown}")
 
 

@@ -65,7 +65,7 @@ def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
 
 def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
     """[k] int64 on the CPU, the rows where the mask is set; in a trial run all; None while the model is traced."""
-    if not site.sink.has_values:
+    if not site.has_values:
         return torch.arange(len(mask), device="cpu")
     known = readable(mask)
     if known is not None and known.shape != mask.shape:
@@ -77,7 +77,7 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
 
 def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
     """A function from what the action sees [rows, ...] to whether the conditions hold for each row, [rows] bool."""
-    when, clock, has_values = site.spec.keys.when, site.clock, site.sink.has_values
+    when, clock, has_values = site.spec.keys.when, site.clock, site.has_values
     condition, reads_data = when.value, when.data is not None and has_values
     measure = measuring(() if condition is None else (condition.of,))
     are_samples = site.spec.keys.tokens is None and has_values
@@ -101,7 +101,7 @@ def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
 def _of_data(site: HookSite) -> Tensor:
     """[rows] bool on the CPU: for each row that the action sees, whether its sample meets `when.data`."""
     holding, chosen = site.clock.holding[site.hook_name], site.current.chosen
-    if site.spec.keys.tokens is not None and chosen is not None:
+    if chosen is not None:
         holding = holding[chosen.rows.samples]
     if not holding.any():
         site.found_nothing()

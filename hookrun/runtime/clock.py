@@ -151,8 +151,7 @@ class Clock:
     def place(self, step: int) -> None:
         """Set the step. From now on the loop sets it, and optimizers are ignored."""
         self._counted_by_hand = True
-        if step != self._step:
-            self.step = step
+        self.step = step
 
     def stepped(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Count a step of these parameters, if the optimizer is the first one that stepped the model's parameters."""

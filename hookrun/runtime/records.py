@@ -46,9 +46,8 @@ def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> int:
     }
     count = lengths.pop() if len(lengths) == 1 else 0
     samples = site.clock.samples if rows is None else rows
-    if not site.hook_type.batch or (samples is not None and len(samples) != count):
-        return 0
-    return count
+    has_all = samples is None or len(samples) == count
+    return count if site.hook_type.batch and has_all else 0
 
 
 class RecordSink(Sink):

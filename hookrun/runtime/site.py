@@ -152,6 +152,38 @@ class HookSite(SiteValues):
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
 
+    def found_nothing(self) -> None:
+        """Count the current firing as idle: it found nothing for its action."""
+        if self._idle_at != self.fired:
+            self._idle_at = self.fired
+            self.idle += 1
+
+    def untouched(self, x: Tensor) -> Tensor | None:
+        """Nothing in x is for the action; None, or x with gradients of 0 for the parameters that the hook trains.
+
+        Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
+        """
+        self.found_nothing()
+        trained, action = list(self._hook.own), self.spec.action
+        if action.trains:
+            trained.append(str(action.adds(self.hook_name)))
+        if not trained or not torch.is_grad_enabled():
+            return None
+        nothing = torch.cat([getattr(self.module, name).flatten()[:0] for name in trained])
+        return x + nothing.sum().to(x)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Firings inside the block are not counted."""
+        counts, in_graphs = (self.fired, self.idle, self.changed, self.total), self.fired_in_graphs
+        before = None if in_graphs is None else in_graphs.clone()
+        try:
+            yield
+        finally:
+            self.fired, self.idle, self.changed, self.total = counts
+            if in_graphs is not None and before is not None:
+                in_graphs.copy_(before)
+
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
         return {
@@ -186,7 +218,7 @@ class HookSite(SiteValues):
         except Exception as error:
             raise HookError(f"{self.where}: {type(own).__name__}.{method} failed: {reason(error)}") from error
 
-    # ---- the user's own functions -------------------------------------------------------------------------------
+    # ---- what only some actions ask for --------------------------------------------------------------------------
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that the field names."""
@@ -211,7 +243,7 @@ class HookSite(SiteValues):
             self.current.args,
         )
         numbers, recorded.numbers = recorded.numbers, None
-        if numbers and repeating() is None and not (clock.stands_in and self.hook_type.of_rows):
+        if numbers:
             self.emit(numbers)
 
     def register_state(self, own: Any) -> None:
@@ -353,35 +385,3 @@ class HookSite(SiteValues):
             raise CheckFailed(
                 f"{self.where} ({record['class']}){at}, epoch {clock.epoch}, step {clock.step}: {verdict(record)}"
             )
-
-    def found_nothing(self) -> None:
-        """Count the current firing as idle: it found nothing for its action."""
-        if self._idle_at != self.fired:
-            self._idle_at = self.fired
-            self.idle += 1
-
-    def untouched(self, x: Tensor) -> Tensor | None:
-        """Nothing in x is for the action; None, or x with gradients of 0 for the parameters that the hook trains.
-
-        Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
-        """
-        self.found_nothing()
-        trained, action = list(self._hook.own), self.spec.action
-        if action.trains:
-            trained.append(str(action.adds(self.hook_name)))
-        if not trained or not torch.is_grad_enabled():
-            return None
-        nothing = torch.cat([getattr(self.module, name).flatten()[:0] for name in trained])
-        return x + nothing.sum().to(x)
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Firings inside the block are not counted."""
-        counts, in_graphs = (self.fired, self.idle, self.changed, self.total), self.fired_in_graphs
-        before = None if in_graphs is None else in_graphs.clone()
-        try:
-            yield
-        finally:
-            self.fired, self.idle, self.changed, self.total = counts
-            if in_graphs is not None and before is not None:
-                in_graphs.copy_(before)

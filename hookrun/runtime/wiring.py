@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
-from hookrun.actions.values import PassValue
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
@@ -83,13 +82,7 @@ class Wiring:
         self._handles = list[RemovableHandle]()
         self.hooked = HookedParameters(model)
         self._zeros = dict[int, KeptZero]()
-        self._passing = {
-            (value.hook, value.module)
-            for hook in plan.hooks
-            for values in hook.values.values()
-            for value in values.values()
-            if isinstance(value, PassValue)
-        }
+        self._passing = passed_on(plan.hooks)
         self._tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
 
     def install(self) -> None:
@@ -128,7 +121,7 @@ class Wiring:
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
             owner, _, name = match.path.rpartition(".") if hook.spec.on_parameters else (match.path, "", "")
-            module, what = modules.get(owner), ""
+            module = modules.get(owner)
             if module is None or class_name(module) != match.type:
                 present = "nothing" if module is None else f"a {class_name(module)}"
                 what = f"a {match.type} at {owner or '(root)'}, this model has {present} there"
@@ -138,9 +131,10 @@ class Wiring:
                 or (owner, name) in added
             ):
                 what = f"the parameter {match.path}, which this model does not have"
-            if what:
-                hint = "compile the spec against this model"
-                problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
+            else:
+                continue
+            hint = "compile the spec against this model"
+            problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
         problems += sharded_too_early(self.plan, self._model)
         if problems:
             raise CompileError(problems)

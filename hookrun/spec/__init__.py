@@ -81,8 +81,7 @@ def read_experiment(
 
     Raises SpecError for a configuration that is too large to be checked.
     """
-    if beyond := beyond_limits(config):
-        raise SpecError([beyond])
+    refuse_beyond_limits(config)
     config, problems = without_boolean_keys(config)
     task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
     written = config.get("hooks")
@@ -105,8 +104,7 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     if not isinstance(config, Mapping):
         raise spec_error("hooks", f"found {shown(config)}, expected a mapping from name to hook")
     written = config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
-    if beyond := beyond_limits(config, "" if written is config else "hooks"):
-        raise SpecError([beyond])
+    refuse_beyond_limits(config, "" if written is config else "hooks")
     whole, problems = without_boolean_keys(written)
     hooks, wrong = parse_hooks(whole["hooks"])
     problems += [*(_unknown_root(key) for key in whole if key not in ROOT_KEYS), *wrong]
@@ -152,8 +150,8 @@ MAX_NAME = 256
 MAX_INTEGER = 1 << 64
 
 
-def beyond_limits(config: Any, where: str = "") -> Problem | None:
-    """The first place where a plain spec is nested too deeply or is too large, or a number or text in it is.
+def refuse_beyond_limits(config: Any, where: str = "") -> None:
+    """Raise SpecError for the first place where a plain spec is nested too deeply or too large, or a value in it is.
 
     config: mappings and lists; other objects are not looked into
     """
@@ -163,25 +161,26 @@ def beyond_limits(config: Any, where: str = "") -> Problem | None:
         value, path, depth = pending.pop()
         count += 1
         if count > MAX_VALUES:
-            return Problem(path, f"the spec holds more than {MAX_VALUES:,} values", "keep tensors in a file")
+            raise spec_error(
+                path, f"the spec holds more than {MAX_VALUES:,} values", "keep tensors in a file"
+            )
         if depth > MAX_DEPTH:
-            return Problem(path[:MAX_NAME], f"is nested more than {MAX_DEPTH} deep")
+            raise spec_error(path[:MAX_NAME], f"is nested more than {MAX_DEPTH} deep")
         members = list[tuple[Any, Any]](value.items() if isinstance(value, Mapping) else ())
         members += enumerate(value) if isinstance(value, list | tuple) else ()
         for each in (value, *(name for name, _ in members)):
             if isinstance(each, str) and len(each) > MAX_TEXT:
-                return Problem(
+                raise spec_error(
                     path, f"found a text of {len(each):,} characters, expected at most {MAX_TEXT:,}"
                 )
             if isinstance(each, int) and not -MAX_INTEGER < each < MAX_INTEGER:
-                return Problem(
+                raise spec_error(
                     path, "found a whole number of more than 64 bits", "write it with an exponent: 1e30"
                 )
         long = next((name for name, _ in members if isinstance(name, str) and len(name) > MAX_NAME), None)
         if long is not None:
-            return Problem(path, f"found a name of {len(long):,} characters, expected at most {MAX_NAME}")
+            raise spec_error(path, f"found a name of {len(long):,} characters, expected at most {MAX_NAME}")
         pending += [(inner, join(path, str(name)), depth + 1) for name, inner in reversed(members)]
-    return None
 
 
 _ARGUMENTS = ("model.args", "data.args")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -295,6 +296,18 @@ def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_r
                     waiting.append(path)
                 else:
                     yield path, entry.stat(follow_symlinks=False)
+
+
+def names_inside(folder: Path, pattern: re.Pattern[str], *, folders: bool = False) -> list[str]:
+    """The names of the files and links in a folder that match, by length and alphabet: numbers without leading zeros
+    are in their order. None if there is no such folder; StoreError if it cannot be read.
+
+    folders: those of folders instead
+    """
+    names = list[str]()
+    with os_errors(f"cannot list {folder}"), suppress(FileNotFoundError, NotADirectoryError):
+        names = [each.name for each in os.scandir(folder) if each.is_dir(follow_symlinks=False) == folders]
+    return sorted(filter(pattern.fullmatch, names), key=lambda name: (len(name), name))
 
 
 def require_size(path: Path, root: Path, size: int, *, says: str) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, StackDataset
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Lookup, listed
+from hookrun.store import comparison
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
@@ -27,7 +28,7 @@ from hookrun.store.captures.read import (
 )
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
-from hookrun.store.comparison import By, Cka, compare_captures, reasons, records
+from hookrun.store.comparison import By, Cka
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, is_there, os_reason, read_lines, replacing
 from hookrun.store.format import (
@@ -323,7 +324,7 @@ class Run:
         Raises StoreError if a file of a run is missing or damaged.
         """
         run = other if isinstance(other, Run) else open_run(other)
-        first, captures, unpaired = compare_captures(
+        first, captures, unpaired = comparison.compare_captures(
             self.captures,
             run.captures,
             self.samples.by_sample,
@@ -334,29 +335,29 @@ class Run:
             cka=cka,
         )
         file, other_file = (
-            records.weights_file(each.path, each.model.get("weights")) for each in (self, run)
+            comparison.weights_file(each.path, each.model.get("weights")) for each in (self, run)
         )
-        weights, weights_of = records.weights(file, other_file, tolerance)
-        here, there = (records.predicted(each.samples, each.generations) for each in (self, run))
-        comparison = Comparison.model_construct(
+        weights, weights_of = comparison.weights(file, other_file, tolerance)
+        here, there = (comparison.predicted(each.samples, each.generations) for each in (self, run))
+        found = Comparison.model_construct(
             run=str(self.path),
             other=str(run.path),
             first=first,
             captures=captures,
             unpaired=unpaired,
-            metrics=records.side_by_side(_measured(self), _measured(run), tolerance),
-            predictions=records.predictions(
+            metrics=comparison.side_by_side(_measured(self), _measured(run), tolerance),
+            predictions=comparison.predictions(
                 here, there, self.predictions, run.predictions, self.samples, tolerance
             ),
             weights=weights,
             weights_of=weights_of,
-            statistics=records.differing(
-                records.statistics(self.stats), records.statistics(run.stats), tolerance
+            statistics=comparison.differing(
+                comparison.statistics(self.stats), comparison.statistics(run.stats), tolerance
             )[:MOST_LISTED],
-            plan=records.differing(records.plan(self.plan), records.plan(run.plan)),
-            config=records.differing(self.config, run.config),
+            plan=comparison.differing(comparison.plan(self.plan), comparison.plan(run.plan)),
+            config=comparison.differing(self.config, run.config),
         )
-        return comparison.model_copy(update={"reasons": reasons(comparison)})
+        return found.model_copy(update={"reasons": comparison.reasons(found)})
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
@@ -447,4 +448,4 @@ def _by_number(job: Path) -> tuple[int, str]:
 def _measured(run: Run) -> dict[str, float]:
     """The metrics of whole passes, and the effects of each cell."""
     effects = read_effects(run.path)
-    return records.metrics(run.metrics) | ({} if effects is None else effects.of_cells())
+    return comparison.metrics(run.metrics) | ({} if effects is None else effects.of_cells())

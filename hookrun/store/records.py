@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from hookrun.errors import shortened
 from hookrun.spec.objective import Direction, Goal, OfRun
 from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.format import FAULTS, GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
@@ -208,7 +209,7 @@ class Comparison(Record):
                  of execution
     unpaired:    captures of one of the runs only
     metrics:     each metric of both
-    predictions: what `comparison.records.predictions` returns
+    predictions: what `comparison.predictions` returns
     weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
     statistics, plan, config: values that differ; plan and configuration are not results
     jobs:        for two sweeps: the name of a job -> its comparison
@@ -508,7 +509,7 @@ def first_problem(error: ValidationError) -> str:
     """Such as ``found a str, expected an integer (entries.0.rows)``; without the value, which may be very long."""
     details = error.errors(include_url=False)
     first = details[0]
-    where = ".".join(_short(part) for part in first["loc"])
+    where = ".".join(shortened(str(part), 60) for part in first["loc"])
     kind = type(first["input"]).__name__
     given = "nothing" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
     match first["type"]:
@@ -524,8 +525,3 @@ def first_problem(error: ValidationError) -> str:
             message = first["msg"][:1].lower() + first["msg"][1:]
     more = f", and {len(details) - 1} more" if len(details) > 1 else ""
     return f"{message} ({where}{more})" if where or more else message
-
-
-def _short(part: int | str) -> str:
-    text = str(part).encode("ascii", "backslashreplace").decode()
-    return text if len(text) <= 60 else f"{text[:60]}…"

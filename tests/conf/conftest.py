@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from shipped_needs import EXPERIMENTS, copy_needed, needs_of
 from torch import Tensor, nn
 
 import hookrun
@@ -20,7 +21,7 @@ from hookrun.spec.experiment import Model
 from hookrun.store.lock import locked
 from hookrun.store.reader import Run
 
-TUTORIALS = Path(__file__).parents[2] / "conf/experiment/tutorial"
+TUTORIALS = EXPERIMENTS / "tutorial"
 SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
@@ -50,19 +51,31 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def names_model(_trained: Path, tmp_path: Path) -> None:
     """The model that several experiments need has been trained in the folder of the test."""
-    shutil.copytree(_trained, tmp_path / "outputs/needs")
+    shutil.copytree(_trained, tmp_path / "outputs/needs", dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="session")
+def _needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs that experiments needed so far in this process, as in outputs/needs."""
+    return tmp_path_factory.mktemp("needed")
 
 
 @pytest.fixture
 def shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, capsys, pages: None
 ) -> Callable[..., Run]:
-    """Run an experiment: it ends well without a warning or a word on stderr, every hook fires, a page is drawn."""
+    """Run an experiment: it ends well without a warning or a word on stderr, every hook fires, a page is drawn.
+
+    What it needs runs once for the tests of this process.
+    """
     monkeypatch.chdir(tmp_path)
+    before, here = request.getfixturevalue("_needed"), tmp_path / "outputs/needs"
 
     def run(name: str, *overrides: str, code: int = 0) -> Run:
         if name.startswith("lm/"):
             request.getfixturevalue("names_model")
+        needed = needs_of(name)
+        copy_needed(before, here, needed)
         capsys.readouterr()
         assert main([f"experiment={name}", *SMALL, *overrides]) == code
         printed = capsys.readouterr()
@@ -71,6 +84,7 @@ def shipped(
             assert printed.err == ""
         print(printed.out, end="")
         print(printed.err, end="", file=sys.stderr)
+        copy_needed(here, before, needed)
         return hookrun.open_run("outputs/latest")
 
     return run
@@ -85,6 +99,21 @@ def tutorial(shipped: Callable[..., Run]) -> Callable[..., Run]:
         return shipped(f"tutorial/{found}", *overrides, code=code)
 
     return run
+
+
+@pytest.fixture
+def in_memory() -> Callable[..., tuple[nn.Module, Any]]:
+    """Makes one forward and backward of a row's model under its hooks, which all fire: the model, and what they saw."""
+
+    def in_memory(row: int, *overrides: str, inputs: tuple[Any, ...] = ()) -> tuple[nn.Module, Any]:
+        (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_*.yaml")]
+        own: Any = {"experiment": f"tutorial/{found}", "overrides": ["compute.device=cpu", *overrides]}
+        model, _ = hookrun.build(**own)
+        with hookrun.hooked(model, hookrun.load_spec(**own), strict=True) as hooks:
+            model(*inputs).mean().backward()
+        return model, hooks.captures
+
+    return in_memory
 
 
 @pytest.fixture

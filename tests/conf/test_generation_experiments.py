@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,13 +33,16 @@ def continued(name: str, module: str, hook: Any, *, after: int = 0) -> list[list
     return found
 
 
-def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path, shipped) -> None:
+def test_steering_adds_the_difference_of_the_two_means(shipped) -> None:
     found = shipped("lm/steer", *SMALL, "hooks.steer.value.factor=20")
-    rows = {}
-    for path in (tmp_path / "outputs" / "needs").glob("*/*/captures"):
-        seen = hookrun.open_run(path.parent).captures["seen"]["blocks.0.resid_post"]
-        rows[len(seen)] = seen[:].double().mean(0)
-    last, everything = (rows[count] for count in sorted(rows))
+    used = {run["where"]: run["path"] for run in found.plan["runs"]}
+    last, everything = (
+        hookrun.open_run(used[f"hooks.steer.value.{key}"])
+        .captures["seen"]["blocks.0.resid_post"][:]
+        .double()
+        .mean(0)
+        for key in ("run", "minus.run")
+    )
     direction = (20 * (last - everything)).float()
     assert float(direction.norm()) > 1
     assert [line["ids"] for line in found.generations] == continued(

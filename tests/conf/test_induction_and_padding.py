@@ -37,8 +37,10 @@ def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_he
     assert torch.stack(of_heads).mean(0).max() > 0.6
 
 
-def test_a_padded_batch_gives_the_results_of_each_sequence_alone() -> None:
+def test_a_padded_batch_gives_the_results_of_each_sequence_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment=lm/padding", *FAST]) == 0
+    printed = capsys.readouterr()
+    assert "WARNING" not in printed.out and printed.err == ""
     sweep = Path("multirun/latest").resolve()
     alone = hookrun.open_run(next(Path("outputs/needs").glob("*/*/status.json")).parent)
     widths = {tuple(row.shape) for row in alone.predictions or ()}

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import hookrun
+from hookrun.compose.compose import compose_dict
+from hookrun.tasks import parse_experiment, prepare
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(file.stem for file in (ROOT / "conf/experiment/tutorial").glob("*.yaml"))
@@ -20,10 +23,16 @@ SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 def test_every_row_has_an_experiment_and_a_test_that_runs_it() -> None:
     assert sorted({int(name[:2]) for name in NAMES}) == list(range(1, 23))
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_tutorials_of_*.py"))
-    assert {int(row) for row in re.findall(r"tutorial\((\d+)", tests)} == set(range(1, 23))
+    assert {int(row) for row in re.findall(r"(?:tutorial|in_memory)\((\d+)", tests)} == set(range(1, 23))
     assert [name for name in NAMES if name.startswith("21")] == [
         f"21_saved_tensors_{form}" for form in ("smaller", "to_cpu", "to_disk")
     ], "the test of row 21 runs these"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_can_be_run_on_its_own_model_and_data(name: str) -> None:
+    prepared = prepare(parse_experiment(compose_dict([f"experiment=tutorial/{name}", *SMALL])))
+    assert all(hook.matches for hook in prepared.plan.hooks) and prepared.plan.hooks
 
 
 def readme_rows() -> list[tuple[str, str]]:

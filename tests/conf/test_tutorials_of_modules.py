@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,14 @@ OnGradient = Callable[..., None]
 Outputs = Callable[..., dict[str, Tensor]]
 
 
-def test_10_the_features_of_a_pooling_layer(tutorial: Runs, model_of: Models, outputs_of: Outputs) -> None:
-    features = tutorial(10).captures["features"]["pool"]
-    assert features.shape == (1, 8, 4, 4)
+def test_10_the_features_of_a_pooling_layer(in_memory, model_of: Models, outputs_of: Outputs) -> None:
     data = Data(name="fake_images", args={"shape": [3, 10, 10], "val_size": 1})
-    image = load(data, "val", seed=0)[0][0]
+    image = load(data, "val", seed=0)[0][0][None]
+    _, captures = in_memory(10, inputs=(image,))
+    features = torch.cat(captures["features"]["pool"])
+    assert features.shape == (1, 8, 4, 4)
     model = model_of("tutorial/pooling", sample_shape=(3, 10, 10))
-    assert_close(features[:], outputs_of(model, ["pool"], [image[None]])["pool"])
+    assert_close(features, outputs_of(model, ["pool"], [image])["pool"])
 
 
 RESNET = {
@@ -120,35 +120,30 @@ def test_14_both_inputs_and_the_output_in_this_order(tutorial: Runs, capsys: Any
     assert printed == ["add [0]  shape=[1]", "add [1]  shape=[1]", "add  shape=[1]"]
 
 
-def test_14_in_memory_the_inputs_are_one_entry(tmp_path: Path, model_of: Models) -> None:
-    model = model_of("tutorial/add")
-    with hookrun.hooked(model, hookrun.load_spec(experiment="tutorial/14_inputs_and_output")) as hooks:
-        model()
-    assert_close(hooks.captures["inputs"]["add"], [(model.x1.detach(), model.x2.detach())])
-    assert_close(hooks.captures["output"]["add"], [(model.x1 + model.x2).detach()])
+def test_14_in_memory_the_inputs_are_one_entry(in_memory) -> None:
+    model, captures = in_memory(14)
+    assert_close(captures["inputs"]["add"], [(model.x1.detach(), model.x2.detach())])
+    assert_close(captures["output"]["add"], [(model.x1 + model.x2).detach()])
 
 
-def test_15_five_is_added_to_the_output(tutorial: Runs, model_of: Models) -> None:
+def test_15_five_is_added_to_the_output(in_memory, model_of: Models) -> None:
     model = model_of("tutorial/add")
     model.add.register_forward_hook(lambda module, args, output: output + 5)
-    assert_close(tutorial(15).captures["output"]["add"][0], model().detach())
+    _, captures = in_memory(15)
+    assert_close(captures["output"]["add"], [model().detach()])
     assert_close(model(), model.x1 + model.x2 + 5)
 
 
-def test_16_the_module_sees_the_scaled_input_and_the_caller_s_is_unchanged(model_of: Models) -> None:
-    model = model_of("tutorial/add")
-    before = model.x1.detach().clone()
-    with hookrun.hooked(model, hookrun.load_spec(experiment="tutorial/16_scale_input")) as hooks:
-        model()
-    assert_close(hooks.captures["inputs"]["add"], [(2 * before, model.x2.detach())])
-    assert_close(hooks.captures["output"]["add"], [(2 * before + model.x2).detach()])
+def test_16_the_module_sees_the_scaled_input_and_the_caller_s_is_unchanged(
+    in_memory, model_of: Models
+) -> None:
+    by_hand = model_of("tutorial/add")
+    by_hand.add.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
+    before = by_hand.x1.detach().clone()
+    model, captures = in_memory(16)
+    assert_close(captures["inputs"]["add"], [(2 * before, model.x2.detach())])
+    assert_close(captures["output"]["add"], [by_hand().detach()])
     assert torch.equal(model.x1, before)
-
-
-def test_16_from_the_command_line(tutorial: Runs, model_of: Models) -> None:
-    model = model_of("tutorial/add")
-    model.add.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
-    assert_close(tutorial(16).captures["output"]["add"][0], model().detach())
 
 
 def test_16_a_single_value_is_wrapped_into_a_tuple_as_pytorch_wraps_it(model_of: Models) -> None:

@@ -51,6 +51,18 @@ def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_
     follower.end()
 
 
+def test_apply_hooks_act_once_on_each_model_that_a_loop_goes_back_to(tmp_path: Path) -> None:
+    hooks = {"ones": {"select": "fc", "hook": "apply", "action": "init", "name": "ones_"}}
+    follower, first, second = LoopFollower(hooks, tmp_path / "run"), net(), net()
+    found = []
+    for model in (first, second, first, second):
+        follower.begin(model)
+        found += model.fc.weight.unique().tolist()
+        model.fc.weight.data.fill_(2)
+        follower.end()
+    assert found == [1, 1, 2, 2]
+
+
 def test_the_run_of_a_failed_loop_is_failed(tmp_path: Path) -> None:
     follower = LoopFollower(HOOKS, os.fspath(tmp_path / "run"))
     follower.begin(net())

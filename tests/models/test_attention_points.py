@@ -169,5 +169,14 @@ def test_a_model_of_one_s_own_gets_the_points(name: str) -> None:
 
 
 def test_points_of_a_model_without_a_replaceable_attention_are_refused() -> None:
+    from transformers import AutoModel, XCLIPConfig
+
     with pytest.raises(hookrun.HookrunError, match="points: Linear has no attention module"):
         hookrun.points(nn.Linear(2, 2))
+    small = {**SIZES, "image_size": 32, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": 1}
+    of_mit = {"mit_hidden_size": 16, "mit_num_hidden_layers": 1, "mit_intermediate_size": 16}
+    clip = AutoModel.from_config(XCLIPConfig(text_config=small, vision_config=small | of_mit))
+    with pytest.raises(
+        hookrun.HookrunError, match=r"does not replace the attention function of mit\.encoder"
+    ):
+        hookrun.points(clip)

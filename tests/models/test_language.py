@@ -128,6 +128,12 @@ def test_a_configuration_is_checked_key_by_key() -> None:
     assert "model.args.config.text_config.num_hidden_layers" in nested
     assert "give either `path`, or `config`" in problem()
     assert "expected 'eager', 'sdpa' or 'points'" in problem(attention="point", config=GPT2)
+    for attention in ("sdpa", "points"):
+        message = problem(attention=attention, config={**GPT2, "n_head": 5})
+        assert "model.args.config: " in message and "must be divisible" in message
+    bloom = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": None}
+    message = problem(attention="sdpa", config=bloom)
+    assert "model.args.attention: sdpa: " in message and "use model.args.attention=eager" in message
     assert made(config=GPT2).config.vocab_size == 40
     assert made(config=GPT2, **{"class": "sequence_classification"}).config.num_labels == 3
 

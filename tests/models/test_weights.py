@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import Problem, SpecError
 from hookrun.models import applied_hooks, load_weights
-from hookrun.models.weights import SUFFIXES, is_path, misplaced
+from hookrun.models.weights import SUFFIXES, is_path, require_weights
 from hookrun.spec.experiment import Model
 
 
@@ -37,9 +37,8 @@ def saved(path: Path, content: object) -> Path:
 
 
 def problems(model: nn.Module, path: Path | str) -> list[Problem]:
-    if found := misplaced(config(path), published=False):
-        return found
     with pytest.raises(SpecError) as caught:
+        require_weights(config(path), published=False)
         load_weights(model, config(path))
     return caught.value.errors
 

@@ -96,6 +96,31 @@ def run(folder: Path) -> Callable[..., Path]:
     return run
 
 
+@pytest.fixture(scope="session")
+def shared(run: Callable[..., Path]) -> Callable[..., Path]:
+    """As `run`, but tests that type the same command line share its directory, which they only read."""
+    paths = dict[str, Path]()
+
+    def shared(*overrides: str, **hooks: str) -> Path:
+        typed = repr((overrides, hooks))
+        if typed not in paths:
+            paths[typed] = run(*overrides, **hooks)
+        return paths[typed]
+
+    return shared
+
+
+@pytest.fixture(scope="session")
+def analysed(shared: Callable[..., Path]) -> Callable[[str], Path]:
+    """An analysis of captures of three layers."""
+    seen = "{select: [flatten, layers.1, fc], hook: forward, action: capture}"
+
+    def analysed(task: str) -> Path:
+        return shared(f"task={task}", f"task.run={shared('task=predict', seen=seen)}")
+
+    return analysed
+
+
 @pytest.fixture
 def page() -> Callable[[Path], Page]:
     """The page in a directory."""
@@ -131,6 +156,25 @@ def sweep(folder: Path) -> Path:
     argv = ["-m", *SMALL, "train.epochs=1", "train.limit_batches=4", "hydra.sweep.dir=sweep"]
     assert main([*argv, "train.optimizer.lr=0.001,0.01,0.1", "seed=0,1"]) == 0
     return folder / "sweep"
+
+
+PATCH = (
+    "{select: 'blocks.${vars.layer}.resid_post', hook: forward, action: scale, factor: 0, "
+    "tokens: '${vars.position}'}"
+)
+
+
+@pytest.fixture(scope="session")
+def patched(folder: Path) -> Path:
+    """A sweep over position and layer, with baselines, on one prompt of random tokens."""
+    argv = [
+        "-m", "model=decoder", "model.args.layers=2", "model.args.heads=2", "model.args.width=16",
+        "data=repeated_tokens", "data.args.half=[3,3]", "data.args.vocab_size=12", "data.args.val_size=1",
+        "task=evaluate", "task.metrics=[loss]", "baseline=true", "+vars={layer: 0, position: 1}",
+        f"+hooks.off={PATCH}", "vars.position=-1,1", "vars.layer=0,1", "hydra.sweep.dir=patched",
+    ]  # fmt: skip
+    assert main([*argv, "compute.device=cpu", "compute.threads=1"]) == 0
+    return folder / "patched"
 
 
 SIZE = ("data.args.half=[2,5]", "data.args.vocab_size=12", "data.args.val_size=6", "data.batch_size=4")

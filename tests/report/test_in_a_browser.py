@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from report_pages import read_lines, write_lines
 
-from hookrun.cli import main
 from hookrun.report import write_report
 
 sync_api = pytest.importorskip(
@@ -193,11 +192,10 @@ def test_the_links_of_a_sweep_open_its_jobs(sweep: Path, show) -> None:
     assert page.inner_text(".stamp").lower() == "done"
 
 
-def test_a_picture_is_saved_and_channels_are_switched(run, tmp_path: Path, show) -> None:
+def test_a_picture_is_saved_and_channels_are_switched(made, tmp_path: Path, show) -> None:
     from PIL import Image
 
-    entry = "{select: conv2, hook: forward, action: capture}"
-    page = show(run("task=evaluate", "model=cnn", "train.limit_batches=1", seen=entry))
+    page = show(made("captures"))
     assert page.inner_text(".sheet-x > span") == "channels 0–11 of 128"
     before = page.get_attribute(".sheet img.mosaic", "src")
     page.click("button[aria-label='later ones']")
@@ -211,76 +209,65 @@ def test_a_picture_is_saved_and_channels_are_switched(run, tmp_path: Path, show)
     assert image.width > 1500 and len(image.getcolors(2**20)) > 50
 
 
-DECODER = (
-    "model=decoder",
-    "model.args.layers=1",
-    "model.args.heads=2",
-    "model.args.width=16",
-    "model.args.length=24",
-)
+DECODER = ("model=decoder", "model.args={layers: 1, heads: 2, width: 16, length: 24}")
 NAMES = (*DECODER, "data=names", "data.args.val_size=4")
-SEEN = "{select: 'layers.*', hook: forward, action: capture}"
-PATCHED = "{select: embed, hook: forward, action: scale, factor: ${vars.factor}, tokens: '${vars.position}'}"
-KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "train": ("#metrics ~ * svg.chart", ("train.epochs=2", "train.limit_batches=2")),
-    "captures": (
-        "img.mosaic",
-        ("task=evaluate", "model=cnn", "train.limit_batches=1", f"+hooks.seen={SEEN.replace('layers.*', 'conv*')}"),
-    ),
-    "attention patterns": (
-        ".heads svg.attention",
-        ("task=predict", *NAMES, "+hooks.seen={select: blocks.0.attn.pattern, hook: forward, action: capture}"),
-    ),
-    "lens": ("table.lens", ("task=lens", *NAMES)),
-    "generate": (".generated", ("task=generate", "task.max_new_tokens=4", *NAMES)),
-    "probe": ("#analysis ~ * table", ("task=probe", "task.run=../seen")),
-    "similarity": ("#analysis ~ * .heat", ("task=similarity", "task.run=../seen")),
-    "one key": ("#figures ~ * svg.chart", ("-m", "train.limit_batches=1", "train.optimizer.lr=0.01,0.1")),
-    "two keys": (
-        "#figures ~ * .heat",
-        (
-            "-m", "task=evaluate", "task.metrics=[logit_difference]", *NAMES, "+vars={factor: 0, position: 0}",
-            "vars.factor=0,2", "vars.position=1,3", f"+hooks.off={PATCHED}", "baseline=true",
-        ),
-    ),
-    "more keys": (
-        "table[data-jobs]",
-        ("-m", "train.limit_batches=1", "train.optimizer.lr=0.01,0.1", "data.batch_size=16,32", "train.epochs=1,2"),
-    ),
-}  # fmt: skip
-"""Kind of page -> the first of its answer, and what makes it."""
+
+
+@pytest.fixture
+def three_keys(copied: Path) -> Path:
+    """A sweep over three keys."""
+    for job in range(6):
+        keys = [f"{key}={(job // 2**place) % 2 + 1}" for place, key in enumerate("abc")]
+        (copied / f"{job}/.hydra/overrides.yaml").write_text(json.dumps(keys))
+    write_report(copied)
+    return copied
+
+
+@pytest.fixture(scope="module")
+def made(shared: Callable[..., Path], analysed: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The run of a kind of page."""
+    argv = {"lens": ("task=lens", *NAMES), "generate": ("task=generate", "task.max_new_tokens=4", *NAMES)}
+    of_cnn = ("task=evaluate", "model=cnn", "train.limit_batches=1")
+    entry = "{select: conv2, hook: forward, action: capture}"
+
+    def made(kind: str) -> Path:
+        if kind in argv:
+            return shared(*argv[kind])
+        return shared(*of_cnn, seen=entry) if kind == "captures" else analysed(kind)
+
+    return made
+
+
+KINDS = {
+    "train": "#metrics ~ * svg.chart",
+    "captures": "img.mosaic",
+    "predicted": ".heads svg.attention",
+    "lens": "table.lens",
+    "generate": ".generated",
+    "probe": "#analysis ~ * table",
+    "similarity": "#analysis ~ * .heat",
+    "sweep": "#figures ~ * svg.chart",
+    "patched": "#figures ~ * .heat",
+    "three_keys": "table[data-jobs]",
+}
+"""Kind of page, or the fixture that makes it -> the first of its answer."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_answer_is_on_the_first_screen_and_on_the_second_of_a_phone(
-    kind: str, tmp_path: Path, monkeypatch, show
+    kind: str, request: pytest.FixtureRequest, made: Callable[[str], Path], show
 ) -> None:
-    answer, argv = KINDS[kind]
-    monkeypatch.chdir(tmp_path)
-    common = ("compute.device=cpu", "compute.threads=1")
-    if "task.run=../seen" in argv:
-        argv = tuple(word.replace("../seen", str(tmp_path / "seen")) for word in argv)
-        seen = ("task=evaluate", "model=mlp", f"+hooks.seen={SEEN}", f"hydra.run.dir={tmp_path}/seen")
-        assert main([*common, *seen]) == 0
-    model = (
-        ()
-        if any(word.startswith("model=") or word.startswith("task.run=") for word in argv)
-        else ("model=mlp",)
-    )
-    where = f"hydra.sweep.dir={tmp_path}/page" if "-m" in argv else f"hydra.run.dir={tmp_path}/page"
-    assert main([*argv[:1], *common, *model, *argv[1:], where]) == 0
-    page = show(tmp_path / "page")
+    is_made = kind in ("captures", "lens", "generate", "probe", "similarity")
+    path = made(kind) if is_made else request.getfixturevalue("observed" if kind == "train" else kind)
+    page = show(getattr(path, "path", path))
     for width, height, screens in ((1400, 900, 1), (390, 844, 2)):
         page.set_viewport_size({"width": width, "height": height})
-        assert page.locator(answer).first.bounding_box()["y"] < screens * height
+        assert page.locator(KINDS[kind]).first.bounding_box()["y"] < screens * height
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_the_first_and_the_last_column_of_a_lens_stay_in_sight(tmp_path: Path, monkeypatch, show) -> None:
-    monkeypatch.chdir(tmp_path)
-    argv = ["task=lens", *NAMES, "compute.device=cpu", "compute.threads=1", "hydra.run.dir=page"]
-    assert main(argv) == 0
-    page = show(tmp_path / "page")
+def test_the_first_and_the_last_column_of_a_lens_stay_in_sight(made: Callable[[str], Path], show) -> None:
+    page = show(made("lens"))
     page.set_viewport_size({"width": 390, "height": 844})
     frame = page.locator(".scroll:has(table.lens)").first
     for left in (0, 200):

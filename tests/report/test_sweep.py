@@ -104,11 +104,28 @@ def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied:
 # ---- baselines, the objective, the best job
 
 
-def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path, page, remade) -> None:
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> Path:
+    """A sweep over two seeds, with baselines."""
+    hook = "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}"
+    assert main([*SHORT, hook, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
+    return folder / "compared"
+
+
+def test_metrics_that_only_the_baselines_have_are_not_drawn(compared: Path, remade, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(compared, tmp_path / "moved"))
+    for job in ("2", "3"):
+        change_status(path / job, status="failed", objective=None)
+        (path / job / "metrics.jsonl").unlink()
+    found = remade(path)
+    assert "failed 2" in found.text and "svg" not in found.tags
+
+
+def test_baselines_come_first_and_each_job_is_compared_with_its_own(
+    compared: Path, page, remade, tmp_path: Path
+) -> None:
     """One sweep: its title, its order, its differences, and its progress while it runs."""
-    keys = (*SHORT, "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}")
-    assert main([*keys, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
-    path = folder / "compared"
+    path = Path(shutil.copytree(compared, tmp_path / "compared"))
     rows = {row["job"]: row for row in table(path)}
     assert list(rows) == ["0", "1", "2", "3"]
     for job, baseline in (("2", "0"), ("3", "1")):
@@ -133,13 +150,6 @@ def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path
     assert "(2 jobs)" in remade(path).text, "of one seed"
     shutil.rmtree(path / "3")
     assert "3 of 4 jobs finished" in remade(path).text
-
-
-def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) -> None:
-    hook = "+hooks.c={select: fc, hook: forward, action: check, max: 1e-4}"
-    keys = ["-m", "task=evaluate", *SHORT[1:4], hook, "seed=0,1", "baseline=true", "hydra.sweep.dir=ends"]
-    assert main(keys) == 3
-    assert re.search("(failed|stopped) 2", page(folder / "ends").text)
 
 
 def by_setting(sweep: Path, *keys: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
@@ -346,23 +356,6 @@ def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Pa
 # ---- maps
 
 
-@pytest.fixture(scope="module")
-def patched(folder: Path) -> Path:
-    """A sweep over position and layer, with baselines, on one prompt of random tokens."""
-    hook = (
-        "{select: 'blocks.${vars.layer}.resid_post', hook: forward, action: scale, factor: 0, "
-        "tokens: '${vars.position}'}"
-    )
-    argv = [
-        "-m", "model=decoder", "model.args.layers=2", "model.args.heads=2", "model.args.width=16",
-        "data=repeated_tokens", "data.args.half=[3,3]", "data.args.vocab_size=12", "data.args.val_size=1",
-        "task=evaluate", "task.metrics=[loss]", "baseline=true", "+vars={layer: 0, position: 1}",
-        f"+hooks.off={hook}", "vars.position=-1,1,3", "vars.layer=0,1", "hydra.sweep.dir=patched",
-    ]  # fmt: skip
-    assert main([*argv, "compute.device=cpu", "compute.threads=1"]) == 0
-    return folder / "patched"
-
-
 def test_a_map_has_layer_0_at_the_bottom_and_tokens_below(patched: Path, page) -> None:
     drawn = figure(page(patched).source, "val/loss")
     assert "across: vars.position; up: vars.layer" in drawn
@@ -371,7 +364,7 @@ def test_a_map_has_layer_0_at_the_bottom_and_tokens_below(patched: Path, page) -
     tokens = read_lines(patched / "0/samples.jsonl")[0]["tokens"]
     texts = {line["token"]: line["text"] for line in read_lines(patched / "0/tokens.jsonl")}
     heads = re.findall(r"<span>([^<]*)</span>", value.split('class="heat-columns')[1].split("heat-x")[0])
-    assert heads == [f"{at} {texts[tokens[at]]}" for at in (1, 3, -1)]
+    assert heads == [f"{at} {texts[tokens[at]]}" for at in (1, -1)]
 
 
 def test_the_cells_of_a_map_are_links_to_the_job_with_that_number(patched: Path, page) -> None:
@@ -379,7 +372,7 @@ def test_the_cells_of_a_map_are_links_to_the_job_with_that_number(patched: Path,
     rows = table(patched)
     for drawn, column in ((value, "val/loss"), (difference, "val/loss - baseline")):
         cells = re.findall(r'<a href="\./(\d+)/report.html"[^>]*><span class="on-\w+">([^<]*)<', drawn)
-        assert len(cells) == 6
+        assert len(cells) == 4
         for job, shown in cells:
             assert rows[int(job)]["baseline"] == "false"
             assert shown == f"{float(rows[int(job)][column]):.4g}"
@@ -391,8 +384,8 @@ def test_the_colour_in_the_middle_of_a_map_is_that_of_the_baseline(patched: Path
     pictures = re.findall(r'class="cells" alt="[^"]*" src="data:image/png;base64,([^"]+)"', source)
     for address in pictures:
         image = Image.open(io.BytesIO(base64.b64decode(address))).convert("RGB")
-        pixels = [image.getpixel((x, y)) for y in range(2) for x in range(3)]
-        cells = re.findall(r'class="on-\w+">([^<]*)<', source)[:6]
+        pixels = [image.getpixel((x, y)) for y in range(2) for x in range(2)]
+        cells = re.findall(r'class="on-\w+">([^<]*)<', source)[:4]
         for (red, green, blue), value in zip(pixels, map(float, cells), strict=True):
             assert green <= max(red, blue), "an increase of a loss is never green"
             if abs(value - base) > 0.01 * base:

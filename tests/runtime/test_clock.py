@@ -1,12 +1,11 @@
-"""The clock counts each step and call once, however the loop reports them."""
+"""The clock counts each step once, however the loop reports it, and a schedule requires all of its conditions."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from hookrun.runtime.clock import Calls, Clock, gate
+from hookrun.runtime.clock import Clock, gate
 from hookrun.spec.when import When
 
 
@@ -25,38 +24,6 @@ def test_steps_are_those_of_the_first_optimizer_until_the_loop_counts_them() -> 
     clock.advance()
     clock.stepped(own, own.param_groups[0]["params"])
     assert clock.step == 2 and in_graphs == 2
-
-
-def test_calls_are_numbered_within_a_forward_and_counted_over_all() -> None:
-    clock, module = Clock(nn.Identity()), nn.Identity()
-    calls, seen = Calls(clock), list[tuple[int, int]]()
-    for forward in (1, 1, 2):
-        clock.forward.number = forward
-        calls.count(module)
-        seen.append(calls.now[:2])
-    assert seen == [(0, 0), (1, 1), (0, 2)] and calls.total == 3
-    again = Calls(clock)
-    again.load_state_dict(calls.state_dict())
-    again.count(module)
-    assert again.now[:2] == (1, 3)
-
-
-def test_a_repeated_call_has_the_number_of_the_first() -> None:
-    class Counted(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            calls.count(self)
-            seen.append(calls.now[:2])
-            return x.sin()
-
-    module, seen = Counted(), list[tuple[int, int]]()
-    for reentrant in (False, True):
-        calls = Calls(Clock(module))
-        seen.clear()
-        x = torch.ones(2, requires_grad=True)
-        for _ in range(2):
-            x = checkpoint(module, x, use_reentrant=reentrant)
-        x.sum().backward()
-        assert sorted(seen) == sorted([(0, 0), (1, 1)] * 2) and calls.total == 2, reentrant
 
 
 def test_a_schedule_requires_all_of_its_conditions() -> None:

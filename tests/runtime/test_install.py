@@ -272,17 +272,3 @@ def test_noise_repeats_with_its_seed_and_does_not_use_the_global_generator() -> 
     assert all(torch.equal(*pair) for pair in zip(first, noise(1), strict=True))
     assert not any(torch.equal(*pair) for pair in zip(first, noise(2), strict=True))
     assert not torch.equal(first[0], first[1]), "each firing draws anew"
-
-
-@pytest.mark.parametrize("policy", ["warn", "stop"])
-def test_checks_that_do_not_stop_at_once_are_read_later(policy: str) -> None:
-    model = nn.Sequential(nn.Identity())
-    spec = {"h": {"select": "0", "hook": "forward", "action": "check", "max": 1, "policy": policy}}
-    with hookrun.hooked(model, spec) as hooks:
-        model(torch.tensor([0.5]))
-        assert hooks.records == [] and hooks.stopped is None
-        hooks.step()
-        model(torch.tensor([2.0]))
-    (record,) = hooks.records
-    assert (record["hook"], record["module"], record["step"], record["ok"]) == ("h", "0", 1, False)
-    assert (hooks.stopped is not None) == (policy == "stop")

@@ -120,15 +120,18 @@ def test_the_last_good_module_is_of_the_current_pass() -> None:
         model(torch.ones(2, 4))
 
 
-def test_results_that_are_read_later_name_the_same_module() -> None:
+@pytest.mark.parametrize("policy", ["warn", "stop"])
+def test_results_that_are_read_later_name_the_same_module(policy: str) -> None:
     model = net()
-    with hookrun.hooked(model, checks("stop")) as hooks:
+    with hookrun.hooked(model, checks(policy)) as hooks:
         model(torch.ones(2, 4))
+        assert hooks.records == [] and hooks.stopped is None
         with torch.no_grad():
             model[2].weight[0, 0] = float("nan")
         model(torch.ones(2, 4))
         model(torch.full((2, 4), float("nan")))
         found = [(each["module"], each["class"], each["last_good"]) for each in hooks.records]
-        assert str(hooks.stopped).startswith("hook 'sound' on 2 (Linear): expected")
+        stopped = "hook 'sound' on 2 (Linear): expected" if policy == "stop" else "None"
+        assert str(hooks.stopped).startswith(stopped)
     assert found[:2] == [("2", "Linear", "1 (ReLU)"), ("3", "Flatten", "1 (ReLU)")]
     assert found[2] == ("0", "Linear", None), "what passed in the pass before is not before it"

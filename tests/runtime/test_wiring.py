@@ -1,4 +1,4 @@
-"""A model's own methods are not called; forwards and calls are numbered, and each call has a frame of its own."""
+"""A model's own methods are not called by name, and each call of a module has a frame of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.frames import call_frame, finished, frames_of
 
 
@@ -45,24 +44,6 @@ def test_a_model_s_own_methods_named_apply_or_children_are_not_called(prefix: st
     assert plan.unchecked is None
     with plan.install(model):
         assert torch.equal(model(torch.ones(3, 2)), torch.ones(3, 2))
-
-
-class Recursive(nn.Module):
-    def forward(self, depth: int) -> None:
-        if depth:
-            self(depth - 1)
-
-
-def test_forwards_are_the_outermost_calls_of_the_root_and_calls_are_numbered_in_each() -> None:
-    model = Recursive()
-    clock = Clock(model)
-    calls, seen = Calls(clock), list[tuple[int, int]]()
-    model.register_forward_pre_hook(clock.count_forward)
-    model.register_forward_pre_hook(calls.count)
-    model.register_forward_pre_hook(lambda *_: seen.append((clock.forward.number, calls.now.number)))
-    model(2)
-    model(1)
-    assert seen == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
 
 
 class Nested(nn.Module):

@@ -14,9 +14,9 @@ from hookrun.spec import (
     MAX_INTEGER,
     MAX_NAME,
     MAX_TEXT,
-    beyond_limits,
     in_file_order,
     parse_spec,
+    refuse_beyond_limits,
     without_boolean_keys,
 )
 from hookrun.spec.experiment import MOST_NEEDS, MOST_OVERRIDES, MOST_TEXT, Need, Needs, runs_of
@@ -117,7 +117,7 @@ def nested(depth: int) -> Any:
 
 def test_specs_just_within_the_limits_are_accepted() -> None:
     for value in (nested(MAX_DEPTH), "x" * MAX_TEXT, MAX_INTEGER - 1, 1 - MAX_INTEGER, {"n" * MAX_NAME: 1}):
-        assert beyond_limits(value) is None
+        refuse_beyond_limits(value)
 
 
 @pytest.mark.parametrize(
@@ -132,18 +132,21 @@ def test_specs_just_within_the_limits_are_accepted() -> None:
     ],
 )
 def test_the_first_place_beyond_a_limit_is_reported(value: Any, where: str, what: str) -> None:
-    problem = beyond_limits(value)
-    assert problem is not None
+    with pytest.raises(SpecError) as caught:
+        refuse_beyond_limits(value)
+    [problem] = caught.value.errors
     assert problem.where == where and what in problem.what
 
 
 def test_values_are_counted_and_recursive_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "MAX_VALUES", 100)
-    assert beyond_limits([1] * 99) is None
-    assert "more than 100 values" in str(beyond_limits([1] * 100))
+    refuse_beyond_limits([1] * 99)
+    with pytest.raises(SpecError, match="more than 100 values"):
+        refuse_beyond_limits([1] * 100)
     endless: list[Any] = []
     endless.append(endless)
-    assert "nested more than 64 deep" in str(beyond_limits(endless))
+    with pytest.raises(SpecError, match="nested more than 64 deep"):
+        refuse_beyond_limits(endless)
 
 
 def test_arguments_of_a_function_of_the_user_may_have_any_keys() -> None:

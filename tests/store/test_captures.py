@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(
     expected = ROWS[torch.tensor(index, dtype=torch.int64)]
     assert torch.equal(shuffled[index], expected)
     assert torch.equal(shuffled[torch.tensor(index, dtype=torch.int32)], expected)
+
+
+def test_rows_of_one_shard_are_read_in_any_order_and_repeated(tmp_path: Path) -> None:
+    capture = recorded(tmp_path, *batches(range(4), 4))
+    for index in product(range(4), repeat=3):
+        assert capture[list(index)][:, 0].tolist() == list(index)
 
 
 @given(st.integers(-100, 99))

@@ -21,6 +21,7 @@ from hookrun import data
 from hookrun.cli import main
 from hookrun.data import Split
 from hookrun.spec.experiment import Data
+from hookrun.store import comparison
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
@@ -281,6 +282,18 @@ def test_lines_are_given_as_a_table_of_pandas_or_arrow(run: Run) -> None:
     assert frame["norm"].tolist() == [line["norm"] for line in run.stats]
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     assert isinstance(run.table("metrics", "arrow"), arrow.Table)
+
+
+def test_metrics_of_whole_passes_are_compared_also_true_and_false() -> None:
+    lines: list[dict[str, Any]] = [
+        {"split": "val", "of": "epoch", "ok": True, "loss": 2.0, "note": "x"},
+        {"split": "val", "of": "epoch", "ok": False},
+        {"split": "train", "of": "batch", "loss": 1.0},
+        {"split": "lens", "of": "sample", "kl": 3.0},
+        {"split": "probe", "module": "fc", "accuracy": 0.5},
+    ]
+    expected = {"probe/accuracy fc": 0.5, "val/loss": 2.0, "val/ok": 0.0}
+    assert comparison.metrics(lines) == expected
 
 
 def test_a_library_that_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,9 +177,8 @@ def heat(
             said = printable(rows[row]), printable(columns[column]), number(float(values[row, column]))
             cells[at] = Markup('<a href="{}" title="{}, {}: {}">{}</a>').format(address, *said, cells[at])
     overlay = Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells)) if cells else ""
-    row_height = min(_FULL_HEIGHT, max(_LOWEST, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1)))
-    if has_cells:
-        row_height = 30
+    height = max(_LOWEST, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
+    row_height = 30 if has_cells else min(_FULL_HEIGHT, height)
     names = Markup("").join(
         Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, printable(rows[n]), beside[n])
         for n in range(0, len(rows), math.ceil(_NAMES_APART / row_height))
@@ -226,9 +225,11 @@ def matrix(
     columns: Sequence[Any],
     otherwise: float = math.nan,
 ) -> Array:
-    """[rows, columns] float32: the value of each (row, column), at most 1e30; `otherwise` where there is none."""
-    values = np.array([[cells.get((row, column), otherwise) for column in columns] for row in rows])
-    return values.clip(-1e30, 1e30).astype(np.float32)
+    """[rows, columns] float32: the value of each (row, column), at most ±1e30; `otherwise` where there is none."""
+    return np.array(
+        [[max(min(cells.get((row, column), otherwise), 1e30), -1e30) for column in columns] for row in rows],
+        dtype=np.float32,
+    )
 
 
 def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:

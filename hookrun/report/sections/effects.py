@@ -97,14 +97,13 @@ def build(facts: Facts) -> dict[str, Any] | None:
         note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
         return {"figures": [], "notes": [note]}
     grid = Grid(effects, facts)
-    plain = float(effects[PLAIN])
-    change = (effects.main.double().flatten() - plain).abs()
-    order = change.nan_to_num(-1.0).argsort(descending=True, stable=True).tolist()
-    ranked = [at for at in order if change[at].isfinite()]
+    change = (effects.main.double().flatten() - effects[PLAIN]).abs()
+    known = change.isfinite().nonzero().flatten()
+    ranked = known[change[known].argsort(descending=True, stable=True)].tolist()
     linked = set(ranked[:MOST_LINKED]) if OF_SAMPLES in effects else set[int]()
     if size <= MOST_WITH_LINKS:
         grid.links = [f"#cell-{at}" if at in linked else "" for at in range(size)]
-    said = f"without the hook {number(plain)}"
+    said = f"without the hook {number(float(effects[PLAIN]))}"
     if CLEAN in effects:
         said += f", in the run to compare with {number(float(effects[CLEAN]))}"
     metric = shortened(effects.about.get("metric", "metric"))
@@ -112,7 +111,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "metric": metric,
         "hook": shortened(effects.about.get("hook", "")),
         "said": said,
-        "figures": _figures(effects, grid, metric, said, plain),
+        "figures": _figures(effects, grid, metric, said),
         "top": _top(effects, grid, ranked[:TOP], linked),
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
         "notes": [],
@@ -131,21 +130,15 @@ def _named(axis: str, labels: Sequence[Any], facts: Facts) -> list[str]:
     return names
 
 
-def _figures(effects: Effects, grid: Grid, metric: str, said: str, plain: float) -> list[Figure]:
-    figures = list[Figure]()
+def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> list[Figure]:
+    figures, plain = list[Figure](), float(effects[PLAIN])
     if EXACT in effects:
         figures.append(grid.draw(metric, effects[EXACT], said, plain))
     if RESTORED in effects:
         note = "0: as without the hook, 1: as in the run to compare with"
         figures.append(grid.draw("restored", effects[RESTORED], note))
     if GRADIENT in effects:
-        note = said
-        if EXACT in effects:
-            pairs = torch.stack([effects[name].double().flatten() for name in (EXACT, GRADIENT)])
-            pairs = pairs[:, pairs.isfinite().all(0)]
-            correlation = float(torch.corrcoef(pairs)[0, 1]) if pairs.shape[1] > 1 else math.nan
-            is_known = not math.isnan(correlation)
-            note = f"correlation with the exact values: {correlation:.3f}" if is_known else ""
+        note = _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said
         figures.append(grid.draw(f"{metric}, estimated from the gradient", effects[GRADIENT], note, plain))
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
@@ -154,6 +147,13 @@ def _figures(effects: Effects, grid: Grid, metric: str, said: str, plain: float)
     if PLACEBO in effects and EXACT in effects:
         figures.append(_placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric))
     return figures
+
+
+def _agreement(exact: Tensor, estimate: Tensor) -> str:
+    pairs = torch.stack([exact.double().flatten(), estimate.double().flatten()])
+    pairs = pairs[:, pairs.isfinite().all(0)]
+    correlation = float(torch.corrcoef(pairs)[0, 1]) if pairs.shape[1] > 1 else math.nan
+    return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
 
 
 def _placebo(exact: Tensor, placebo: Tensor, grid: Grid, metric: str) -> Figure:

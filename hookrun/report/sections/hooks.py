@@ -21,6 +21,7 @@ from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import grouped, is_number
+from hookrun.store.captures.read import StoredCapture
 
 MOST_CHARTS = 16
 MOST_MODES = 4
@@ -192,36 +193,21 @@ def build(facts: Facts) -> list[dict[str, Any]]:
         grouped(captures, attrgetter("hook")) for captures in (facts.captured, facts.predicted)
     )
     share = max(2, MOST_VIEWS // max(len(captured), 1))
-    drawn = list(captured)[:MOST_VIEWS]
+    shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
     names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
     order = {name: place for place, name in enumerate(facts.planned)}
     names.sort(key=lambda name: order.get(name, len(order)))
-    shown = list[dict[str, Any]]()
-    for name in names:
-        title, places = "", dict[str, int]()
-        if hook := facts.planned.get(name):
-            matches = counted(len(hook.targets), "parameter" if hook.hook in ON_PARAMETERS else "module")
-            title = f"{hook.hook}, {hook.action} on {matches}"
-            places = {match.path: place for place, match in enumerate(hook.targets)}
-        captures = sorted(captured.get(name, []), key=lambda capture: places.get(capture.module, len(places)))
-        count = share if name in drawn else 0
-        views = [view_capture(capture, facts) for capture in captures[:count]]
-        of_hook = records.get(name, [])
-        figures = statistics(of_hook, places, are_gradients=facts.sees_gradients(name))
-        if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
-            figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
-        shown.append(
-            {
-                "name": name,
-                "title": title,
-                "order": order.get(name, -1),
-                "figures": figures,
-                "views": views,
-                "left": captures[count:],
-                "lines": as_lines(of_hook),
-                "samples": None,
-            }
+    shown = [
+        _of_hook(
+            facts,
+            name,
+            order.get(name, -1),
+            records.get(name, []),
+            captured.get(name, []),
+            shares.get(name, 0),
         )
+        for name in names
+    ]
     for captures in list(predicted.values())[:MOST_VIEWS]:
         shown.append(
             {
@@ -236,6 +222,36 @@ def build(facts: Facts) -> list[dict[str, Any]]:
             }
         )
     return [each for each in shown if any(each[key] for key in ("figures", "views", "left", "lines"))]
+
+
+def _of_hook(
+    facts: Facts,
+    name: str,
+    order: int,
+    records: Sequence[dict[str, Any]],
+    captures: list[StoredCapture],
+    share: int,
+) -> dict[str, Any]:
+    title, places = "", dict[str, int]()
+    if hook := facts.planned.get(name):
+        matches = counted(len(hook.targets), "parameter" if hook.hook in ON_PARAMETERS else "module")
+        title = f"{hook.hook}, {hook.action} on {matches}"
+        places = {match.path: place for place, match in enumerate(hook.targets)}
+    captures.sort(key=lambda capture: places.get(capture.module, len(places)))
+    views = [view_capture(capture, facts) for capture in captures[:share]]
+    figures = statistics(records, places, are_gradients=facts.sees_gradients(name))
+    if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
+        figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
+    return {
+        "name": name,
+        "title": title,
+        "order": order,
+        "figures": figures,
+        "views": views,
+        "left": captures[share:],
+        "lines": as_lines(records),
+        "samples": None,
+    }
 
 
 def _samples(facts: Facts) -> dict[str, Any] | None:

@@ -13,32 +13,10 @@ from hookrun.report.sweep_facts import SweepFacts
 MOST_SPENT = 200
 """Notes on captures that ended early."""
 
-_ENDS = {"interrupted": "It was interrupted", "stopped": "It was stopped by a check"}
 
-
-def outcome(facts: Facts) -> dict[str, Any] | None:
-    """How the run ended, unless it is done: it failed, was stopped, was cut off, or is still running.
-
-    reason:  the error or the message that ended it; "" if status.json has none
-    command: the command that makes the page again
-    """
-    status, reason = str(facts.status["status"]), str(facts.status.get("reason") or "")
-    if reason:
-        return {
-            "title": _ENDS.get(status, "It failed"),
-            "is_mild": status in _ENDS,
-            "reason": reason,
-        }
-    if facts.cut_off:
-        return {"title": "It was cut off", "is_mild": False, "text": facts.cut_off}
-    if status == "running":
-        return {
-            "title": "The run is not finished",
-            "is_mild": True,
-            "text": "This page shows the state when it was made. To update it:",
-            "command": f"python -m hookrun.report {facts.path}",
-        }
-    return None
+def outcome(facts: Facts) -> bool:
+    """Whether the run is not done: it failed, was stopped, was cut off, or is still running."""
+    return bool(facts.status.get("reason") or facts.cut_off or facts.status["status"] == "running")
 
 
 def of_jobs(facts: SweepFacts) -> bool:

@@ -337,9 +337,7 @@ class StoredCapture:
         """Copy rows of a part, ascending with repetitions, to their targets; of the file only these rows are read."""
         stored = as_bytes(read_tensor(self._shards.file_of(part), part.entry.key))
         first, place, count = int(rows[0]), int(targets[0]), len(rows)
-        if int(rows[-1]) - first + 1 == count and bool(
-            (targets.diff() == 1).all()
-        ):  # neighbours: copied at once
+        if (torch.stack([rows, targets]).diff() == 1).all():  # neighbours: copied at once
             out[place : place + count] = stored[first : first + count]
         else:
             out[targets] = stored[rows]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict, StringConstraints, model_validator
 from pydantic.dataclasses import dataclass
 
-from hookrun.store.files import StoreError, os_errors, read_lines
+from hookrun.store.files import StoreError, names_inside, read_lines
 from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
 from hookrun.store.records import Count, Listing, Name, Sha256, fitting
 
 ALWAYS_WRITTEN = ("sample", "epoch", "step", "call")
 """The columns that every version writes."""
 
-_OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
+_OF_RANK = re.compile(r"index_[1-9]\d{0,5}\.jsonl")
 
 
 RowKind = Literal["sample", "firing"]
@@ -111,11 +109,7 @@ def shard_name(rank: int, number: int) -> str:
 
 def index_names(folder: Path) -> list[str]:
     """The names of the indexes in the folder in the order of the ranks; always with that of rank 0."""
-    entries: list[str] = []
-    with os_errors(f"cannot list {folder}"), suppress(FileNotFoundError, NotADirectoryError):
-        entries = os.listdir(folder)
-    others = {int(match[1]): name for name in entries if (match := _OF_RANK.fullmatch(name))}
-    return [INDEX, *(others[rank] for rank in sorted(others))]
+    return [INDEX, *names_inside(folder, _OF_RANK)]
 
 
 def read_index(folder: Path, notes: list[str] | None = None) -> list[Shard]:

@@ -110,7 +110,7 @@ class CaptureWriter:
         self._runs: list[_Run] = []
         self._last: dict[tuple[str, str, str], _Run] = {}
         self._open = True
-        self._rows_handed = self._rows_written = 0
+        self._rows_added = self._rows_written = 0
         self._disk = Background("hookrun captures", failed=self._tell_lost)
 
     def add(
@@ -217,7 +217,6 @@ class CaptureWriter:
         if self._runs and self._open:
             full = self._runs
             self._runs, self._last, self._buffered = [], {}, 0
-            self._rows_handed += sum(run.rows for run in full)
             self._disk.put(partial(self._write, full))
 
     def _write(self, runs: list[_Run]) -> None:
@@ -243,8 +242,7 @@ class CaptureWriter:
     def _tell_lost(self, error: BaseException) -> None:
         """Accept nothing more after an error of the thread that writes, and say how many rows are lost."""
         self._open = False
-        lost = self._rows_handed - self._rows_written + sum(run.rows for run in self._runs)
-        self._runs, self._last, self._buffered = [], {}, 0
+        lost = self._rows_added - self._rows_written
         if isinstance(error, StoreError):
             raise StoreError(
                 f"{error}\n{lost} captured rows are lost; "
@@ -267,6 +265,7 @@ class CaptureWriter:
                 self._runs.append(run)
             run.chunks.append(chunk)
             run.tables.append(table[start:stop])
+            self._rows_added += len(chunk)
             self._buffered += _CHUNK_BYTES + row_bytes * len(chunk)
             start = stop
             if start >= len(rows):

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from hookrun.data.info import SPLITS
 from hookrun.errors import Lookup, counted, listed
-from hookrun.store.captures.read import Leaf, StoredCapture, captured_tensors
-from hookrun.store.comparison.rows import Compared, Difference, MatchedRows, Samples, compared, known
+from hookrun.models.weights import read_weights
+from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors
+from hookrun.store.comparison.rows import (
+    Compared,
+    Difference,
+    MatchedRows,
+    Pair,
+    Samples,
+    compared,
+    known,
+    measured,
+    positions_of,
+)
+from hookrun.store.format import CHECKPOINTS, differences
 from hookrun.store.records import Comparison
+from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
 
 By = Literal["module", "tokens"]
 Cka = Callable[[MatchedRows, MatchedRows], float | None]
 Row = dict[str, Any]
+Lines = Iterable[Mapping[str, Any]]
 
 
 def reasons(comparison: Comparison) -> list[str]:
@@ -100,3 +119,195 @@ def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
         }
         for token, found in sorted((comparison.by_token or {-1: Difference()}).items())
     ]
+
+
+# ---- records
+
+_OF_PLACE = ("module", "other", "kind", "layer", "head")
+_OF_RECORD = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
+_KEPT = ("last", "best", "ema")
+
+
+def metrics(lines: Lines) -> dict[str, float]:
+    """``split/name`` -> the last value of each metric of a whole pass; ``split/name module`` for those of a module."""
+    values = dict[str, float]()
+    for line in lines:
+        place = [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]
+        for name in line.keys() - ABOUT - OF_PARTS if not (is_batch(line) or is_part(line)) else ():
+            if isinstance(line[name], int | float):  # True and False too
+                values[" ".join([f"{line.get('split')}/{name}", *place])] = float(line[name])
+    return dict(sorted(values.items()))
+
+
+def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
+    """A row for each key of two mappings."""
+    keys = dict.fromkeys([*before, *now])
+    pairs = ((key, before.get(key), now.get(key)) for key in keys)
+    return [
+        {"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)}
+        for key, old, new in pairs
+    ]
+
+
+def is_apart(value: Any, other: Any, tolerance: float) -> bool:
+    """Whether two values differ, numbers by more than the tolerance relative to the larger one; NaN equals NaN."""
+    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in (value, other)):
+        return bool(value != other)
+    is_close = math.isclose(value, other, rel_tol=tolerance)
+    return not is_close and not (math.isnan(value) and math.isnan(other))
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0) -> list[Row]:
+    """A row for each key path at which two nested mappings differ."""
+    return [
+        {"key": key, "run": old, "other": new}
+        for key, old, new in differences(before, now)
+        if is_apart(old, new, tolerance)
+    ]
+
+
+def statistics(lines: Lines) -> dict[str, dict[str, Any]]:
+    """Hook, module and moment of each line of stats.jsonl -> its numbers."""
+    return {
+        " ".join(f"{key} {line[key]}" for key in _OF_RECORD if line.get(key) not in (None, "")): {
+            key: value for key, value in line.items() if key not in _OF_RECORD
+        }
+        for line in lines
+    }
+
+
+def plan(content: Mapping[str, Any]) -> dict[str, Any]:
+    """plan.json with hooks by name and modules by path, without its hash."""
+    hooks = {
+        hook["name"]: {**hook, "targets": {target["path"]: target for target in hook.get("targets", [])}}
+        for hook in content.get("hooks", [])
+    }
+    return {**{key: value for key, value in content.items() if key != "hash"}, "hooks": hooks}
+
+
+def weights_file(run: Path, source: Any) -> Path | None:
+    """The file with the weights of a run at its end: a checkpoint, or `source`, from which the weights came."""
+    files = [run / CHECKPOINTS / f"{name}.safetensors" for name in _KEPT]
+    files += [Path(source)] if isinstance(source, str) else []
+    return next((file for file in files if file.suffix and file.is_file()), None)
+
+
+def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[list[Row], str]:
+    """A row for each tensor that is not the same, and which files were compared, or why none were.
+
+    `differs` says whether the norm of the difference is above the tolerance.
+    """
+    if file is None or other is None:
+        return [], "not compared: a run has neither a checkpoint nor a file that its weights come from"
+    here, there, rows = read_weights(file), read_weights(other), list[Row]()
+    for name in dict.fromkeys([*here, *there]):
+        left, right = here.get(name), there.get(name)
+        if left is None or right is None or left.shape != right.shape:
+            shapes = ["none" if side is None else str(list(side.shape)) for side in (left, right)]
+            rows.append({"weight": name, "differs": True, "note": f"shape {shapes[0]}, other {shapes[1]}"})
+        elif left.numel():
+            sums, apart, differs = measured(left.reshape(1, -1), right.reshape(1, -1), tolerance)
+            found = Difference(sums[0], float(apart.max()))
+            if found.relative_l2 != 0:
+                numbers = {"relative_l2": found.relative_l2, "largest": found.largest}
+                rows.append({"weight": name, "differs": bool(differs), "note": "", **numbers})
+    return rows, f"{file} and {other}"
+
+
+# ---- predictions
+
+MOST_CHANGES = 1_000
+"""The changed predictions that are listed; all are counted."""
+
+Predicted = Mapping[tuple[str, int], Any]
+"""(split, sample) -> the predicted class, or the text that was generated."""
+
+
+def predicted(samples: SampleTable, generations: list[dict[str, Any]]) -> Predicted:
+    """The prediction of each sample that has one."""
+    classes = {place: line.get("predicted_class") for place, line in samples.by_sample.items()}
+    texts = {(line["split"], line["sample"]): line["text"] or str(line["ids"]) for line in generations}
+    return {place: each for place, each in {**classes, **texts}.items() if each is not None}
+
+
+def predictions(
+    here: Predicted,
+    there: Predicted,
+    outputs: Leaf | None,
+    others: Leaf | None,
+    samples: SampleTable,
+    tolerance: float,
+) -> dict[str, Any]:
+    """How the predictions of two runs, and the outputs that they wrote, differ.
+
+    compared:    the number of samples, or of tokens if each has a prediction; `changed`: how many have another one
+    changes:     the first of these, from what to what
+    kl:          the mean of KL(P || Q) in nats, P of the first run, Q of the other one; None: there are no scores
+    relative_l2: of all outputs; `largest`: the largest difference of two outputs
+    """
+    common = [place for place in here if place in there]
+    changes = [
+        _change(*place, None, here[place], there[place]) for place in common if here[place] != there[place]
+    ]
+    found: dict[str, Any] = {
+        "compared": len(common),
+        "kl": None,
+        "relative_l2": None,
+        "largest": None,
+        "note": "",
+    }
+    divergences, first = list[float](), None
+    if outputs is not None and others is not None:
+        comparison = compared(_main(outputs), _main(others), samples.by_sample, tolerance)
+        if (difference := comparison.by_token.get(-1)) is not None:
+            found |= {"relative_l2": difference.relative_l2, "largest": difference.largest}
+            first = difference.first
+        for pair in comparison.pairs:
+            of_pair, of_tokens = _scores(pair, samples, is_class=bool(common))
+            divergences += of_pair
+            changes += of_tokens
+        found["note"] = "; ".join(comparison.notes)
+        found["kl"] = sum(divergences) / len(divergences) if divergences else None
+        found["compared"] = len(common) or len(divergences)
+    elif outputs is not None or others is not None:
+        found["note"] = "only one of the runs wrote its outputs"
+    differs = bool(changes or found["note"] or first)
+    return {**found, "changed": len(changes), "differs": differs, "changes": changes[:MOST_CHANGES]}
+
+
+def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[float], list[dict[str, Any]]]:
+    """KL of each sample or token, and the changed predictions of tokens; none if the rows are no scores of classes.
+
+    is_class: a predicted class was recorded for each sample
+    """
+    rows, (_, *shape) = pair.rows, pair.rows.shape
+    positions = positions_of(rows, samples.by_sample)
+    is_known = is_class and len(shape) == 1 if positions is None else len(shape) == 2
+    divergences, changes = list[float](), list[dict[str, Any]]()
+    for place in pair.places() if is_known and pair.other.shape == rows.shape and shape[-1] > 1 else ():
+        logs, others = (side[place].double().log_softmax(-1) for side in (pair.rows, pair.other))
+        if positions is not None:
+            at = positions[place]
+            best, now = logs.argmax(-1), others.argmax(-1)
+            for row, column in ((best != now) & (at >= 0)).nonzero().tolist():
+                number = int(rows.rows[place][row])
+                split, sample = int(rows.capture.split_numbers[number]), int(rows.capture.sample_ids[number])
+                tokens = int(best[row, column]), int(now[row, column])
+                names = [samples.texts.get(token) or token for token in tokens]
+                changes.append(_change(SPLITS[split], sample, int(at[row, column]), *names))
+            logs, others = logs[at >= 0], others[at >= 0]
+        terms = torch.where(logs == -torch.inf, 0.0, logs.exp() * (logs - others))
+        divergences += terms.sum(-1).clamp(min=0).tolist()
+    return divergences, changes
+
+
+def _change(split: str, sample: int, token: int | None, before: Any, now: Any) -> dict[str, Any]:
+    return {"split": split, "sample": sample, "token": token, "run": before, "other": now}
+
+
+def _main(leaf: Leaf) -> StoredCapture:
+    """The model's main output, as for its loss."""
+    if isinstance(leaf, StoredCapture):
+        return leaf
+    named = (leaf[path] for name in ("logits", "out") for path in leaf if path.strip(".") == name)
+    return next(named, next(iter(leaf.values())))

@@ -22,7 +22,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, new_file, os_errors, os_reason, read_json, sync_folder
+from hookrun.store.files import (
+    StoreError,
+    names_inside,
+    new_file,
+    os_errors,
+    os_reason,
+    read_json,
+    sync_folder,
+)
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
@@ -163,7 +171,4 @@ def state_names(run: Path) -> list[str]:
     """The names of the states in the run directory, the oldest first, damaged ones too."""
     if (run / CHECKPOINTS).is_symlink():
         return []
-    names = list[str]()
-    with suppress(OSError):
-        names = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
-    return sorted(filter(_NAME.fullmatch, names), key=lambda name: (len(name), name))
+    return names_inside(run / CHECKPOINTS, _NAME, folders=True)

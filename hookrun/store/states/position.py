@@ -18,6 +18,7 @@ from hookrun.store.captures.shard import Shard, index_name, index_names
 from hookrun.store.files import (
     StoreError,
     decoded_lines,
+    names_inside,
     open_inside,
     os_reason,
     require_size,
@@ -114,13 +115,13 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
         for path, size in sizes.items():  # before the shards, so that no index names a removed one
             _cut(path, size)
         for name in (CAPTURES, PREDICTIONS):
-            all_indexes = [folder / name / index for index in index_names(folder / name)]
-            for path in (*all_indexes, *_matching(folder / name, _SHARD)):
-                if path not in kept:  # also the index of a rank that the position does not name
-                    path.unlink(missing_ok=True)
+            # also the index of a rank that the position does not name, and only then its shards
+            for file in (*index_names(folder / name), *names_inside(folder / name, _SHARD)):
+                if folder / name / file not in kept:
+                    (folder / name / file).unlink(missing_ok=True)
         for name in ("", CAPTURES, PREDICTIONS, CHECKPOINTS):
-            for path in _matching(folder / name, _ASIDE):
-                path.unlink()
+            for file in names_inside(folder / name, _ASIDE):
+                (folder / name / file).unlink()
     except OSError as error:
         raise StoreError(f"cannot cut back {error.filename or folder}: {os_reason(error)}") from error
     sync_folder(folder)
@@ -162,16 +163,3 @@ def _cut(path: Path, size: int) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
         os.ftruncate(file.fileno(), size)
         os.fsync(file.fileno())
-
-
-def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The files and links of a folder whose names match; none if the folder does not exist."""
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        return []
-    return [
-        folder / entry.name
-        for entry in sorted(entries, key=lambda entry: entry.name)
-        if pattern.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
-    ]

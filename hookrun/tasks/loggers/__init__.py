@@ -75,14 +75,14 @@ class Loggers:
 
     def _each(self, call: Callable[[RunLogger], None]) -> None:
         for logger in tuple(self._working):
-            is_working = False
             with _failure_shown(logger.logger_name):
-                call(logger)
-                is_working = True
-            if not is_working:
-                self._working.remove(logger)
-                with suppress(Exception):
-                    logger.close(failed=True)
+                try:
+                    call(logger)
+                except Exception:
+                    self._working.remove(logger)
+                    with suppress(Exception):
+                        logger.close(failed=True)
+                    raise
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,6 +98,8 @@ class RunContext:
         self.ranks = self.run_dir.ranks
         self.settings = self.prepared.settings
         self.model = self.prepared.model  # the hooked model
+        self._called = Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
+        self.measuring = Measuring(self.prepared)  # computes the task's metrics
         # Sharded parameters need every rank to take part in every pass.
         self.sharded = self.ranks.several and self.settings.compute.strategy == "fsdp"
         self._autocast_dtype = _AUTOCAST.get(self.settings.compute.precision)
@@ -124,7 +126,7 @@ class RunContext:
         self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
-            return self._call(*args, **kwargs)
+            return self._called(*args, **kwargs)
 
     def set_batch(self, batch: Batch) -> None:
         """Tell the hooks that the next calls of the model are for the samples of this batch.
@@ -168,11 +170,6 @@ class RunContext:
             finally:
                 set_generators(states)
 
-    @cached_property
-    def measuring(self) -> Measuring:
-        """Computes the task's metrics."""
-        return Measuring(self.prepared)
-
     def measure(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
         """Add a batch to the means.
 
@@ -184,10 +181,6 @@ class RunContext:
                 batch.whole / len(batch.ids)
             )  # each rank has only a part of the sum over the batch
         self.measuring.add(average, loss, output, batch, others)
-
-    @cached_property
-    def _call(self) -> Callable[..., Any]:
-        return Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The loss of the batch."""

@@ -51,10 +51,8 @@ def in_this_process() -> Iterator[None]:
     except BaseException as error:
         if os.getpid() == owner:
             raise
-        code = 1
-        if isinstance(error, SystemExit):
-            code = error.code
-        else:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
             traceback.print_exception(error)
     if os.getpid() != owner:
         print(end="", flush=True)

@@ -315,7 +315,7 @@ def _fitting(saved: SavedState) -> Iterator[None]:
     """Turn errors of the block into a StoreError that says that the state does not fit the run."""
     try:
         yield
-    except (HookrunError, KeyboardInterrupt):
+    except HookrunError:
         raise
     except Exception as error:  # any error of torch, of a user's optimizer or schedule, or of a damaged file
         first = str(error).strip().splitlines() or [type(error).__name__]

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hookrun.config.validation import join
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.hook_types import FORWARD, FORWARD_PRE
-from hookrun.plan.plan import PlannedHook
+from hookrun.plan.plan import PlannedHook, passed_on
 from hookrun.runtime import Installation
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.optimizers import without_compiler
@@ -63,19 +63,20 @@ class FiniteSteps:
     A skipped step counts for hooks, like one that a gradient scaler skips, so `when: {step: ...}` means the same
     batches in every run. The optimizer, a schedule by steps and the average of the weights do not advance.
 
+    before:  the state before the step, for which `take` is called
     skipped: the number of steps skipped so far
     """
 
     def __init__(self, context: RunContext, optimizer: Optimizer) -> None:
         plan = context.prepared.plan
         own_code = bool(plan.code) or any(hook.code for hook in plan.hooks)
-        self._losses: Sequence[Tensor] = ()
+        self.before = BeforeStep(context.model, context.hooks, own_code=own_code)
         self.skipped = 0
         self._context = context
         self._optimizer = optimizer
         self._group: Sequence[Batch] = ()
+        self._losses: Sequence[Tensor] = ()
         self._in_epoch = 0
-        self._before = BeforeStep(context.model, context.hooks, own_code=own_code)
         optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
 
     def state_dict(self) -> dict[str, int]:
@@ -86,19 +87,15 @@ class FiniteSteps:
         """Replace the counts by saved ones."""
         self.skipped, self._in_epoch = state["skipped"], state["told"]
 
-    def begin(self, group: Sequence[Batch]) -> None:
-        """Prepare for a step over these micro-batches."""
-        self._group = group
-        self._before.take()
-
-    def step(self, losses: Sequence[Tensor]) -> Outcome:
+    def step(self, group: Sequence[Batch], losses: Sequence[Tensor]) -> Outcome:
         """Step the optimizer, through the gradient scaler; gradients are already unscaled and clipped.
 
-        losses: the detached losses of the micro-batches
+        group:  the micro-batches
+        losses: their detached losses
 
         Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
-        self._losses = losses
+        self._group, self._losses = group, losses
         scaler = self._context.scaler  # one that is not enabled only steps the optimizer
         scale = scaler.get_scale()
         try:
@@ -137,7 +134,7 @@ class FiniteSteps:
         self._in_epoch += 1
         is_told = policy != "skip" or self.skipped <= MOST_REPORTED
         text = f"epoch {clock.epoch}, step {clock.step}: {self._described()}" if is_told else ""
-        self._before.restore_buffers()
+        self.before.restore_buffers()
         if policy == "error":
             raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
         if policy == "stop":
@@ -155,7 +152,7 @@ class FiniteSteps:
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
         if context.sharded:
             return f"{what}: {UNKNOWN}: parameters are sharded over the ranks"
-        source = source_of(context, self._before, self._group, wrong)
+        source = source_of(context, self.before, self._group, wrong)
         if context.ranks.several:  # each has repeated the step with its own rows
             sources = enumerate(context.ranks.gathered(source))
             known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
@@ -434,11 +431,13 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
     tracer, sink = NonFiniteTracer(model), Memory()
     sink.wants_calls = True
     plan = context.prepared.plan
+    taken = {name for name, _ in passed_on(plan.hooks)}
     # hooks that act at installation are left out: the copy has their changes
     edits = (
         hook
         for hook in plan.hooks
-        if not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
+        if hook.spec.hook_type.phase != "installation"
+        and (hook.spec.name in taken or not hook.spec.action.observes)
     )
     clock, scaler = context.hooks.clock, context.scaler
     samples = sum(len(batch.ids) for batch in group)

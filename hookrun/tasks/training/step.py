@@ -117,7 +117,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
     hooks, settings = context.hooks, context.settings.train
     with context.logged(hooks.clock.step) as is_logged:
         optimizer.zero_grad(set_to_none=True)
-        training.steps.begin(group)
+        training.steps.before.take()
 
         # Forward and backward of each micro-batch, weighted by its share of the samples of the step.
         of_step.clear()
@@ -134,7 +134,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         # With fused optimizers, hooks would otherwise see scaled gradients.
         context.scaler.unscale_(optimizer)
         norm = clip(settings, optimizer)
-        outcome = training.steps.step(training.gradients.losses(losses, shares))
+        outcome = training.steps.step(group, training.gradients.losses(losses, shares))
         if training.average is not None and outcome == "stepped":
             training.average.update()
 

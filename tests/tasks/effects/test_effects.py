@@ -279,6 +279,7 @@ def test_a_metric_is_that_of_evaluate_by_sample(effects, run) -> None:
         found = effects(f"{{{hook}}}", "{factor: [0.0, 2.0]}", *at_tokens, metric=f'"{metric}"')
         wanted = [line[metric.rpartition(":")[2]] for line in lines]
         close(found["exact_samples"][1], torch.tensor(wanted, dtype=torch.float64))
+        assert (found["unedited"] == 0) == (metric == "kl"), "of the run without hooks from itself"
 
 
 def test_other_hooks_stay_as_they_are_in_each_cell(run) -> None:

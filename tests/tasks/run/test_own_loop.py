@@ -88,12 +88,12 @@ def test_the_weights_of_a_run_to_come_are_refused() -> None:
         parts(replace(waiting, runs={"base": None}), NOBODY)
 
 
-BOTH = (
-    "train.epochs=1", "train.limit_batches=2", "train.shuffle=false",
-    "+hooks.h={select: fc, hook: forward, action: capture}",
+TRAINED = (
+    "train.epochs=3", "train.shuffle=false",
+    "+hooks.both={select: fc, hook: forward, action: capture, when: {epoch: [0]}}",
     "+hooks.gradient={select: fc.bias, hook: grad, action: capture}",
+    "+hooks.h={select: fc, hook: forward, action: capture, when: {mode: eval, epoch: [2]}}",
 )  # fmt: skip
-IN_VALIDATION = "+hooks.h={select: fc, hook: forward, action: capture, when: {mode: eval, epoch: {start: 2}}}"
 
 
 def labels(split: str, count: int) -> list[int]:
@@ -102,27 +102,27 @@ def labels(split: str, count: int) -> list[int]:
 
 
 def test_a_training_run_captures_samples_of_both(shared) -> None:
-    found = shared(*BOTH)
-    rows = found.captures["h"]["fc"]
-    assert rows.splits == ["train"] * 128 + ["val"] * 128
-    assert rows.sample_ids.tolist() == [*range(128), *range(128)]
-    assert rows.where(sample=3, split="val").tolist() == [131]
+    found = shared(*TRAINED)
+    rows = found.captures["both"]["fc"]
+    assert rows.splits == ["train"] * 1438 + ["val"] * 359
+    assert rows.sample_ids.tolist() == [*range(1438), *range(359)]
+    assert rows.where(sample=3, split="val").tolist() == [1441]
     with pytest.raises(hookrun.HookrunError, match="there is no split 'valid', there are train, val"):
         rows.where(split="valid")
-    assert found.labels_of(rows).tolist() == labels("train", 128) + labels("val", 128)
-    row, label = found.dataset(rows)[131]
-    assert torch.equal(row, rows[131]) and label == labels("val", 4)[3]
+    assert found.labels_of(rows).tolist() == labels("train", 1438) + labels("val", 359)
+    row, label = found.dataset(rows)[1441]
+    assert torch.equal(row, rows[1441]) and label == labels("val", 4)[3]
 
 
 def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, shared) -> None:
-    trained = shared("train.epochs=3", IN_VALIDATION)
+    trained = shared(*TRAINED)
     assert set(trained.captures["h"]["fc"].splits) == {"val"}
-    [line] = run("task=probe", f"task.run={trained.path}").metrics
+    [line] = run("task=probe", f"task.run={trained.path}", "task.capture=h").metrics
     assert line["samples"] == 359 and line["accuracy"] > 0.8
 
 
 def test_validation_rows_are_not_used_for_training_samples(shared, refused, ready) -> None:
-    trained = shared("train.epochs=3", IN_VALIDATION)
+    trained = shared(*TRAINED)
     value = f"{{run: '{trained.path}', capture: h, module: fc, sample: same}}"
     patch = f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}, when: {{mode: train}}}}"
     assert "its samples are of the split 'val', these of 'train'" in refused("task=train", patch)
@@ -130,7 +130,7 @@ def test_validation_rows_are_not_used_for_training_samples(shared, refused, read
 
 
 def test_gradients_have_their_split_too(shared) -> None:
-    found = shared(*BOTH)
+    found = shared(*TRAINED)
     gradient = found.captures["gradient"]["fc.bias"]
     assert set(gradient.splits) == {"train"}
     with pytest.raises(hookrun.HookrunError, match="some rows do not belong to a sample"):

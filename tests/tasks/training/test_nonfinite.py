@@ -49,6 +49,15 @@ def test_a_hook_is_named(select, hook, factor, on, fails) -> None:
     assert f"first made by hook 'h' ({hook}, scale) on {on}" in said, said
 
 
+def test_a_hook_that_takes_the_value_of_another_is_named(fails) -> None:
+    seen = "{select: conv2, hook: forward, action: capture}"
+    moved = "{select: relu2, hook: forward, action: scale, factor: {hook: seen, module: conv2}}"
+    big = "{select: conv2, hook: forward, action: scale, factor: 1e30}"
+    hooks = (f"+hooks.big={big}", f"+hooks.seen={seen}", f"+hooks.moved={moved}")
+    said = fails("model=cnn", *FOUR_STEPS, *hooks)
+    assert "first made by hook 'moved' (forward, scale) on relu2, call 0" in said, said
+
+
 POISONED = """
 def __init__(self, at=()):
     super().__init__()

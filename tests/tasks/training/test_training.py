@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+import hookrun
+from hookrun.store.reader import Run
 from hookrun.tasks.run.batches import Batches
+from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.training import loop
 from hookrun.tasks.training.step import Training
 
@@ -94,37 +98,52 @@ def test_schedules_are_chosen_by_name(shared, overrides: tuple[str, ...], rates:
     assert [line["lr"] for line in shared(*overrides).metrics if "lr" in line] == pytest.approx(rates)
 
 
-def test_an_incomplete_last_batch_is_weighted_by_its_samples(run, ready, tmp_path: Path) -> None:
+@pytest.fixture
+def trained(performed, tmp_path: Path) -> Callable[..., Run]:
+    """A training by sections of the configuration, without a command line."""
+
+    def perform(context: RunContext) -> None:
+        loop.train(context)
+        context.run_dir.set_status("done")
+
+    def trained(**sections: Any) -> Run:
+        performed(perform, task={"name": "train"}, **sections)
+        return hookrun.open_run(tmp_path / "run")
+
+    return trained
+
+
+def test_an_incomplete_last_batch_is_weighted_by_its_samples(trained, ready) -> None:
     """Micro-batches of 32, 32 and 1 are one batch of all: each sample weighs the same."""
     torch.manual_seed(0)
-    count = 65
-    tensors = {"x": torch.rand(count, 1, 8, 8), "y": torch.randint(0, 3, (count,))}
-    save_file(tensors, tmp_path / "x.safetensors")
-    own = (
-        "data=tensors", f"data.args.file={tmp_path}/x.safetensors", "data.args.input=x", "data.args.target=y",
-        "data.args.val_fraction=0", "model.args.num_classes=3", *SGD,
+    x, y = torch.rand(65, 1, 8, 8), torch.randint(0, 3, (65,))
+    save_file({"x": x, "y": y}, "x.safetensors")
+    train = {"epochs": 1, "limit_batches": None, "accumulate": 9, "shuffle": False}
+    args = {"file": "x.safetensors", "input": "x", "target": "y", "val_fraction": 0}
+    parts = trained(
+        model={"args": {"num_classes": 3}}, data={"name": "tensors", "args": args, "batch_size": 32},
+        train={**train, "optimizer": {"name": "SGD", "lr": 0.1}},
     )  # fmt: skip
-    parts = run(*own, "data.batch_size=32", "train.accumulate=9")
-    model = ready(*own).model.train()
-    loss = F.cross_entropy(model(tensors["x"]), tensors["y"])
+    named = [f"data.args.{key}={value}" for key, value in args.items()]
+    model = ready("model=mlp", "model.args.num_classes=3", "data=tensors", *named).model.train()
+    loss = F.cross_entropy(model(x), y)
     loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert [(line["step"], line["of"]) for line in parts.metrics] == [(0, "batch"), (1, "epoch")]
-    assert parts.metrics[1]["loss"] == parts.metrics[0]["loss"]
-    assert parts.metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert parts.metrics[1]["loss"] == parts.metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(weights(parts)[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("optimizer", "fused"), [("SGD", "false"), ("Adam", "true")])
+@pytest.mark.parametrize(("optimizer", "fused"), [("SGD", False), ("Adam", True)])
 def test_every_gradient_is_seen_unscaled_under_a_gradient_scaler(
-    run, ready, optimizer: str, fused: str
+    trained, ready, optimizer: str, fused: bool
 ) -> None:
     paths = {"output_grad": "fc", **dict.fromkeys(TYPES[:3], "fc.bias")}
-    see = [f"+hooks.{kind}={{select: {path}, hook: {kind}, action: capture}}" for kind, path in paths.items()]
-    one = ("train.steps=1", f"train.optimizer.name={optimizer}", "train.shuffle=false")
-    scaled = run(*one, f"+train.optimizer.fused={fused}", *see, "compute.precision=fp16")
-    prepared = ready(*one)
+    hooks = {kind: {"select": path, "hook": kind, "action": "capture"} for kind, path in paths.items()}
+    train = {"steps": 1, "shuffle": False, "optimizer": {"name": optimizer, "fused": fused}}
+    scaled = trained(train=train, hooks=hooks, compute={"precision": "fp16"}, data={"batch_size": 64})
+    prepared = ready("model=mlp")
     batch = next(Batches(prepared, "train").epoch(0))
     logits = prepared.model.train()(batch.inputs)
     loss = F.cross_entropy(logits, batch.target)
