@@ -90,7 +90,7 @@ def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compose
     """One job of the sweep `cfg`. Raises SpecError if it does not compose."""
     with explained(command_of(app, cfg, overrides)):
         job = app.job_config(cfg, overrides, 0)
-        is_hooked = job.get(HOOKED) is not False
+        is_hooked = OmegaConf.select(job, HOOKED) is not False
         wants_baseline = is_hooked and bool(job.get("hooks")) and job.get("baseline") is True
     has_number = "${hydra:job." in str(written(job))
     return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, wants_baseline, has_number)
