@@ -122,6 +122,10 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
     parser = argument_parser()
     known = {flag: action for action in parser._actions for flag in action.option_strings}
+    flags = takewhile(lambda pair: pair[1] != "--", enumerate(arguments))
+    if unknown := [place for place, word in flags if _is_unknown(word, known)]:
+        with opened(conf_dir()) as app:
+            raise SpecError([_not_a_flag(arguments[place:], known, app) for place in unknown])
     try:
         args, others = parser.parse_known_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:
@@ -132,11 +136,16 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         elif flag in known and known[flag].nargs == 0 and joined:
             hint = f"put a space there: {joined[0].replace('=', ' ', 1)}"
         raise spec_error(flag, error.message, hint) from None
-    others = [text for text in others if text[:1] == "-"] or others  # the rest are values of unknown flags
     if others:
-        with opened(conf_dir()) as app:
-            raise SpecError([_not_a_flag(arguments[arguments.index(text) :], known, app) for text in others])
+        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
     return args
+
+
+def _is_unknown(word: str, known: Mapping[str, argparse.Action]) -> bool:
+    if word[:1] != "-" or word == "-" or word.partition("=")[0] in known:
+        return False
+    with_choice = known.get(word[:2])  # a short flag with its choice attached: -cjob
+    return with_choice is None or word[2:] not in (with_choice.choices or ())
 
 
 def _not_a_flag(words: Sequence[str], known: Mapping[str, argparse.Action], app: App) -> Problem:
