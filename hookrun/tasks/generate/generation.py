@@ -24,6 +24,7 @@ from hookrun.tasks.generate.continuing import (
     runs_together,
 )
 from hookrun.tasks.run.batches import Batch
+from hookrun.tasks.run.compile_check import buffers_kept
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.session import generator_states, set_generators
 
@@ -56,7 +57,7 @@ class Generation:
         without: list[Continuation | None] = [None] * len(prompts)
         if self._task.without_hooks:
             states = generator_states()
-            with context.hooks.paused():
+            with context.hooks.paused(), buffers_kept(context.model):
                 without[:] = self._continued(batch, prompts)
             set_generators(states)  # so that random numbers that the model itself draws are the same
         now = self._continued(batch, prompts)

@@ -132,6 +132,24 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert "the hooks changed neither the first new token" in capsys.readouterr().out
 
 
+def test_buffers_of_the_pass_without_hooks_do_not_stay(executed, own_model, generate) -> None:
+    own = own_model("""
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.out = nn.Embedding(256, 16), nn.Linear(16, 256)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, input_ids, attention_mask=None):
+            self.calls += 1
+            return self.out(torch.sin(self.embed(input_ids) + self.calls))
+    """)
+    common = (*own, "data=prompts", "data.args.file=prompts.jsonl", "task=generate", "data.batch_size=2")
+    steer = hook("steer", "embed", "scale", "all", factor=1.1)
+    both, alone = (executed(*common, steer, f"task.without_hooks={each}") for each in ("true", "false"))
+    assert ids_of(both) == ids_of(alone)
+
+
 def test_the_old_name_of_without_hooks_still_works(ready) -> None:
     longer = ("model=decoder", "model.args.length=64", "data=names")
     prepared = ready("task=generate", *longer, "task.compare=true")

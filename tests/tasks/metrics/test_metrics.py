@@ -259,6 +259,10 @@ def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_sh
         assert found is not None and torch.equal(found, first)
     assert own_token_scores({"hidden": second}) is own_token_scores(()) is own_token_scores(object()) is None
     assert torch.equal(own_token_scores([None, second]), second)
+    target = torch.zeros(1, 2, dtype=torch.int64)
+    rows = of_tokens(first, target, target == 0, target)
+    assert rows is not None and rows.scores is not None
+    assert not rows.scores.requires_grad, "sums of metrics would keep the graph of each step"
 
 
 def test_one_sample_is_a_batch_of_one_in_float32_and_what_belongs_to_no_sample_stays() -> None:
