@@ -92,7 +92,7 @@ def test_a_state_that_is_not_a_tensor_is_named_and_nothing_is_written(tmp_path: 
 
 def through_json(tree: Any) -> Any:
     values, tensors = flatten(tree)
-    return unflatten(decode(encode(values).encode()), tensors.__getitem__)
+    return unflatten(decode(encode(values).encode()), lambda name: tensors[name].clone())
 
 
 def test_types_are_read_back() -> None:
