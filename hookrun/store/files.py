@@ -284,13 +284,17 @@ def is_there(path: Path) -> bool:
 def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Path from `root`, and its `stat`, for every entry below a folder of `root` that is not a folder.
 
-    Links are listed but not followed. A missing folder gives nothing; StoreError if a folder cannot be read.
+    Links are listed but not followed. A missing folder gives nothing; StoreError if a folder cannot be read, or an
+    entry is removed meanwhile.
     """
     waiting = [folder]
     while waiting:
         here = waiting.pop()
-        with os_errors(f"cannot list {root / here}"), suppress(FileNotFoundError):
-            for entry in sorted(os.scandir(root / here), key=lambda entry: entry.name):
+        entries = list[os.DirEntry[str]]()
+        with os_errors(f"cannot list {root / here}"):
+            with suppress(FileNotFoundError):  # of the folder; one that vanishes later is an error
+                entries = sorted(os.scandir(root / here), key=lambda entry: entry.name)
+            for entry in entries:
                 path = f"{here}/{entry.name}" if here else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(path)

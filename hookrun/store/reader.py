@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -70,9 +70,6 @@ from hookrun.store.records import (
 )
 from hookrun.store.run_dir import cut_off
 from hookrun.store.stored_config import data_used, read_yaml
-
-if TYPE_CHECKING:
-    pass
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12

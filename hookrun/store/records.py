@@ -6,6 +6,7 @@ have added them; a key may be missing, because an earlier version did not write 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -493,7 +494,8 @@ def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
     lines = list[dict[str, Any]]()
     for number, record in read_lines(path):
         fitting(f"{path}, line {number}", record, model)
-        lines.append(record)
+        # json gives each line keys of its own, which take as much memory as the values
+        lines.append({sys.intern(key): value for key, value in record.items()})
     return lines
 
 

@@ -63,7 +63,9 @@ def data_used(config: Mapping[str, Any], path: Path) -> tuple[Data, Split, int]:
     if split == ALL:
         split = SPLITS[0]
     if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
-        raise StoreError(f"{path} does not say which data was used: it has no task, task.split or seed")
+        raise StoreError(
+            f"{path} does not say which data was used: it is missing, or has no task, task.split or seed"
+        )
     try:
         if isinstance(data, Mapping) and "${" in str(data):
             data = resolved(OmegaConf.create(dict(config)).data)

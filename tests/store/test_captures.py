@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hookrun.actions.base import TokenRows
 from hookrun.errors import HookrunError, Lookup, NoSuchKey
 from hookrun.store.captures.read import SampleTable, StoredCapture, read_captures
 from hookrun.store.captures.shard import Shard, index_name, index_names, read_index, row_bytes, shard_name
@@ -152,6 +153,25 @@ def test_rows_are_in_recorded_order_unless_each_sample_occurs_once(
     assert capture.epochs.tolist() == [step // 2 for step in steps]
     assert torch.equal(capture[:].flatten(), torch.cat([value.flatten() for value in values]))
     assert capture[3].shape == capture.shape[1:]
+
+
+def test_repeated_rows_of_several_ranks_are_in_recorded_order_batch_by_batch(tmp_path: Path) -> None:
+    batch = [0]
+    writers = [CaptureWriter(tmp_path, rank=rank, batch=lambda: batch[0]) for rank in range(2)]
+    for batch[0], (rank, writer) in product(range(2), enumerate(writers)):
+        writer.add("f", "m", torch.tensor([2.0 * batch[0] + rank]), sample_ids=[rank], **AT)
+    for writer in writers:
+        writer.close()
+    assert read(tmp_path)["f"]["m"][:].tolist() == [0, 1, 2, 3]
+
+
+def test_rows_of_queries_and_keys_are_sorted_by_sample_query_and_key(tmp_path: Path) -> None:
+    rows = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 0], [0, 0, 1]])  # sample, query, key
+    tokens = TokenRows(rows[:, 0], rows[:, 0], rows[:, 1], rows[:, 1], rows[:, 2])
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "m", rows, sample_ids=rows[:, 0], tokens=tokens, **AT)
+    writer.close()
+    assert read(tmp_path)["f"]["m"][:].tolist() == sorted(rows.tolist())
 
 
 def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:

@@ -174,6 +174,16 @@ def test_names_are_listed_with_links_that_are_not_followed(tmp_path: Path) -> No
     assert list(listed_inside(tmp_path, "none")) == []
 
 
+def test_a_file_that_vanishes_while_files_are_listed_hides_no_other(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    entries = listed_inside(tmp_path)
+    assert next(entries)[0] == "a"
+    (tmp_path / "b").unlink()
+    with pytest.raises(StoreError, match=f"cannot list {tmp_path}"):
+        next(entries)
+
+
 numbers = st.floats() | st.integers()
 words = st.sampled_from(["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\-Infinity", "nan"])
 texts = st.text() | words

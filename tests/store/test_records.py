@@ -88,6 +88,9 @@ def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path: Pat
     good = '{"split": "val", "sample": 0, "file": "a"}\n'
     path.write_text(good + good[:20])
     assert read_records(path, SampleLine) == [{"split": "val", "sample": 0, "file": "a"}]
+    path.write_text(good + good)
+    lines = read_records(path, SampleLine)
+    assert all(key is same for key, same in zip(*lines, strict=True)), "keys are in memory once, not per line"
     path.write_text(good + good.replace('"a"', "0") + good)
     with pytest.raises(StoreError, match=r"samples\.jsonl, line 2: .* \(file\)"):
         read_records(path, SampleLine)

@@ -19,7 +19,7 @@ from torch import nn, optim
 from hookrun.store.files import StoreError
 from hookrun.store.format import decode, encode
 from hookrun.store.states import checkpoint
-from hookrun.store.states.files import newest_state, remove_states, write_state
+from hookrun.store.states.files import VERSION, newest_state, remove_states, write_state
 from hookrun.store.states.tree import NotPlain, flatten, unflatten
 from hookrun.tasks.training.optimizers import OPTIMIZERS, SCHEDULERS
 
@@ -92,7 +92,7 @@ def test_a_state_that_is_not_a_tensor_is_named_and_nothing_is_written(tmp_path: 
 
 def through_json(tree: Any) -> Any:
     values, tensors = flatten(tree)
-    return unflatten(decode(encode(values).encode()), tensors.__getitem__)
+    return unflatten(decode(encode(values).encode()), lambda name: tensors[name].clone())
 
 
 def test_types_are_read_back() -> None:
@@ -208,10 +208,19 @@ def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: st
 
 def test_a_state_of_another_version_is_not_used_and_both_versions_are_named(tmp_path: Path) -> None:
     file = write(tmp_path, 0) / "state.json"
-    for text in ('{"version": 1}', "[]"):
+    for text in (f'{{"version": {VERSION - 1}}}', "[]"):
         file.write_text(text)
         value, damaged = newest(tmp_path)
-        assert value is None and "and this hookrun reads version 3" in damaged[0]
+        assert value is None and f"and this hookrun reads version {VERSION}" in damaged[0]
+
+
+def test_a_tensor_that_is_not_in_the_file_is_named_shortly(tmp_path: Path) -> None:
+    values, tensors = flatten({"weight": torch.ones(2)})
+    values["keys"]["weight"] = {"tensor": "x" * 10_000}
+    write_state(tmp_path, "{}", values, tensors)
+    _, damaged = newest_state(tmp_path)
+    [said] = damaged.values()
+    assert "state_000001 is damaged: File does not contain tensor xxx" in said and len(said) < 2_000
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:

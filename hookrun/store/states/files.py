@@ -21,6 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
+from hookrun.errors import shortened
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
 from hookrun.store.files import (
     StoreError,
@@ -160,7 +161,7 @@ def read_state(run: Path, name: str) -> SavedState:
                 raise ValueError(f"it holds a {type(tree).__name__}")
             return SavedState(path, content["about"], tree)
     except (ValueError, KeyError, StoreError, SafetensorError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
+        raise StoreError(f"{path} is damaged: {shortened(str(error), 1_000)}") from error
 
 
 def _digest(text: str) -> str:
