@@ -84,7 +84,7 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     """The samples of a split under its transforms; their order and number are always the same.
 
     seed: of the experiment; only data generated with `args.seed: null` follows it.
-    Raises SpecError as `describe` does, and if a download fails or files are damaged.
+    Raises SpecError for a mistake in what the split needs, and if a download fails or files are damaged.
     """
     key = _transforms_key(config, split)
     transforms = parse_transforms(getattr(config, key), f"data.{key}")
