@@ -82,8 +82,7 @@ def _unit(vectors: Tensor) -> Tensor:
     if readable and not (largest.isfinite() & (largest > 0)).all():
         raise ValueError("a direction is 0, or has elements that are not finite")
     # divided first: squares of small numbers would underflow
-    unit: Tensor = torch.nn.functional.normalize(exact / largest, dim=-1)
-    return unit
+    return torch.nn.functional.normalize(exact / largest, dim=-1)
 
 
 def _basis(vectors: Tensor) -> Tensor:
@@ -95,5 +94,4 @@ def _basis(vectors: Tensor) -> Tensor:
     _, sizes, basis = torch.linalg.svd(_unit(vectors), full_matrices=False)
     dtype = vectors.dtype if vectors.is_floating_point() else torch.float64
     tolerance = max(vectors.shape) * torch.finfo(dtype).eps  # as torch.linalg.matrix_rank
-    spanned: Tensor = basis[sizes > sizes[0] * tolerance]
-    return spanned
+    return basis[sizes > sizes[0] * tolerance]

@@ -101,16 +101,16 @@ def execute(arguments: Sequence[str]) -> int:
                 from hookrun.sweeps.sweep import sweep
 
                 waiting_for("checking the jobs of the sweep")
-                with sweep_lines(cfg):
-                    return sweep(
-                        app,
-                        cfg,
-                        trust,
-                        go_on=stored is not None,
-                        anyway=resume is not None and resume.anyway,
-                        fail_fast=bool(fail_fast),
-                        verbose=args.verbose,
-                    )
+                show_sweep_lines(cfg)
+                return sweep(
+                    app,
+                    cfg,
+                    trust,
+                    go_on=stored is not None,
+                    anyway=resume is not None and resume.anyway,
+                    fail_fast=bool(fail_fast),
+                    verbose=args.verbose,
+                )
 
 
 def _refuse_fail_fast(fail_fast: bool | None) -> None:
@@ -122,6 +122,10 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
     parser = argument_parser()
     known = {flag: action for action in parser._actions for flag in action.option_strings}
+    flags = takewhile(lambda pair: pair[1] != "--", enumerate(arguments))
+    if unknown := [place for place, word in flags if _is_unknown(word, known)]:
+        with opened(conf_dir()) as app:
+            raise SpecError([_not_a_flag(arguments[place:], known, app) for place in unknown])
     try:
         args, others = parser.parse_known_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:
@@ -132,11 +136,16 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         elif flag in known and known[flag].nargs == 0 and joined:
             hint = f"put a space there: {joined[0].replace('=', ' ', 1)}"
         raise spec_error(flag, error.message, hint) from None
-    others = [text for text in others if text[:1] == "-"] or others  # the rest are values of unknown flags
     if others:
-        with opened(conf_dir()) as app:
-            raise SpecError([_not_a_flag(arguments[arguments.index(text) :], known, app) for text in others])
+        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
     return args
+
+
+def _is_unknown(word: str, known: Mapping[str, argparse.Action]) -> bool:
+    if word[:1] != "-" or word == "-" or word.partition("=")[0] in known:
+        return False
+    with_choice = known.get(word[:2])  # a short flag with its choice attached: -cjob
+    return with_choice is None or word[2:] not in (with_choice.choices or ())
 
 
 def _not_a_flag(words: Sequence[str], known: Mapping[str, argparse.Action], app: App) -> Problem:
@@ -245,11 +254,11 @@ def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, D
 
 @contextmanager
 def loggers_restored() -> Iterator[None]:
-    """Undo what Hydra's logging configuration does to handlers, levels and loggers."""
+    """Undo what Hydra's logging configuration and `show_sweep_lines` do to handlers, levels and loggers."""
     root = logging.getLogger()
     before = [
         (log, log.level, log.handlers[:], log.propagate, log.disabled)
-        for log in (root, *root.manager.loggerDict.values())
+        for log in (root, *map(logging.getLogger, _TALKS), *root.manager.loggerDict.values())
         if isinstance(log, logging.Logger)
     ]
     try:
@@ -264,28 +273,18 @@ def loggers_restored() -> Iterator[None]:
             log.propagate, log.disabled = propagate, disabled
 
 
-@contextmanager
-def sweep_lines(cfg: DictConfig) -> Iterator[None]:
+def show_sweep_lines(cfg: DictConfig) -> None:
     """Show what launchers and sweepers log, as Hydra's own logging configuration would.
 
     Hydra's configuration adds its handler to the root logger, so that lines of every library would look like Hydra's.
     `config.yaml` therefore turns it off. Any other choice of `hydra/hydra_logging` is used as it is.
     """
-    if cfg.hydra.hydra_logging.get("root") is not None:
-        yield
-        return
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("[%(asctime)s][HYDRA] %(message)s"))
-    talkers = [logging.getLogger(name) for name in _TALKS]
-    for talker in talkers:
-        talker.addHandler(handler)
-        talker.setLevel(logging.DEBUG if cfg.hydra.verbose is True else logging.INFO)
-    try:
-        yield
-    finally:
-        for talker in talkers:
-            talker.removeHandler(handler)
-            talker.setLevel(logging.NOTSET)
+    if cfg.hydra.hydra_logging.get("root") is None:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("[%(asctime)s][HYDRA] %(message)s"))
+        for talker in map(logging.getLogger, _TALKS):
+            talker.addHandler(handler)
+            talker.setLevel(logging.DEBUG if cfg.hydra.verbose is True else logging.INFO)
 
 
 LINE = 110

@@ -218,7 +218,8 @@ class Loader(ConfigLoaderImpl):
         common: Any = OmegaConf.to_container(master_config.hydra.overrides.hydra)
         with guarded():  # a launcher calls it in another process
             parsed, repo = self._parse_overrides_and_create_caching_repo(name, common + sweep_overrides)
-            keys = [each for each in parsed if not each.is_hydra_override() and not is_choice(each, repo)]
+            own = [each for each in parsed if not each.is_hydra_override()]
+            keys = [each for each in own if not is_choice(each, repo)]
             shared = tuple(str(each.input_line) for each in parsed if each not in keys)
             if shared not in self._shared:
                 if len(self._shared) >= MOST_SHARED:
@@ -226,10 +227,9 @@ class Loader(ConfigLoaderImpl):
                 self._shared[shared] = super()._load_configuration_impl(name, list(shared), RunMode.RUN)
             cfg = copy.deepcopy(self._shared[shared])
             self._apply_overrides_to_config(keys, cfg)
-            cfg.hydra.overrides.task = sweep_overrides
+            cfg.hydra.overrides.task = [each.input_line for each in own]
             cfg.hydra.job.override_dirname = get_overrides_dirname(
-                [each for each in parsed if not each.is_hydra_override()],
-                **cfg.hydra.job.config.override_dirname,
+                own, **cfg.hydra.job.config.override_dirname
             )
             self._finish(cfg, parsed)
             OmegaConf.copy_cache(from_config=master_config, to_config=cfg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,18 @@ from hookrun.errors import Problem, spec_error
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
-_TRUST = re.compile(r"\+{0,2}trust=")
 _KEY = re.compile(r"\+{0,2}[\w.@/-]+")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
+def take_trust(overrides: Sequence[str]) -> tuple[frozenset[str], list[str]]:
     """The packages that the command line trusts, and the other overrides.
 
     Trust is only typed: it never becomes part of the configuration, which files could set. Raises SpecError.
     """
-    trusted: set[str] = set()
-    others: list[str] = []
-    for text in overrides:
-        if not _TRUST.match(text):
-            others.append(text)
-            continue
+    typed, others = _parted("trust", overrides)
+    trusted = set[str]()
+    for text in typed:
         try:
             value = _single_value(text)
         except HydraException:
@@ -47,6 +43,13 @@ def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
             )
         trusted.update(map(str, names))
     return frozenset(trusted), others
+
+
+def _parted(key: str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides of a root key, with or without `+`, and the others."""
+    pattern = re.compile(rf"\+{{0,2}}{key}=")
+    typed = [text for text in overrides if pattern.match(text)]
+    return typed, [text for text in overrides if not pattern.match(text)]
 
 
 def _single_value(text: str) -> Any:
@@ -181,16 +184,14 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
 
     Raises SpecError where the key is given twice, or not with a single value, which of a flag is true or false.
     """
-    pattern = re.compile(rf"\+{{0,2}}{key}=")
-    typed = [text.lstrip("+") for text in overrides if pattern.match(text)]
-    others = [text for text in overrides if not pattern.match(text)]
+    typed, others = _parted(key, overrides)
     if not typed:
         return None, others
     if len(typed) > 1:
         raise spec_error(key, f"is given {len(typed)} times", "give it once")
     text = typed[0].partition("=")[2]
     try:
-        value = _single_value(typed[0])
+        value = _single_value(typed[0].lstrip("+"))
     except HydraException:
         value = text  # such as a path with characters that are special to Hydra
     if is_flag and not isinstance(value, bool):

@@ -161,6 +161,8 @@ def unknown_key(where: str, key: object, keys: Collection[str], deeper: Collecti
         hint = "YAML reads on, off, yes and no as true and false: quote the key"
     elif deeper:
         hint = f"did you mean {' or '.join(repr(join(where, each)) for each in deeper)}?"
+    elif key in keys:
+        hint = "it does not go with the keys beside it"
     else:
         hint = nearest(str(key), keys) if keys else ""
     return Problem(join(where, str(key)), "unknown key", hint)

@@ -97,8 +97,7 @@ def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
         return partial(nn.Flatten, 0)  # a sample has no dimension of the batch
     from torchvision.transforms import v2
 
-    cls: Callable[..., Callable[[Tensor], Tensor]] = getattr(v2, _TORCHVISION[name])
-    return cls
+    return getattr(v2, _TORCHVISION[name])
 
 
 @cache

@@ -156,5 +156,4 @@ class Callback(LoopFollower, LightningCallback):
 def _logged(trainer: Any) -> dict[str, Any]:
     """What was logged for loggers since the batch or the epoch began."""
     # `trainer.logged_metrics` also contains earlier values, without telling them apart.
-    found: dict[str, Any] = trainer._logger_connector.metrics["log"]
-    return found
+    return trainer._logger_connector.metrics["log"]

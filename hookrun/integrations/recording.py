@@ -380,7 +380,10 @@ class LoopFollower:
         self._applied = WeakKeyDictionary[nn.Module, list[str]]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hooks": None, "following": None, "_applied": WeakKeyDictionary()}
+        return {**vars(self), "hooks": None, "following": None, "_applied": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _applied=WeakKeyDictionary())
 
     def begin(self, model: nn.Module, scaler: GradScaler | None = None, *, trains: bool = True) -> Recording:
         """Open a run directory and install the hooks on the model.

@@ -146,8 +146,7 @@ class MappedRows:
 
     def missing(self, samples: Tensor) -> Tensor:
         """The samples that have no row but need one."""
-        missing: Tensor = torch.cat([rows.missing(samples) for rows in self._rows]).unique()
-        return missing
+        return torch.cat([rows.missing(samples) for rows in self._rows]).unique()
 
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""

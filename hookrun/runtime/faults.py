@@ -69,8 +69,7 @@ class Faulty:
         """The sample of each element; None if the tensor does not have a row for each sample."""
         if self.samples is None or self.samples.shape != self.x.shape[:1]:
             return [None] * len(elements)
-        ids: list[int | None] = self.samples[self.rows_of(elements)].tolist()
-        return ids
+        return self.samples[self.rows_of(elements)].tolist()
 
     def drawn(
         self, index: Tensor | None, bits: Sequence[int], draw: Draw, seed: int, by_sample: bool

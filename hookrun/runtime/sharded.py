@@ -29,14 +29,12 @@ def is_sharded(tensor: Any) -> bool:
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
     """The whole tensor, gathered from all ranks; a tensor that is not sharded is returned unchanged."""
-    whole_tensor: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return whole_tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def own_part(tensor: Any) -> Tensor:
     """This rank's part, detached, on the same memory; a tensor that is not sharded is returned unchanged."""
-    part: Tensor = tensor.to_local().detach() if is_sharded(tensor) else tensor
-    return part
+    return tensor.to_local().detach() if is_sharded(tensor) else tensor
 
 
 @torch.no_grad()

@@ -9,8 +9,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -89,7 +90,7 @@ def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compose
     """One job of the sweep `cfg`. Raises SpecError if it does not compose."""
     with explained(command_of(app, cfg, overrides)):
         job = app.job_config(cfg, overrides, 0)
-        is_hooked = job.get(HOOKED) is not False
+        is_hooked = OmegaConf.select(job, HOOKED) is not False
         wants_baseline = is_hooked and bool(job.get("hooks")) and job.get("baseline") is True
     has_number = "${hydra:job." in str(written(job))
     return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, wants_baseline, has_number)
@@ -156,5 +157,7 @@ def hash_of(cfg: DictConfig) -> str:
 
 
 def subdir_of(config: DictConfig) -> str:
-    """The directory of a job, relative to the sweep's."""
-    return os.path.normpath(str(config.hydra.sweep.subdir))
+    """The directory of a job, relative to the sweep's. Raises SpecError."""
+    HydraConfig.instance().cfg = cast(Any, config)  # it may hold ${hydra:job.num}
+    with explained():
+        return os.path.normpath(str(config.hydra.sweep.subdir))

@@ -186,6 +186,13 @@ class SweepJob:
             if code != DONE and self.stop is not None:
                 self.stop.touch()  # before the page, which takes time: no other process must start a job meanwhile
             renew_page(sweep_dir)
+        return self.value(run_dir, code)
+
+    def value(self, run_dir: Path, code: int) -> int | float:
+        """What the sweeper gets for a job that ended with this exit code: the code, or the objective.
+
+        Raises HookrunError for a job without the objective.
+        """
         if self.goal is None:
             return code
         if code != DONE:

@@ -36,15 +36,11 @@ MOST_LISTED = 8
 Overrides = Sequence[str]
 
 
-class SweepStopped(HookrunError):
-    """A job failed in a sweep with `fail_fast`, so that no other job starts. `exit_code` is the job's."""
-
-    def __init__(self, job: str, exit_code: int) -> None:
-        self.job, self.exit_code = job, exit_code
-        super().__init__(job, exit_code)
+class SweepStopped(JobFailed):
+    """A job, whose directory this exception has, failed in a sweep with `fail_fast`: no other job starts."""
 
     def __str__(self) -> str:
-        return f"stopped at the first failed job (fail_fast): job {self.job}"
+        return f"stopped at the first failed job (fail_fast): job {self.args[0]}"
 
 
 class SweepRun(Launcher):
@@ -151,19 +147,13 @@ class SweepRun(Launcher):
 
     def _finished(self, job: ComposedJob) -> JobReturn:
         """The JobReturn of a job that had finished before."""
-        from hookrun import tasks
-
-        run_dir, code = self.sweep_dir / str(job.name), job.exit_code
+        run_dir = self.sweep_dir / str(job.name)
         make_missing_page(run_dir)
         returned = JobReturn(hydra_cfg=_only_directory(str(run_dir)), status=JobStatus.COMPLETED)
-        returned.return_value = code
-        if self.job.goal is not None:
-            try:
-                if code != DONE:
-                    raise JobFailed(f"job failed with exit code {code}: {run_dir}", cast(int, code))
-                returned.return_value = tasks.objective(run_dir)
-            except HookrunError as error:
-                returned.return_value, returned.status = error, JobStatus.FAILED
+        try:
+            returned.return_value = self.job.value(run_dir, cast(int, job.exit_code))
+        except HookrunError as error:
+            returned.return_value, returned.status = error, JobStatus.FAILED
         return returned
 
     def _keep_codes(self, results: Sequence[JobReturn]) -> None:

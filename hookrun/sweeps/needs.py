@@ -71,7 +71,6 @@ class NeededRuns:
         self._asked, self._trust, self._resumes = asked, trust, resumes
         self._needed = dict[Need, ComposedNeed]()
         self.made = dict[Need, str | None]()
-        self._waited = False
 
     def find(self, experiment: Experiment) -> None:
         """Compose the needs of the experiment, and look for their finished runs.
@@ -181,12 +180,9 @@ class NeededRuns:
     def _made(self, needed: ComposedNeed) -> str:
         from hookrun.store.lock import locked
 
-        def waiting() -> None:
-            print(f"{needed.where}: another process runs it; waiting for {needed.folder}", flush=True)
-            self._waited = True
-
-        with locked(needed.folder, waiting):
-            if self._waited and (found := newest_unchanged(needed.folder)) is not None:
+        said = f"{needed.where}: another process runs it; waiting for {needed.folder}"
+        with locked(needed.folder, lambda: print(said, flush=True)):
+            if (found := newest_unchanged(needed.folder)) is not None:  # made by another process meanwhile
                 return str(found)
             print(self._line(needed), flush=True)
             run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"

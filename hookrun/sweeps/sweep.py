@@ -450,7 +450,7 @@ def _run_jobs(run: SweepRun) -> int:
             run.app.sweep_checked(run.cfg, run.job, run.around)
     except SweepStopped as stopped:
         count = None if run.jobs is None else len(run.jobs)
-        write_json(sweep_dir / SWEEP, {"jobs": count, "fail_fast": True, "stopped_by": stopped.job})
+        write_json(sweep_dir / SWEEP, {"jobs": count, "fail_fast": True, "stopped_by": stopped.args[0]})
         (sweep_dir / STOP).unlink(missing_ok=True)
         print(stopped)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:

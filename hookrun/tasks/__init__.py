@@ -245,12 +245,13 @@ def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _unknown(train.get("loss"), "train.loss", "a loss", (*LOSSES, ACTIVATION), OWN_LOSS)
     metrics = task.get("metrics")
     listed = metrics if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
-    for place, metric in enumerate(listed):
-        yield from _unknown(metric, f"task.metrics.{place}", "a metric", METRICS, OWN_METRIC)
+    named = {f"task.metrics.{place}": metric for place, metric in enumerate(listed)}
+    for where, metric in (named | {"task.metric": task.get("metric")}).items():
+        yield from _unknown(metric, where, "a metric", METRICS, OWN_METRIC)
         name, against = _mapping(metric).get("name"), _mapping(metric).get("against")
         if isinstance(name, str) and name != KL and against is not None:
             yield Problem(
-                f"task.metrics.{place}.against",
+                f"{where}.against",
                 f"{name!r} does not compare with another run: `against` is a key of {KL!r}",
                 "leave it out",
             )

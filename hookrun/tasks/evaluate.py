@@ -14,6 +14,7 @@ from hookrun.spec import HookSpec, Settings
 from hookrun.spec.objective import Direction, Metrics, asked
 from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import TokensClause
+from hookrun.store.format import PREDICTED
 from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
@@ -93,10 +94,6 @@ class EvaluateTask(TaskOfSplits):
             and self.idle(hook) is None
         )
 
-    def store(self, context: RunContext) -> Callable[[Batch, Any], None] | None:
-        """A function that stores the output for a batch; None: it is not stored."""
-        return None
-
     def perform(self, context: RunContext) -> None:
         """Run the split through the model, and log the means. Raises HookrunError if it has no samples."""
         from hookrun.tasks.metrics.metrics import LOSS
@@ -115,7 +112,8 @@ class EvaluateTask(TaskOfSplits):
             self.name,
             forward=forward,
             names=names,
-            store=self.store(context),
+            # task=predict stores the outputs and does not score them
+            store=None if self.scores else partial(write_predictions, context),
             measures=self.scores or self.metrics is not None,
             with_loss=self.scores or asked(self.metrics, LOSS),
         )
@@ -123,3 +121,17 @@ class EvaluateTask(TaskOfSplits):
             context.conclude(self.split, values, "epoch")
         else:
             context.conclude(self.split, {"samples": names.seen.total(), **values})
+
+
+def write_predictions(context: RunContext, batch: Batch, output: Any) -> None:
+    """Write the output for a batch to predictions/, as task=predict does."""
+    clock = context.hooks.clock
+    context.run_dir.predictions.add(
+        *PREDICTED,
+        output,
+        sample_ids=batch.ids,
+        epoch=clock.epoch,
+        step=clock.step,
+        call=0,
+        split=batch.split,
+    )

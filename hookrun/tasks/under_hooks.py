@@ -105,7 +105,10 @@ class TaskUnderHooks(Task):
         return as_call(info.example(EXAMPLE_BATCH), model)
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterable[Problem]:
-        """Problems of the model for this task, and of the runs with which its metrics compare the model."""
+        """Problems of the model for this task, and of the runs with which its metrics compare the model.
+
+        A task may also raise SpecError or CompileError, whose mistakes are added.
+        """
         from hookrun.tasks.metrics.problems import compared_problems, compared_runs
 
         if not compared_runs(experiment.settings):
@@ -153,7 +156,6 @@ class TaskUnderHooks(Task):
         trained = trained_parameters(parts) if self.trains else None
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:
-            # adds those that it yields, and those of an error that it raises
             parts.tried(lambda: parts.add(self.model_problems(experiment, info, model)))
             scored = self.scored()
             score = None if loss is None or scored is None else Scoring(scored[1], scored[0], loss)

@@ -16,12 +16,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from hookrun.cli import main
 from hookrun.compose.compose import compose_dict
 from hookrun.compose.hydra import conf_dir, opened
 from hookrun.compose.hydra_section import acting_keys, wrong_choices, wrong_params, wrong_settings
 from hookrun.compose.loader import MAX_LOADS
+from hookrun.config.interpolations import guarded
 from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment
 
@@ -75,6 +77,27 @@ def test_the_jobs_of_a_sweep_are_listed_before_it_starts(typed: str) -> None:
         jobs = app.jobs(cfg)
         assert jobs == [["seed=1"], ["seed=2"]]
         assert [app.job_config(cfg, job, number).seed for number, job in enumerate(jobs)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ["seed=1"],
+        ["seed=2", "model=mlp", "+vars.x=3", "experiment=clip_fc", "++train.epochs=3"],
+        ["experiment=clip_fc", "hooks=none", "+hooks.x={select: fc, hook: forward, action: print}"],
+        ["train={epochs: 4}", "~experiment", "hydra.sweep.subdir='${hydra.job.num}'"],
+    ],
+    ids=" ".join,
+)
+def test_a_job_that_shares_a_composition_is_composed_as_any_other(job: list[str]) -> None:
+    with opened(conf_dir()) as app, guarded():
+        cfg = app.compose_config("config", ["hydra.job.name=mine", "seed=1,2"], RunMode.MULTIRUN)
+        for other in (["experiment=clip_fc", "hooks=none"], ["model=mlp", "experiment=clip_fc"], job):
+            app.job_config(cfg, other, 0)
+        found = app.config_loader.load_sweep_config(cfg, job)
+        expected = app.compose_config("config", ["hydra.job.name=mine", *job], RunMode.RUN)
+    assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+    assert OmegaConf.is_struct(found) and OmegaConf.is_struct(found.train)
 
 
 def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,13 @@ from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.resumed import JobDirectories, refuse_links
 
 SWEPT = ["seed=1,2,3", "+hooks.x={}", "train.epochs=5"]
+
+
+@pytest.fixture(autouse=True)
+def _hydra() -> Iterator[None]:
+    """Hydra's state, which is restored afterwards."""
+    with opened(conf_dir()):
+        yield
 
 
 class Sweep:
@@ -136,8 +143,7 @@ def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(tmp_pat
     sweep = Sweep(tmp_path)
     sweep.began("1", 6, "done", 0)
     jobs = [["seed=5", "tags=[${hydra:job.num}]"], *seeds(6, 7)]
-    with opened(conf_dir()):  # makes `hydra:` resolvable
-        sweep.start(go_on=True).around(sweep).launch(jobs, 0)
+    sweep.start(go_on=True).around(sweep).launch(jobs, 0)
     assert [first for first, _ in sweep.calls] == [0, 2]
 
 

@@ -94,6 +94,8 @@ def test_a_plan_shows_it_and_leaves_nothing_behind(call: Call, cwd: Path) -> Non
     assert code == 0 and list(cwd.iterdir()) == []
     assert LINE in said and "(runs first)" in said and "patch.value: a value not known yet" in said
     assert "seen: captures 296 B per sample" in said, "the plan of both"
+    code, said = call("-m", "experiment=patch", "seed=1,2", "task=plan")
+    assert code == 0 and said.count("(runs first)") == 2, "each seed has its clean run"
 
 
 def test_it_runs_first_and_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
@@ -153,17 +155,18 @@ def test_files_that_the_configuration_names_are_part_of_the_hash(call, cwd, conf
     assert folders[0] == folders[1] != folders[2], "the same bytes once, other bytes anew"
 
 
-def test_a_sweep_runs_it_once_before_its_jobs(call: Call, cwd: Path) -> None:
+def test_a_sweep_runs_it_once_before_its_jobs(notes, call: Call, cwd: Path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "hookrun.sweeps.jobs.keep_found_runs", lambda *_: None
+    )  # it reads what is really prepared
     code, said = call("-m", "experiment=patch", "hooks.corrupt.std=1,2")
-    assert code == 0 and len(made(cwd)) == 1, "a run for both"
+    (clean,) = made(cwd)
+    sweep = (cwd / "multirun/latest").resolve()
+    assert code == 0 and [run_dir for _, run_dir in notes.ran] == [clean, sweep / "0", sweep / "1"]
     assert said.index("(runs first)") < said.index("Launching 2 jobs")
-    jobs = [hookrun.open_run(path.parent) for path in sorted(cwd.glob("multirun/latest/*/status.json"))]
-    for job in jobs:
-        assert_close(job.predictions[:], hookrun.open_run(made(cwd)[0]).predictions[:])
+    assert [job.runs["clean"] for job, _ in notes.prepared[-2:]] == [str(clean)] * 2
     code, said = call("-m", "experiment=patch", "seed=1,2", "hooks.patch.select=layers.9")
-    assert code == 2 and len(made(cwd)) == 1, "refused before anything runs"
-    code, said = call("-m", "experiment=patch", "seed=1,2", "task=plan")
-    assert code == 0 and said.count("(runs first)") == 2, "each seed has its clean run"
+    assert code == 2 and made(cwd) == [clean], "refused before anything runs"
 
 
 def test_errors_of_a_need_are_reported_with_its_key_path(call, cwd, conf) -> None:
@@ -171,17 +174,17 @@ def test_errors_of_a_need_are_reported_with_its_key_path(call, cwd, conf) -> Non
     code, said = call("experiment=patch")
     assert code == 2 and not (cwd / "outputs").exists(), "refused before anything runs"
     assert "needs.clean (experiment clean seed=0): hooks.bad.select: 'layers.9' matches no module" in said
-    stop = "  bad: {select: layers.1, hook: forward, action: check, max: -1, policy: %s}\n"
-    for policy in ("error", "stop"):
-        conf(**{"experiment/clean": CLEAN + stop % policy})
-        code, said = call("experiment=patch")
-        assert code == 3, policy
-        assert "needs.clean: experiment clean seed=0 ended with exit code 3: " in said
-        assert "its run directory: " in said
-        assert not [path for path in cwd.glob("outputs/*/status.json")], "the experiment itself has not begun"
     conf(**{"experiment/clean": CLEAN})
     code, said = call("experiment=patch", "hooks.patch.select=layers.7")
     assert code == 2 and "(runs first)" not in said, "its own mistakes come before what it needs is run"
+
+
+@pytest.mark.parametrize(("seed", "reason"), [(4, ": found inf"), (3, "")], ids=["failed", "stopped"])
+def test_a_need_that_fails_ends_the_command(seed: int, reason: str, notes, call: Call, cwd: Path) -> None:
+    code, said = call("experiment=patch", f"seed={seed}")
+    ended = f"needs.clean: experiment clean seed={seed} ended with exit code 3{reason}\n"
+    assert code == 3 and f"{ended}    its run directory: {made(cwd)[0]}" in said
+    assert not list(cwd.glob("outputs/*/status.json")), "the experiment itself has not begun"
 
 
 @pytest.mark.parametrize(

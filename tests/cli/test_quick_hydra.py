@@ -87,10 +87,3 @@ def test_a_user_s_file_is_read_each_time(conf: Callable[..., str], capsys: Any) 
         folder = conf(**{"experiment/mine": f"# @package _global_\nseed: {seed}\n"})
         assert main(["--config-dir", folder, "experiment=mine", "--cfg", "job"]) == 0
         assert f"seed: {seed}\n" in capsys.readouterr().out
-
-
-def test_overrides_of_one_run_do_not_affect_the_next(capsys: pytest.CaptureFixture[str]) -> None:
-    for seed in (1, 2):
-        assert main([f"seed={seed}", *(["data.batch_size=7"] if seed == 1 else []), "--cfg", "job"]) == 0
-        found = capsys.readouterr().out
-        assert f"seed: {seed}\n" in found and ("batch_size: 7\n" in found) is (seed == 1)

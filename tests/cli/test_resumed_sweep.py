@@ -98,6 +98,17 @@ def test_jobs_that_had_not_started_keep_their_numbers_and_values_from_these(note
     assert notes.ran == [(10, earlier / "1"), (30, earlier / "3")]
 
 
+def test_a_directory_may_follow_the_number_by_a_resolver_and_a_wrong_one_is_refused(
+    notes, earlier, capsys
+) -> None:
+    subdir = "hydra.sweep.subdir='job${hydra:job.num}'"
+    assert swept("seed=5,1", subdir) == 1
+    assert main(["-m", "seed=5,1,7,8", subdir, "resume=mine"]) == 1
+    assert jobs(earlier) == {"job0": 5, "job1": 1, "job2": 7, "job3": 8}
+    assert main(["-m", "seed=9", "hydra.sweep.subdir=${nowhere}", "resume=mine"]) == 2
+    assert "hydra.sweep.subdir: Interpolation key 'nowhere' not found" in capsys.readouterr().err
+
+
 def test_equal_jobs_are_distinguished_by_their_number(notes, earlier: Path) -> None:
     assert swept("seed=5,5,1") == 1
     notes.ran.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import OrderedDict
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def test_apply_hooks_act_once_on_each_model_that_a_loop_goes_back_to(tmp_path: P
         model.fc.weight.data.fill_(2)
         follower.end()
     assert found == [1, 1, 2, 2]
+
+
+def test_a_copy_of_a_callback_follows_a_loop_of_its_own(tmp_path: Path) -> None:
+    follower = LoopFollower(HOOKS, tmp_path / "run")
+    follower.begin(net())
+    copied = pickle.loads(pickle.dumps(follower))
+    follower.end()
+    assert copied.following is None
+    copied.begin(net())
+    copied.end()
+    assert [path.name for path in copied.run_dirs] == ["run", "run-2"]
 
 
 def test_the_run_of_a_failed_loop_is_failed(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def hook(**changes: Any) -> HookSpec:
         ({"expect": "many"}, "hooks.h.expect", "expected a count"),
         ({True: 1}, "hooks.h.True", "YAML reads on, off"),
         ({"parameters": True}, "hooks.h.parameters", "unknown key"),
+        ({"max": {"file": "x.pt", "hook": "a"}}, "hooks.h.max.hook", "does not go with the keys beside it"),
     ],
 )
 def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> None:

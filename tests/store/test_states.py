@@ -211,7 +211,7 @@ def test_a_state_of_another_version_is_not_used_and_both_versions_are_named(tmp_
     for text in ('{"version": 1}', "[]"):
         file.write_text(text)
         value, damaged = newest(tmp_path)
-        assert value is None and "and this hookrun reads version 2" in damaged[0]
+        assert value is None and "and this hookrun reads version 3" in damaged[0]
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:

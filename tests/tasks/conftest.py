@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import hookrun
+from hookrun import data
 from hookrun.cli import main
 from hookrun.compose.compose import compose_dict
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, Refusal
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
@@ -102,17 +103,13 @@ def executed(ready: Callable[..., Any], tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def fails(ready: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
+def fails(executed: Callable[..., Run]) -> Callable[..., str]:
     """The error that ends the task of a command line, which could be prepared."""
 
     def fails(*overrides: str) -> str:
-        prepared = ready(*overrides)
-        run_dir = RunDir.create(tmp_path / f"failed{len(list(tmp_path.glob('failed*')))}")
-        try:
-            with pytest.raises(HookrunError) as raised:
-                prepared.task.execute(prepared, run_dir)
-        finally:
-            run_dir.close()
+        with pytest.raises(HookrunError) as raised:
+            executed(*overrides)
+        assert not isinstance(raised.value, Refusal), "it is refused before the run"
         return str(raised.value)
 
     return fails
@@ -136,6 +133,14 @@ def refused(tmp_path: Path, capsys) -> Callable[..., str]:
         return str(said)
 
     return refused
+
+
+@pytest.fixture
+def no_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the data was read")
+
+    monkeypatch.setattr(data, "load", read)
 
 
 @pytest.fixture

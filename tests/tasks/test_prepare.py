@@ -9,20 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hookrun import data
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.run.prepare import Parts, Prepared, as_call
 
+pytestmark = pytest.mark.usefixtures("no_data_is_read")
+
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
-
-
-@pytest.fixture(autouse=True)
-def _no_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object, **__: object) -> None:
-        raise AssertionError("the data was read")
-
-    monkeypatch.setattr(data, "load", read)
 
 
 def prepared(hooks: dict[str, Any] | None = None, **sections: Any) -> Prepared:

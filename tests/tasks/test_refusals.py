@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hookrun import data
+pytestmark = pytest.mark.usefixtures("no_data_is_read")
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
-
-
-@pytest.fixture(autouse=True)
-def _no_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object, **__: object) -> None:
-        raise AssertionError("the data was read")
-
-    monkeypatch.setattr(data, "load", read)
 
 
 @pytest.mark.parametrize(

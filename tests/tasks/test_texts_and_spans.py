@@ -60,8 +60,9 @@ def test_a_sample_without_the_span_is_named_before_the_run(refused, ready, tmp_p
     said = refused(*data, capture("{span: town}"))
     assert "hooks.c.tokens.span: sample 1 (p.jsonl:2) of the split 'val' has no span 'town'" in said
     assert "missing: skip" in said
-    lens = ("task=lens", *(each for each in data if each != "task=predict"))
-    assert "task.tokens.span: sample 1 (p.jsonl:2)" in refused(*lens, "task.tokens={span: town}")
+    for task in ("lens", "evaluate", "attribute"):
+        said = refused(*data, f"task={task}", "task.tokens={span: town}")
+        assert "task.tokens.span: sample 1 (p.jsonl:2)" in said, task
     ready(*data, capture("{span: town, missing: skip}"))
     ready(*data, capture("{span: town}"), "train.limit_batches=1")  # which meets the first sample alone
 

@@ -323,8 +323,7 @@ def _indexed(
 
 def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """`count` of the colours [n, 3], evenly spaced."""
-    chosen: NDArray[np.uint8] = colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
-    return chosen
+    return colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
 
 
 _VIRIDIS = """

@@ -111,8 +111,7 @@ def snapshot_of_tensor(tensor: Tensor) -> Tensor:
     """A detached copy of the tensor, whose storage holds nothing else; copy-on-write where that is safe."""
     if owned(tensor, whole=True):
         try:
-            copied: Tensor = lazy_clone(tensor.detach())
-            return copied
+            return lazy_clone(tensor.detach())
         except RuntimeError:  # shared memory, an allocator of another library
             pass
     return tensor.detach().clone()

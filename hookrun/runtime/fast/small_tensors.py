@@ -176,8 +176,7 @@ def _norm(rows: Tensor) -> Tensor:
     n = rows.shape[1]
     if n > _PART and n % _PART == 0:
         rows = torch.linalg.vector_norm(rows.view(len(rows), -1, _PART), dim=2)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms
+    return torch.linalg.vector_norm(rows, dim=1)
 
 
 def _variance(rows: Tensor, n: int, known: Known) -> Tensor:

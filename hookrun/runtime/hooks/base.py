@@ -60,8 +60,7 @@ class Shared:
         """The result of `make`, which is called only the first time."""
         if make not in self._made:
             self._made[make] = make(self)
-        made: T = self._made[make]
-        return made
+        return self._made[make]
 
 
 class RegisteredHook:

@@ -195,8 +195,7 @@ class EndOfForward:
     def views(self, module: nn.Module) -> Views:
         """The list for the views that a call of the module returns; outside a forward of the model it is not read."""
         in_forward = module is not self._model and any(True for _ in frames_of(self._model))
-        views: Views = self._pending.__dict__.setdefault("views", []) if in_forward else []
-        return views
+        return self._pending.__dict__.setdefault("views", []) if in_forward else []
 
     def _follow_all(self, *call: object) -> None:
         views: Views = self._pending.__dict__.pop("views", [])

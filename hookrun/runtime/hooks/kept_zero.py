@@ -30,8 +30,7 @@ class KeptZero(ParameterHook):
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register a tensor hook: the sum over ranks of gradients with zeros has the same zeros."""
-        handle: RemovableHandle = parameter.register_hook(self.grad)
-        return handle
+        return parameter.register_hook(self.grad)
 
     def grad(self, grad: Tensor) -> Tensor:
         """torch's tensor hook."""

@@ -101,8 +101,7 @@ class OutputGrad(ModuleHook):
             if not self.firings:
                 return grad
             current.within = path
-            new: Tensor = current.in_call(call, tokens, firing.op, grad)
-            return new
+            return current.in_call(call, tokens, firing.op, grad)
 
         return hook
 

@@ -18,8 +18,7 @@ class ParameterGrad(ParameterHook):
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register a tensor hook."""
-        handle: RemovableHandle = parameter.register_hook(self.grad)
-        return handle
+        return parameter.register_hook(self.grad)
 
     def grad(self, grad: Tensor) -> Tensor | None:
         """torch's tensor hook."""
@@ -43,8 +42,7 @@ class AccumulatedGrad(ParameterHook):
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register a post-accumulate-grad hook."""
-        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self.accumulated)
-        return handle
+        return parameter.register_post_accumulate_grad_hook(self.accumulated)
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """torch's post-accumulate-grad hook."""

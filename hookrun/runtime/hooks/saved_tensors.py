@@ -137,8 +137,7 @@ class Scope:
 
 
 def _top() -> Outer | None:
-    top: Outer | None = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return top
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 _open = local()
@@ -146,8 +145,7 @@ _open = local()
 
 
 def _open_scopes() -> list[Scope]:
-    scopes: list[Scope] = _open.__dict__.setdefault("scopes", [])
-    return scopes
+    return _open.__dict__.setdefault("scopes", [])
 
 
 def _storages(shared: Shared) -> Callable[[], set[int | None]]:

@@ -167,8 +167,7 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
 def read_tensor(file: Any, name: str) -> Tensor:
     """One tensor of an open file, on the CPU even if torch's default device is another; read when it is used."""
     with torch.device("cpu"):
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+        return file.get_tensor(name)
 
 
 def read_tensors(path: Path, root: Path | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -36,7 +36,7 @@ from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
 
 FILES = TENSORS, STATE = "tensors.safetensors", "state.json"
-VERSION = 2
+VERSION = 3
 LEAST_KEPT = 2
 """The minimum number of states kept during a run: the newest one may be damaged."""
 

@@ -51,8 +51,8 @@ class Reading:
 
     def _choose(self, output: Any) -> None:
         rows = self._measuring.rows(output, self._batch, self._others)
-        of_targets = ("labels",) if rows.samples is None else ("labels", "tokens")
-        self._source = rows.with_targets if self.metric.rows in of_targets else rows
+        at_targets = self.metric.needs_target(of_tokens=rows.samples is not None)
+        self._source = rows.with_targets if at_targets else rows
 
     @contextmanager
     def of_rows_only(self, copies: int) -> Iterator[None]:

@@ -53,21 +53,19 @@ class Generation:
         """The lines of generations.jsonl for the samples of the batch, in their order."""
         context, texts = self._context, self._texts
         prompts = prompts_of(batch, self._task.prompt_tokens)
-        before = generator_states() if self._task.without_hooks else {}
-        now, without = self._continued(batch, prompts), list[Continuation]()
+        without: list[Continuation | None] = [None] * len(prompts)
         if self._task.without_hooks:
-            after = generator_states()
-            set_generators(before)  # so that random numbers that the model itself draws are the same
+            states = generator_states()
             with context.hooks.paused():
-                without = self._continued(batch, prompts)
-            set_generators(after)
-        context.sink.log_texts(texts.one, {token for each in (*now, *without) for token in each.ids})
-        records = list[dict[str, Any]]()
-        for row, (sample, prompt) in enumerate(zip(batch.ids.tolist(), prompts, strict=True)):
-            other = without[row] if without else None
-            about = {"sample": sample, "split": batch.split}
-            records.append({**about, **record_of(prompt, now[row], texts, other)})
-        return records
+                without[:] = self._continued(batch, prompts)
+            set_generators(states)  # so that random numbers that the model itself draws are the same
+        now = self._continued(batch, prompts)
+        chosen = [continuation for continuation in (*now, *without) if continuation is not None]
+        context.sink.log_texts(texts.one, {token for continuation in chosen for token in continuation.ids})
+        return [
+            {"sample": sample, "split": batch.split, **record_of(prompt, one, texts, other)}
+            for sample, prompt, one, other in zip(batch.ids.tolist(), prompts, now, without, strict=True)
+        ]
 
     def _continued(self, batch: Batch, prompts: Sequence[list[int]]) -> list[Continuation]:
         """The continuation of each prompt; prompts run together, or those of each length by themselves."""

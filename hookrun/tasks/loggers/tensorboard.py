@@ -87,7 +87,4 @@ def _maps(channels: Tensor) -> Tensor:
     from torchvision.utils import make_grid
 
     tiles = torch.nan_to_num(channels[:MOST_CHANNELS]).unsqueeze(1)
-    grid: Tensor = make_grid(
-        tiles, nrow=max(1, round(len(tiles) ** 0.5)), normalize=True, padding=1, pad_value=0.5
-    )
-    return grid
+    return make_grid(tiles, nrow=max(1, round(len(tiles) ** 0.5)), normalize=True, padding=1, pad_value=0.5)

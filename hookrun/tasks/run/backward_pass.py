@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hookrun.errors import counted, spec_error
 from hookrun.spec.task import BackwardPass
+from hookrun.tasks.metrics.average import sample_by_sample
 from hookrun.tasks.metrics.losses import ACTIVATION, TrainLoss, UserFunction
 from hookrun.tasks.metrics.measuring import Measuring
-from hookrun.tasks.metrics.rows import main_tensor
+from hookrun.tasks.metrics.rows import BatchRows, main_tensor
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.trust.load import METRICS, load
@@ -123,15 +124,7 @@ class Scoring:
         ):  # the user's code may look at values, which an example lacks
             return main_tensor(output).reshape(samples, -1).sum(1)
         function = self._own if self.keys.is_own else self.loss
-
-        def alone(number: int) -> Tensor:
-            def row(leaf: Any) -> Any:
-                batched = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == samples
-                return leaf[number : number + 1] if batched else leaf
-
-            return function(rebuild(output, row), target[number : number + 1])
-
-        return torch.stack([alone(number) for number in range(samples)])
+        return sample_by_sample(BatchRows(None, target, output=output), function)
 
     @cached_property
     def _own(self) -> Callable[[Any, Tensor], Tensor]:

@@ -36,13 +36,6 @@ class StepGradientsOfRanks(StepGradients):
         self._ddp = DistributedDataParallel(self._rows, find_unused_parameters=True)
         self._ddp.register_comm_hook(None, _summed)
 
-    def _set_apart(self) -> list[tuple[nn.Parameter, Tensor | None]]:
-        """Each parameter with its gradient of the previous micro-batches; sets `grad` to None."""
-        before = [(parameter, parameter.grad) for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
-        return before
-
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """The factor of each micro-batch's loss: this rank's share of the rows of all ranks."""
         if group[0].data.of_tokens:
@@ -56,16 +49,24 @@ class StepGradientsOfRanks(StepGradients):
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
         each = bool(self._reduced.of_each_part)
-        before = self._set_apart() if each else []
-        passed: MicroBatchResult = (None, None)
-        if each or last or len(batch.ids):
-            with nullcontext() if each or last else self._ddp.no_sync():
-                loss = self._ddp(batch)
-                passed, self._rows.passed = self._rows.passed, (None, None)
-                self.context.scaler.scale(loss * share).backward()
+        # so that `grad` has the gradient of this micro-batch alone
+        before = [(parameter, parameter.grad) for parameter in self._parameters] if each else []
+        for parameter, _ in before:
+            parameter.grad = None
+        passed = self._passed(batch, share, sums=each or last)
         if each or last:
             self._reduced.run(before)
         self.context.after(batch)
+        return passed
+
+    def _passed(self, batch: Batch, share: Share, *, sums: bool) -> MicroBatchResult:
+        """The result of a forward and a backward pass; sums: gradients are summed over the ranks."""
+        if not sums and not len(batch.ids):
+            return None, None
+        with nullcontext() if sums else self._ddp.no_sync():
+            loss = self._ddp(batch)
+            passed, self._rows.passed = self._rows.passed, (None, None)
+            self.context.scaler.scale(loss * share).backward()
         return passed
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
@@ -86,19 +87,14 @@ class StepGradientsOfShards(StepGradientsOfRanks):
     def _wrap(self) -> None:
         """Nothing to do: the model was sharded before the optimizer was made."""
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
+    def _passed(self, batch: Batch, share: Share, *, sums: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks with each micro-batch."""
-        context, each = self.context, bool(self._reduced.of_each_part)
-        before = self._set_apart() if each else []
-        own = batch.pattern is None
+        context, own = self.context, batch.pattern is None
         with nullcontext() if own else context.standing_in():
             rows = batch.pattern or batch
             output = context.forward(rows)
             loss = context.loss(output, rows)
             context.scaler.scale(loss * (share if own else 0)).backward()
-        if each or last:
-            self._reduced.run(before)
-        context.after(batch)
         return (output, loss) if own else (None, None)
 
 

@@ -102,8 +102,7 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
 
 def whole_states(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's state dict, gathered from all ranks; every rank calls it."""
-    state: dict[str, Any] = rebuild(optimizer.state_dict(), whole)
-    return state
+    return rebuild(optimizer.state_dict(), whole)
 
 
 def sharded_states(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:

@@ -267,8 +267,7 @@ def make_optimizer(
     """The optimizer of the groups, whose parameters are found by name. SpecError for arguments that it refuses."""
     cls = without_compiler(_class_of(named.name, OPTIMIZER, OPTIMIZERS))
     trained = [{"params": [by_name[name] for name in group.names], **group.args} for group in groups]
-    made: Optimizer = _constructed(cls, where, named.args, trained)
-    return made
+    return _constructed(cls, where, named.args, trained)
 
 
 def make_scheduler(

@@ -11,13 +11,13 @@ import pytest
 import torch
 from draws import normal
 from safetensors.torch import load_file, save_file
+from written_runs import written
 
 import hookrun
 from hookrun.cli import main
 from hookrun.errors import SpecError
 from hookrun.spec import Experiment
 from hookrun.store.reader import Run
-from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, task_of
 from hookrun.tasks.analysis import cka, probing
 from hookrun.tasks.run import resuming
@@ -47,16 +47,6 @@ def compared(shared: Any, captured: Run) -> Run:
 
 def seen(captured: Run) -> list[str]:
     return [f"task.run={captured.path}", "task.capture=seen"]
-
-
-def written(path: Path, module: str = "fc", **captures: Any) -> Path:
-    """A finished run that has these captures alone, as `captures.add` takes them."""
-    writer = RunDir.create(path)
-    for name, options in captures.items():
-        writer.captures.add(name, module, torch.ones(3, 2), epoch=0, step=0, call=0, split="val", **options)
-    writer.close()
-    writer.set_status("done")
-    return path
 
 
 def test_probes_of_a_run(probed: Run) -> None:
@@ -122,11 +112,7 @@ sys.exit(max(main([f"task={task}", f"hydra.run.dir={task}", *reads]) for task in
 def test_wide_captures_are_analysed_with_limited_memory(tmp_path: Path) -> None:
     x = normal(40, 3, 112, 112)
     save_file({"input": x, "target": torch.arange(40) % 2}, "wide.safetensors")
-    writer = RunDir.create("wide")
-    for module in ("a", "b"):
-        writer.captures.add("seen", module, x, sample_ids=range(40), epoch=0, step=0, call=0, split="val")
-    writer.close()
-    writer.set_status("done")
+    written(tmp_path / "wide", {"a": x, "b": x})
     (tmp_path / "wide/.hydra").mkdir()
     data_of = "{name: tensors, args: {file: wide.safetensors, val_fraction: 1, num_classes: 2}}"
     (tmp_path / "wide/.hydra/config.yaml").write_text(
@@ -143,9 +129,9 @@ def test_wide_captures_are_analysed_with_limited_memory(tmp_path: Path) -> None:
 
 
 def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, captured, tmp_path) -> None:
-    bare = written(tmp_path / "runs/bare")
-    one = written(tmp_path / "runs/one", a={"sample_ids": range(3)})
-    trained = written(tmp_path / "runs/trained", a={"sample_ids": None})
+    bare = written(tmp_path / "runs/bare").path
+    one = written(tmp_path / "runs/one", {"fc": torch.ones(3, 2)}).path
+    trained = written(tmp_path / "runs/trained", {"fc": torch.ones(3, 2)}, by_sample=False).path
     for task in ("task=probe", "task=similarity"):
         assert "no run is named\n      name its directory: task.run=outputs/latest" in refused(task), task
         assert "task.run: there is no" in refused(task, "task.run=nowhere"), task

@@ -5,22 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from draws import normal
 from safetensors.torch import save_file
+from written_runs import written
 
 import hookrun
 from hookrun.cli import main
 from hookrun.compare import main as compare
-from hookrun.data.info import Split
 from hookrun.store.comparison.rows import measured
 from hookrun.store.reader import Run
-from hookrun.store.run_dir import RunDir
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
 PREDICT = (*SMALL, "model=mlp", "data=digits", "task=predict", "data.batch_size=8", "train.limit_batches=2")
@@ -52,30 +53,17 @@ def digits(tmp_path_factory: pytest.TempPathFactory, shared: Any) -> tuple[Run, 
     return faulty(tmp_path_factory.mktemp("digits"), shared, PREDICT, "layers.2.weight")
 
 
-def made(path: Path, *batches: dict[str, torch.Tensor], split: Split = "val") -> Run:
-    """A finished run whose hook `seen` captured these rows of modules, batch by batch."""
-    writer, first = RunDir.create(path), 0
-    for step, batch in enumerate(batches):
-        for module, rows in batch.items():
-            ids = range(first, first + len(rows))
-            writer.captures.add("seen", module, rows, epoch=0, step=step, call=0, split=split, sample_ids=ids)
-        first += len(rows)
-    writer.close()
-    writer.set_status("done")
-    return hookrun.open_run(path)
-
-
 def both(digits: tuple[Run, Run]) -> tuple[str, str]:
     return f"task.run={digits[0].path}", f"task.other={digits[1].path}"
 
 
-def written(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
+def content_of(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
     content = json.loads((run.path / "compare.json").read_text())
     return content, list(csv.DictReader((run.path / "compare.csv").read_text().splitlines()))
 
 
 def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tuple[Run, Run]) -> None:
-    _, rows = written(shared("task=compare", *both(digits), "task.cka=true"))
+    _, rows = content_of(shared("task=compare", *both(digits), "task.cka=true"))
     assert [row["module"] for row in rows] == [
         *("flatten", "layers.0", "layers.1", "layers.2", "layers.3", "layers", "fc", ""),
     ]
@@ -95,7 +83,7 @@ def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tu
 
 
 def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digits: tuple[Run, Run]) -> None:
-    content, rows = written(shared("task=compare", *both(digits), "task.cka=true"))
+    content, rows = content_of(shared("task=compare", *both(digits), "task.cka=true"))
     left, right = (each.captures["seen"]["layers.2"].numpy() for each in digits)
     differs = np.linalg.norm(left - right, axis=1) > 1e-3 * np.linalg.norm(left, axis=1)
     assert content["first"] == {"module": "layers.2", "sample": int(differs.argmax()), "token": None}
@@ -128,8 +116,8 @@ def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Pa
 
 def test_batches_dtypes_and_ids_pair_by_sample(tmp_path: Path) -> None:
     rows = normal(20, 4)
-    one = made(tmp_path / "one", {"fc": rows[:8]}, {"fc": rows[8:16]})
-    other = made(tmp_path / "other", *({"fc": part.bfloat16()} for part in rows.split(5)))
+    one = written(tmp_path / "one", {"fc": rows[:8]}, {"fc": rows[8:16]})
+    other = written(tmp_path / "other", *({"fc": part.bfloat16()} for part in rows.split(5)))
     found = one.compare(other, tolerance=0.02)
     assert found.first is None and {row["rows"] for row in found.captures} == {16}
     (reason,) = found.reasons
@@ -152,8 +140,8 @@ def test_batches_dtypes_and_ids_pair_by_sample(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_told(
     tmp_path: Path, other: dict[str, torch.Tensor], split: Any, said: str
 ) -> None:
-    one = made(tmp_path / "one", {"flatten": torch.ones(3, 4)})
-    found = one.compare(made(tmp_path / "other", *([other] if other else []), split=split))
+    one = written(tmp_path / "one", {"flatten": torch.ones(3, 4)})
+    found = one.compare(written(tmp_path / "other", *([other] if other else []), split=split))
     assert said in " ".join(found.reasons)
 
 
@@ -174,15 +162,18 @@ def test_training_differs_first_at_its_first_step(executed: Any) -> None:
     assert found.first is not None and found.first["module"] == "layers.2"
 
 
-def test_two_sweeps_are_compared_job_by_job(run: Any, refused: Any, capsys: Any) -> None:
-    for name, *more in (("a", SEEN, "seed=0,1"), ("b", SEEN, "seed=1,0,2"), ("c", "seed=0,1")):
-        assert main(["-m", *PREDICT, *more, f"hydra.sweep.dir={name}"]) == 0
-    content, rows = written(run("task=compare", "task.run=a", "task.other=b"))
+def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys: Any) -> None:
+    for name, seeds in (("a", "seed=0,1"), ("b", "seed=1,0,2")):
+        assert main(["-m", *PREDICT, SEEN, seeds, f"hydra.sweep.dir={name}"]) == 0
+    content, rows = content_of(executed("task=compare", "task.run=a", "task.other=b"))
     assert list(content["jobs"]) == ["seed=0", "seed=1"] and content["unpaired"] == ["seed=2"]
     assert content["first"] is None and {row["job"] for row in rows} == {"seed=0", "seed=1"}
     assert "a is a sweep, and b/0 is not" in refused("task=compare", "task.run=a", "task.other=b/0")
+    for config in Path("b").glob("*/.hydra/config.yaml"):  # as if it had no hooks
+        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "hooks": None}))
+        shutil.rmtree(config.parents[1] / "captures")
     capsys.readouterr()
-    run("task=compare", "task.run=a", "task.other=c")
+    executed("task=compare", "task.run=a", "task.other=b")
     printed = capsys.readouterr().out
     assert printed.count("no module was captured by both runs") == 1
     assert "other null" in printed and "None" not in printed

@@ -404,7 +404,7 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, monke
         ("{factor: [0.5]}", ("task.placebo=3",), "task.placebo"),
         ("{factor: [0.5]}", ("task.metric=accuracy", "task.method=gradient"), "task.method"),
         ("{factor: [0.5]}", ("hooks.h.hook=backward",), "task.hook"),
-        ("{factor: [0.5]}", ("task.metric=accuarcy",), "task.metric"),
+        ("{factor: [0.5]}", ("task.metric=accuarcy",), "did you mean 'accuracy'"),
         (
             "{factor: [0.5]}",
             (
