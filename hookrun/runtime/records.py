@@ -155,7 +155,8 @@ class RecordSink(Sink):
 
     def _settle(self, record: dict[str, Any]) -> None:
         if "ok" in record:
-            record.setdefault("last_good", self.last_good.before(record))
+            if "last_good" not in record:  # a check that raised has noted it, maybe in an earlier pass
+                record["last_good"] = self.last_good.before(record)
             if record["ok"]:
                 return
         try:

@@ -120,6 +120,19 @@ def test_the_last_good_module_is_of_the_current_pass() -> None:
         model(torch.ones(2, 4))
 
 
+def test_reading_an_earlier_failure_keeps_the_last_good_module() -> None:
+    model = net()[:3]
+    with hookrun.hooked(model, checks("error")) as hooks:
+        model[1].register_forward_hook(lambda *_: hooks.state_dict() and None)  # reads the records
+        with torch.no_grad():
+            model[2].weight[0, 0] = float("nan")
+        for _ in range(2):
+            with pytest.raises(hookrun.CheckFailed):
+                model(torch.ones(2, 4))
+            hooks.step()
+        assert [record["last_good"] for record in hooks.records] == ["1 (ReLU)"] * 2
+
+
 @pytest.mark.parametrize("policy", ["warn", "stop"])
 def test_results_that_are_read_later_name_the_same_module(policy: str) -> None:
     model = net()

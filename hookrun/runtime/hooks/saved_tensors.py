@@ -63,20 +63,22 @@ class Scope:
     torch uses the innermost pack function only, so `pack` runs the firings of all open scopes, and then the outer
     hooks: those of the user, or of activation checkpointing.
 
-    idle:  the call recomputes an earlier one, for which the hooks have acted already
-    frame: of the call
-    call:  its number within the forward
+    idle:   the call recomputes an earlier one, for which the hooks have acted already
+    frame:  of the call
+    call:   its number within the forward
+    scopes: the open scopes of the thread of the call; a backward inside the call packs in a thread of the accelerator
     """
 
-    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, around: Scope | None) -> None:
+    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, scopes: list[Scope]) -> None:
         self.hook = hook
         self.idle = idle
         self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
+        self.scopes = scopes
         self._of_parameters = hook.of_parameters
         outer = _top()
-        if outer is not None and around is not None and outer[0] is around.pack:
-            outer = around.outer
+        if outer is not None and scopes and outer[0] is scopes[-1].pack:
+            outer = scopes[-1].outer
         if outer is not None and hook.edits and getattr(outer[0], "__module__", "") == checkpoint.__name__:
             outer = None  # a tensor that an action has packed is restored without recomputation
         self.outer: Outer | None = outer
@@ -106,7 +108,7 @@ class Scope:
             above.remove(others[0])
         for pair in reversed(above):
             torch.autograd.graph.saved_tensors_hooks(*pair).__enter__()
-        del self.pack, self._context, self._of_parameters
+        del self.pack, self._context, self._of_parameters, self.scopes
         # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
         self.frame = None
 
@@ -115,7 +117,7 @@ class Scope:
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
         is_parameter = storage(saved) in self._of_parameters()
-        for scope in _open_scopes():
+        for scope in self.scopes:
             for firing in () if scope.idle or scope.ended else scope.hook.firings:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
@@ -192,7 +194,7 @@ class SavedTensors(AroundForward):
         # after KeyboardInterrupt and SystemExit torch runs no forward hooks
         while scopes and scopes[-1].ended:
             scopes.pop().close()
-        scopes.append(Scope(self, idle, call_frame(), scopes[-1] if scopes else None))
+        scopes.append(Scope(self, idle, call_frame(), scopes))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """torch's forward hook, called also when the forward raised: close the scopes of the call and inside it."""

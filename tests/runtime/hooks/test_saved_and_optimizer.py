@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -64,6 +65,29 @@ def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
     (of_sigmoid,) = hooks.captures["inner"]["2.1"]
     assert any(torch.equal(of_sigmoid, tensor) for tensor in hooks.captures["outer"]["2"])
     assert len(hooks.captures["outer"]["2"]) == 2
+
+
+class OnThreadOfAccelerator(nn.Module):
+    """Computes on another thread with torch's saved-tensor hooks of this one, as a backward inside a forward does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hooks, results = torch._C._autograd._top_saved_tensors_default_hooks(False), list[Tensor]()
+
+        def compute() -> None:
+            with torch.autograd.graph.saved_tensors_hooks(*hooks):
+                results.append(x.sigmoid())
+
+        thread = Thread(target=compute)
+        thread.start()
+        thread.join()
+        return results[0]
+
+
+def test_what_another_thread_saves_for_the_call_is_seen() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), OnThreadOfAccelerator())
+    with saved(model, action="capture") as hooks:
+        output = model(X)
+    assert all(torch.equal(hooks.captures["h"][path][-1], output) for path in ("", "1"))
 
 
 @pytest.mark.parametrize("parameters", [False, True])
