@@ -79,12 +79,14 @@ class Effects(Lookup[Tensor]):
         return f"largest effect: {self.names()[at]}: {of}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        """A row for each cell that was computed: its labels, then those numbers of effects.csv that were computed."""
-        columns = {name: self[name] for name in (EXACT, GRADIENT, RESTORED) if name in self}
-        if PLACEBO in self:
-            columns["placebo_mean"] = self[PLACEBO].mean(0)
-            columns["placebo_std"] = self[PLACEBO].std(0, correction=0)
-        numbers = {name: column.flatten().tolist() for name, column in columns.items()}
+        """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
+        columns = {name: self.get(name) for name in (EXACT, GRADIENT, RESTORED)}
+        placebo = self.get(PLACEBO)
+        columns["placebo_mean"] = None if placebo is None else placebo.mean(0)
+        columns["placebo_std"] = None if placebo is None else placebo.std(0, correction=0)
+        numbers = {
+            name: None if column is None else column.flatten().tolist() for name, column in columns.items()
+        }
         there = ~self.main.isnan()  # a site that does not exist has no number at all
         if GRADIENT in self:
             there |= ~self[GRADIENT].isnan()
@@ -94,7 +96,7 @@ class Effects(Lookup[Tensor]):
         for at, (labels, exists) in enumerate(places):
             if exists:
                 yield dict(zip(self.axes, labels, strict=True)) | {
-                    name: column[at] for name, column in numbers.items()
+                    name: None if column is None else column[at] for name, column in numbers.items()
                 }
 
 

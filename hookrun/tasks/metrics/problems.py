@@ -182,16 +182,15 @@ def token_problems(
 ) -> Iterator[Problem]:
     """The problems of `task.tokens`.
 
-    padding: it may select tokens of padding
+    padding: of the residual stream, where it may select tokens of padding; otherwise of the output
     """
     keys = {"query and key": tokens.on_pattern, "dim": tokens.dim, "padding": tokens.padding and not padding}
     wrong = [key for key, value in keys.items() if value]
     if wrong:
-        yield Problem(
-            TOKENS,
-            f"found {wrong[0]}: this task reads tokens of the model's output that are not padding",
-            "name positions, as in -1, or {id: …}, {text: …}, {span: …}",
-        )
+        of_output = "metrics are computed at tokens of the model's output that are not padding"
+        reads = "the residual stream has one dimension of tokens" if padding else of_output
+        hint = "name positions, as in -1, or {id: …}, {text: …}, {span: …}"
+        yield Problem(TOKENS, f"found {wrong[0]}: {reads}", hint)
     elif tokens.phase == "generation":
         what = "found phase: generation, and this task does not generate tokens"
         yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
