@@ -51,7 +51,7 @@ def origin(config: Model) -> str:
 
 
 def require_weights(config: Model, *, published: bool) -> None:
-    """Raises SpecError if `model.weights` is no file that can be read; nothing of it is read.
+    """Raises SpecError if `model.weights` is not a file that can be read; nothing of it is read.
 
     published: whether the model may have published weights, which are given by name
     """

@@ -276,7 +276,7 @@ def predictions(
 
 
 def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[float], list[dict[str, Any]]]:
-    """KL of each sample or token, and the changed predictions of tokens; none if the rows are no scores of classes.
+    """KL of each sample or token, and the changed predictions of tokens; empty if the rows are not scores of classes.
 
     is_class: a predicted class was recorded for each sample
     """

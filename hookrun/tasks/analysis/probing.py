@@ -217,7 +217,7 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
 
 
 def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
-    """The label of each row from a column of a CSV file with a header; an empty cell or -100 is no label.
+    """The label of each row from a column of a CSV file with a header; an empty cell or -100 means none.
 
     A line is for the rows that agree with its columns `sample` (and `split`, `position`) or `file`. Without these
     columns line n is of sample n, if the file has as many lines as the capture has samples of its one split.
