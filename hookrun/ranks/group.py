@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hookrun.errors import HookrunError
-from hookrun.ranks.alone import Ranks, Started
+from hookrun.ranks import Ranks, Started
 from hookrun.signals import ignore_next
 from hookrun.values.private_names import require
 

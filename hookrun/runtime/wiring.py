@@ -26,8 +26,8 @@ from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared, listen
 from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
-from hookrun.runtime.hooks.kept_zero import KeptZero
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
+from hookrun.runtime.hooks.parameter_grad import KeptZero
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.part import part_of
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients

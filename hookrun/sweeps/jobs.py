@@ -21,7 +21,7 @@ from hookrun.compose.compose import plain
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal, unguarded
 from hookrun.errors import HookrunError, SpecError, spec_error
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import Need

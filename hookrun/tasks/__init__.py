@@ -29,7 +29,7 @@ from hookrun.errors import (
     nearest,
     spec_error,
 )
-from hookrun.ranks.alone import ALONE, Ranks, size_of_world
+from hookrun.ranks import ALONE, Ranks, size_of_world
 from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import (
     JobCache,

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookrun.actions.clamp import Clamp
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, counted, listed
 from hookrun.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
@@ -190,7 +189,8 @@ class Attributing:
         if self._method == "guided_backprop":
             relus = self._matches(nn.ReLU)
             hooks.append(observer("relus", FORWARD, relus, self._count))
-            hooks.append(planned("guided", OUTPUT_GRAD, relus, Clamp(min=0)))
+            positive = Exchange(change=lambda site, gradient: gradient.clamp_min(0))
+            hooks.append(planned("guided", OUTPUT_GRAD, relus, positive))
         with Installation(ResolvedPlan("", tuple(hooks)), model):
             yield self._again(batch)
 

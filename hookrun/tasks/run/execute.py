@@ -25,7 +25,7 @@ from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models import RANDOM
 from hookrun.models.weights import change_of
 from hookrun.plan.table import SHOWN, show
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.reduced import ReducedGradients
@@ -36,8 +36,7 @@ from hookrun.store.run_dir import RunDir, environment
 from hookrun.store.scores import result
 from hookrun.store.states.files import newest_state, read_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready, goal_of
-from hookrun.tasks.loggers import Loggers
-from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.loggers import LoggedRun, Loggers
 from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.endings import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hookrun.errors import listed
-from hookrun.ranks.alone import Ranks
+from hookrun.ranks import Ranks
 from hookrun.runtime import Installation
 from hookrun.store.captures.write import Count
 from hookrun.store.states.position import PositionRecord
