@@ -158,8 +158,11 @@ def _random(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     except SpecError:
         raise
     except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
-        what = f"transformers cannot build the model: {_message(error)}"
-        raise _failure(args, error, Problem(CONFIG, what, "correct the values")) from error
+        raise _failure(
+            args,
+            error,
+            Problem(CONFIG, f"transformers cannot build the model: {_message(error)}", "correct the values"),
+        ) from error
 
 
 def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
@@ -186,8 +189,13 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
     problems += _large(filled, CONFIG)
     for key, _, at in _entries(filled, CONFIG):
         if _forbidden(key):
-            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
-            problems.append(Problem(at, "a file may not choose what code a model runs", hint))
+            problems.append(
+                Problem(
+                    at,
+                    "a file may not choose what code a model runs",
+                    "model.args.attention chooses the attention" if "attn" in key else "leave it out",
+                )
+            )
     if problems:
         raise SpecError(problems)
     filled.pop("model_type")

@@ -163,6 +163,13 @@ def _picked(raw: object, model: Module) -> list[str]:
     modules = [names.first_name(path) for path in selector.select(names.tree)]
     picked = modules or selector.select(names.parameter_tree())
     if not picked:
-        what = f"{str(selector)!r} matches no module and no parameter"
-        raise CompileError([Problem("task.select", what, names.nearest(selector, on_parameters=False))])
+        raise CompileError(
+            [
+                Problem(
+                    "task.select",
+                    f"{str(selector)!r} matches no module and no parameter",
+                    names.nearest(selector, on_parameters=False),
+                )
+            ]
+        )
     return list(dict.fromkeys(picked))

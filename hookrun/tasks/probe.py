@@ -55,12 +55,17 @@ class ProbeTask(TaskOfCaptures):
         else:
             info = run.data_info()
             if info.target is None:
-                what = f"the data {info.name!r} of {run.path} has no targets to probe for"
-                hint = "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}"
-                raise spec_error("task.run", what, hint)
+                raise spec_error(
+                    "task.run",
+                    f"the data {info.name!r} of {run.path} has no targets to probe for",
+                    "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}",
+                )
             if self.labels is not None and info.tokenizer is None:
-                what = f"the samples of {info.name!r} are not of tokens: they have one target"
-                raise spec_error("task.labels", what, "leave it out")
+                raise spec_error(
+                    "task.labels",
+                    f"the samples of {info.name!r} are not of tokens: they have one target",
+                    "leave it out",
+                )
             # the number of classes, if it is known before the labels are read, or of the numbers to predict
             numbers = (
                 math.prod(info.target.shape) if info.target.dtype.is_floating_point else info.num_classes

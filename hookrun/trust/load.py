@@ -227,8 +227,15 @@ def _imported(module: str, where: str) -> ModuleType:
 
 
 def _failed(module: str, where: str, error: BaseException) -> SpecError:
-    what = f"importing '{module}' failed: {reason(error)}{place_of(error, module.split('.')[0])}"
-    return SpecError([Problem(where, what, f"check that `import {module}` works")])
+    return SpecError(
+        [
+            Problem(
+                where,
+                f"importing '{module}' failed: {reason(error)}{place_of(error, module.split('.')[0])}",
+                f"check that `import {module}` works",
+            )
+        ]
+    )
 
 
 def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str) -> Callable[..., Any]:

@@ -135,11 +135,20 @@ def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> list[Figur
     if EXACT in effects:
         figures.append(grid.draw(metric, effects[EXACT], said, plain))
     if RESTORED in effects:
-        note = "0: as without the hook, 1: as in the run to compare with"
-        figures.append(grid.draw("restored", effects[RESTORED], note))
+        figures.append(
+            grid.draw(
+                "restored", effects[RESTORED], "0: as without the hook, 1: as in the run to compare with"
+            )
+        )
     if GRADIENT in effects:
-        note = _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said
-        figures.append(grid.draw(f"{metric}, estimated from the gradient", effects[GRADIENT], note, plain))
+        figures.append(
+            grid.draw(
+                f"{metric}, estimated from the gradient",
+                effects[GRADIENT],
+                _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said,
+                plain,
+            )
+        )
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()

@@ -84,8 +84,13 @@ def problems_of(over: Over, hook: HookSpec) -> list[Problem]:
     for key, values in over.items():
         where = f"{WHERE}.{key}"
         if key not in possible:
-            what = f"{hook.action.action_name} on {hook.hook_type} has no such key"
-            problems.append(Problem(where, what, nearest(key, possible)))
+            problems.append(
+                Problem(
+                    where,
+                    f"{hook.action.action_name} on {hook.hook_type} has no such key",
+                    nearest(key, possible),
+                )
+            )
         elif key not in COUNTED and not isinstance(values, tuple):
             problems.append(Problem(where, "its values cannot be counted", "list them: [0.5, 1, 2]"))
         elif isinstance(values, Window) and key != INDEX and len(values.window) > 1:
