@@ -371,8 +371,7 @@ def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCaptur
 
 def _mean(capture: StoredCapture) -> Tensor:
     blocks = (block.double().sum(0) for block in capture.batches(ROWS_AT_ONCE))
-    total = sum(blocks, start=capture[0].double() * 0)
-    return (total / len(capture)).float()
+    return (sum(blocks, start=capture[0].double() * 0) / len(capture)).float()
 
 
 def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:

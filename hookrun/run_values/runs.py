@@ -92,9 +92,13 @@ class RunReferences:
         if run is None:
             return None
         plan, manifest = run.plan.get("hash"), run.status.get("manifest")
-        need = name in self.known and name != PREVIOUS
         return UsedRunRecord(
-            where=where, run=name, path=str(run.path), need=need, plan=plan, manifest=manifest
+            where=where,
+            run=name,
+            path=str(run.path),
+            need=name in self.known and name != PREVIOUS,
+            plan=plan,
+            manifest=manifest,
         )
 
 

@@ -163,8 +163,10 @@ class JobCache:
 
 def model_key(settings: Settings) -> str:
     """A key that is equal for jobs with the same model, data, task, `compute` and frozen parameters."""
-    sections = [settings.model, settings.data, settings.task, settings.compute]
-    dumped = [each.model_dump(mode="json") for each in sections]
+    dumped = [
+        each.model_dump(mode="json")
+        for each in [settings.model, settings.data, settings.task, settings.compute]
+    ]
     return json.dumps([settings.task.name, str(settings.train.parameters), *dumped])
 
 

@@ -41,8 +41,11 @@ class TaskOfRuns(Task):
     def unused(self, experiment: Experiment) -> list[str]:
         """Hooks, and the sections `train` and `compute`: the captures exist already."""
         settings = experiment.settings
-        hooks = ["hooks"] if experiment.hooks.hooks else []
-        return [*changed("train", settings.train), *changed("compute", settings.compute), *hooks]
+        return [
+            *changed("train", settings.train),
+            *changed("compute", settings.compute),
+            *(["hooks"] if experiment.hooks.hooks else []),
+        ]
 
     def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
         """Record which runs are read, and do the task."""
@@ -124,8 +127,7 @@ class TaskOfCaptures(TaskOfRuns):
         """
         from hookrun.plan.table import size
 
-        by_module = needed(self.project)
-        name, most = max(by_module.items(), key=lambda item: item[1])
+        name, most = max(needed(self.project).items(), key=lambda item: item[1])
         if most <= self.max_bytes:
             return most
         rows = self.features(analysis, self.project)[name]

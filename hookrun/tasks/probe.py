@@ -128,8 +128,7 @@ class ProbeTask(TaskOfCaptures):
         show_table(screen.console, _HEADINGS, shown)
         self.say_projections(screen, features.values())
         names = next(iter(labels.values())).names
-        metadata = None if names is None else {"classes": json.dumps(names)}
-        save_file(weights, run_dir.path / PROBES, metadata)
+        save_file(weights, run_dir.path / PROBES, None if names is None else {"classes": json.dumps(names)})
         run_dir.wrote(run_dir.path / PROBES)
 
     def _labels(self, analysis: Analysis) -> dict[str, Labels]:

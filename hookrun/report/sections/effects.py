@@ -94,8 +94,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
         return None
     size = math.prod(len(labels) for labels in effects.axes.values())
     if not 0 < size <= MOST_CELLS:
-        note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
-        return {"figures": [], "notes": [note]}
+        return {
+            "figures": [],
+            "notes": [f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"],
+        }
     grid = Grid(effects, facts)
     change = (effects.main.double().flatten() - effects[PLAIN]).abs()
     known = change.isfinite().nonzero().flatten()
@@ -196,11 +198,13 @@ def _top(effects: Effects, grid: Grid, ranked: Sequence[int], linked: set[int]) 
         of_cells = effects[PLACEBO].flatten(1).T[ranked]
         ends = zip(of_cells.mean(1).tolist(), of_cells.std(1, correction=0).tolist(), strict=True)
         columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in ends]
-    rows = [
-        (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
-        for at, *texts in zip(ranked, *columns.values(), strict=True)
-    ]
-    return {"heads": list(columns), "rows": rows}
+    return {
+        "heads": list(columns),
+        "rows": [
+            (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
+            for at, *texts in zip(ranked, *columns.values(), strict=True)
+        ],
+    }
 
 
 def _interval(changes: Tensor) -> str:

@@ -141,8 +141,7 @@ def metrics(lines: Lines) -> dict[str, float]:
 
 def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
     """A row for each key of two mappings."""
-    keys = dict.fromkeys([*before, *now])
-    pairs = ((key, before.get(key), now.get(key)) for key in keys)
+    pairs = ((key, before.get(key), now.get(key)) for key in dict.fromkeys([*before, *now]))
     return [
         {"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)}
         for key, old, new in pairs
@@ -271,8 +270,12 @@ def predictions(
         found["compared"] = len(common) or len(divergences)
     elif outputs is not None or others is not None:
         found["note"] = "only one of the runs wrote its outputs"
-    differs = bool(changes or found["note"] or first)
-    return {**found, "changed": len(changes), "differs": differs, "changes": changes[:MOST_CHANGES]}
+    return {
+        **found,
+        "changed": len(changes),
+        "differs": bool(changes or found["note"] or first),
+        "changes": changes[:MOST_CHANGES],
+    }
 
 
 def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[float], list[dict[str, Any]]]:

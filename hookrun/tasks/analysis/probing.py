@@ -147,9 +147,11 @@ def _parts(
             f"a probe needs at least {needed} samples with a label, and there are {len(names)}"
         )
     enough = len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2
-    by_class = y[firsts] if stratify and enough else None
     of_train, _ = train_test_split(
-        np.arange(len(names)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=by_class
+        np.arange(len(names)),
+        test_size=TEST_SHARE,
+        random_state=seed % 2**32,
+        stratify=y[firsts] if stratify and enough else None,
     )
     in_train = np.isin(sample_of, of_train)
     if stratify and len(np.unique(y[in_train])) < 2:

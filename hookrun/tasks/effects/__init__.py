@@ -225,8 +225,7 @@ class EffectsTask(TaskOfOneSplit):
         cells = Cells(context, moved, None if self.against is None else self.against.run, samples)
         with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
             for batch in passed:
-                output = cells.compute(batch)
-                names.write(batch, output)
+                names.write(batch, cells.compute(batch))
                 context.hooks.step()
         names.write_pictures()
         effects = cells.effects(self.splits[0])

@@ -263,8 +263,10 @@ class Grid:
         jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
         for cell in self.cells:
             if placebos and id(cell.hook) not in of_others:
-                values = cell.hook.spec.action.outside_values().items()
-                drawn = {field: _resampled(value) for field, value in values}
+                drawn = {
+                    field: _resampled(value)
+                    for field, value in cell.hook.spec.action.outside_values().items()
+                }
                 of_others[id(cell.hook)] = self._planned(drawn, cell.hook)
             kinds = [(kind, count, cell.hook) for kind, count in counts.items()]
             if (other := of_others.get(id(cell.hook))) is not None:

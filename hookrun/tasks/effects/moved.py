@@ -117,8 +117,7 @@ class Moved:
         own = rebuild(value, copied)
         plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
         passes = site.clock.passes
-        of_pass = None if passes is None else passes.current
-        self.kept.append(Activation(site, plain, held, of_pass, site.call))
+        self.kept.append(Activation(site, plain, held, None if passes is None else passes.current, site.call))
         # what follows may write into it
         return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 

@@ -34,8 +34,11 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
     fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
     paths = units(fsdp, model)
     if fsdp.wrap is not None and not paths:
-        nearest = fsdp.wrap.nearest(Names(list(ModelNames(model).modules)))
-        yield Problem(where, f"'{fsdp.wrap}' matches no module", nearest)
+        yield Problem(
+            where,
+            f"'{fsdp.wrap}' matches no module",
+            fsdp.wrap.nearest(Names(list(ModelNames(model).modules))),
+        )
     lists = [path for path in paths if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
     if lists:
         yield Problem(
