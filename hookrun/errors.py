@@ -66,6 +66,12 @@ class Refusal(HookrunError):
         # Unpickling calls the class with these: errors of jobs are pickled between processes.
         self.args = (self.errors, self.notes)
 
+    @classmethod
+    def refuse(cls, problems: Iterable[Problem]) -> None:
+        """Raise the error with these problems, if there are any."""
+        if errors := list(problems):
+            raise cls(errors)
+
     def __str__(self) -> str:
         title = counted(len(self.errors), self.kind)
         shown = printable("\n".join([*first_lines(map(str, self.errors)), *self.notes]), kept="\n\t")

@@ -136,8 +136,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         elif flag in known and known[flag].nargs == 0 and joined:
             hint = f"put a space there: {joined[0].replace('=', ' ', 1)}"
         raise spec_error(flag, error.message, hint) from None
-    if others:
-        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
+    SpecError.refuse(Problem(text, "is not a flag", _WRITTEN) for text in others)
     return args
 
 

@@ -123,8 +123,7 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
 
     Such a file has no header, or sets `task.name` so that a typed ``task=`` has no effect.
     """
-    if problems := lost_keys(cfg):
-        raise SpecError(problems)
+    SpecError.refuse(lost_keys(cfg))
     choices = cfg.hydra.runtime.choices
     overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
     typed = [text for text in overrides if text.startswith("task=")]

@@ -63,8 +63,7 @@ def _read(source: ConfigSource, file: Path, config_path: str) -> ConfigResult:
         content = cast(DictConfig, parsed(text))  # a list is refused when it is merged
         if not _is_ours(source):
             plain: Any = OmegaConf.to_container(content, resolve=False)
-            if problems := _acting_content(plain, file, posixpath.dirname(config_path)):
-                raise SpecError(problems)
+            SpecError.refuse(_acting_content(plain, file, posixpath.dirname(config_path)))
     path = f"{source.scheme()}://{source.path}"
     return ConfigResult(config=content, path=path, provider=source.provider, header=header)
 
@@ -313,9 +312,10 @@ class Loader(ConfigLoaderImpl):
             if posixpath.dirname(path) in self._typed_groups:
                 installed = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
                 plugins = [f"{plugin.__module__}.{plugin.__name__}" for plugin in installed]
-            if problems := hydra_section.wrong_settings(plain["hydra"], groups, plugins):
-                file = _file(source, path)
-                raise SpecError([Problem(f"{file}: {each.where}", each.what, each.hint) for each in problems])
+            SpecError.refuse(
+                Problem(f"{_file(source, path)}: {each.where}", each.what, each.hint)
+                for each in hydra_section.wrong_settings(plain["hydra"], groups, plugins)
+            )
         return loaded
 
     def _wrong_place(

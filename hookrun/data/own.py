@@ -71,8 +71,7 @@ class OwnData(Source):
     def _made(self, split: Split, seed: int) -> Any:
         """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
         factory = self.factory
-        if problems := wrong_call(factory.target, self.args, _ARGS, factory.text, first=1, also=["seed"]):
-            raise SpecError(problems)
+        SpecError.refuse(wrong_call(factory.target, self.args, _ARGS, factory.text, first=1, also=["seed"]))
         seeded = {"seed": seed} if takes(factory.target, "seed") else {}
         try:
             with torch.random.fork_rng(devices=[]):

@@ -179,8 +179,7 @@ def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _F
     if len({info.shape[0] for info in tensors.values()}) > 1:
         what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
         problems.append(Problem(where, what, "write one row of each for each sample"))
-    if problems:
-        raise SpecError(problems)
+    SpecError.refuse(problems)
     row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
     return _File(path, next(iter(tensors.values())).shape[0], row)
 

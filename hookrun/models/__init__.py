@@ -118,8 +118,7 @@ def _own(config: Model, data: DataDefaults) -> partial[Any]:
             # Sizes multiply: each of them may be right, and the model larger than any memory.
             if why := too_large(lambda: cls(**args)):
                 problems = [Problem("model.args", why, "give smaller sizes")]
-    if problems:
-        raise SpecError(problems)
+    SpecError.refuse(problems)
     return partial(cls, **args)
 
 
@@ -133,6 +132,5 @@ def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
         except Exception as error:
             raise spec_error("model.args", factory.failure(error), "correct it, or its arguments") from error
 
-    if problems := wrong_call(factory.target, config.args, "model.args", factory.text):
-        raise SpecError(problems)
+    SpecError.refuse(wrong_call(factory.target, config.args, "model.args", factory.text))
     return partial(call, **config.args)

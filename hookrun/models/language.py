@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.config.validation import Args, parse
+from hookrun.config.validation import Args, validated
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of
@@ -112,9 +112,7 @@ class TransformersArgs(Args):
 
 def prepare(config: Model, data: DataDefaults) -> partial[Any]:
     """The call that builds the model. Raises SpecError for invalid arguments."""
-    args, problems = parse(TransformersArgs, config.args, "model.args")
-    if args is None:
-        raise SpecError(problems)
+    args = validated(TransformersArgs, config.args, "model.args")
     try:
         import transformers  # noqa: F401 - whether it is there
     except ImportError as error:
@@ -196,8 +194,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
                     "model.args.attention chooses the attention" if "attn" in key else "leave it out",
                 )
             )
-    if problems:
-        raise SpecError(problems)
+    SpecError.refuse(problems)
     filled.pop("model_type")
     try:
         return AutoConfig.for_model(kind, **filled)
@@ -277,8 +274,7 @@ def _saved(args: TransformersArgs) -> nn.Module:
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
     try:
         given, _ = PreTrainedConfig.get_config_dict(place, **options)
-        if problems := list(_large(given, PATH)):
-            raise SpecError(problems)
+        SpecError.refuse(_large(given, PATH))
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
@@ -300,8 +296,8 @@ def _saved(args: TransformersArgs) -> nn.Module:
         raise _failure(args, error, _unread(place, local, _message(error))) from error
     _check_loaded(model, report, place)
     changes = list(_changed(model, report, config, place))
-    if problems := differing(place, "of another kind", changes, len(model.state_dict()), SCALES):
-        raise SpecError([replace(each, where=PATH) for each in problems])
+    problems = differing(place, "of another kind", changes, len(model.state_dict()), SCALES)
+    SpecError.refuse(replace(problem, where=PATH) for problem in problems)
     return model
 
 

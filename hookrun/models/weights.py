@@ -94,8 +94,7 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     path = _absolute(config.own_weights)
     state = read_weights(path)
     own = model.state_dict(keep_vars=True)
-    if problems := [*_missing(own, state, path), *_mismatched(own, state, path)]:
-        raise SpecError(problems)
+    SpecError.refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
     model.load_state_dict({name: state[name] for name in own if name in state}, strict=False)
     return {name: tensor for name, tensor in state.items() if name not in own}
 

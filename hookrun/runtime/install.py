@@ -262,8 +262,7 @@ class Installation:
 
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
-        if problems := uncompilable(self.plan):
-            raise CompileError(problems)
+        CompileError.refuse(uncompilable(self.plan))
         torch.compiler.reset()
         model = self._model
         call_through_torch(model.modules())

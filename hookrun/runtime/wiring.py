@@ -136,8 +136,7 @@ class Wiring:
             hint = "compile the spec against this model"
             problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
         problems += sharded_too_early(self.plan, self._model)
-        if problems:
-            raise CompileError(problems)
+        CompileError.refuse(problems)
 
     def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
         """Each hook with each of its matches; only hooks that are registered as one of `kinds`, if any are given."""

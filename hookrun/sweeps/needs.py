@@ -138,8 +138,7 @@ class NeededRuns:
                 if self._resumes
                 else nearest(need.experiment, names),
             )
-        if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
-            raise SpecError(problems)
+        SpecError.refuse(self._wrong_overrides(f"{where}.overrides", need.overrides))
         chosen = f"experiment={need.experiment}"
         if parse_override(chosen).value() != need.experiment:
             chosen = f"experiment='{need.experiment}'"
@@ -204,7 +203,7 @@ class NeededRuns:
 
 def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
     """Raise SpecError if a run that a need needs is not among the needs named before it."""
-    problems = [
+    SpecError.refuse(
         Problem(
             f"needs.{name}",
             f"is {need}, which is not among the needs named before this one",
@@ -212,9 +211,7 @@ def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
         )
         for name, need in needs.items()
         if need not in before
-    ]
-    if problems:
-        raise SpecError(problems)
+    )
 
 
 def with_made_needs(

@@ -78,8 +78,7 @@ def sweep_command(
     problems = list(hydra_section.wrong_params(swept, str(file), groups, "sweep over"))
     for text in kept:
         problems += _wrong_setting(key_of(text), text, file, groups)
-    if problems:
-        raise SpecError(problems)
+    SpecError.refuse(problems)
     return name or record.config_name or "config", [*record.task_overrides, *kept, *overrides]
 
 

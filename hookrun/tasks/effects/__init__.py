@@ -145,8 +145,7 @@ class EffectsTask(TaskOfOneSplit):
             if key != MODULE or isinstance(values, tuple)
         }
         first, problems = varied(enabled[self.hook], values)
-        if problems:
-            raise SpecError(problems)
+        SpecError.refuse(problems)
         hooks = [first if hook.name == self.hook else hook for hook in experiment.hooks.hooks]
         return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
 

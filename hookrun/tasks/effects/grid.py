@@ -115,11 +115,7 @@ class Grid:
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
-        self._refuse()
-
-    def _refuse(self) -> None:
-        if self._problems:
-            raise CompileError(self._problems)
+        CompileError.refuse(self._problems)
 
     def _planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
         """A hook, by default the whole grid's, with other values of its keys; mistakes are added to the problems."""
@@ -278,7 +274,7 @@ class Grid:
                         spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
                         hook = replace(hook, spec=spec)
                     jobs.append(Job(kind, number, cell, hook, self.prepared.plan.seed + number))
-        self._refuse()
+        CompileError.refuse(self._problems)
         return jobs
 
 

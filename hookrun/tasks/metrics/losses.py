@@ -207,8 +207,8 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
         return TrainLoss(name, ActivationLoss(args, WHERE))
     if name in LOSSES:
         loss = LOSSES[name]
-        if args and (problems := _wrong_arguments(loss, name, args)):
-            raise SpecError(problems)
+        if args:
+            SpecError.refuse(_wrong_arguments(loss, name, args))
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
         return TrainLoss(name, loss, sums=name in SUMS)
     own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
@@ -245,9 +245,7 @@ class UserFunction:
         """The function with these arguments. Raises SpecError if it cannot be called or constructed with them."""
         target: Any = own.target
         is_class = isinstance(target, type)
-        problems = wrong_call(target, args, where, own.text, first=0 if is_class else 2)
-        if problems:
-            raise SpecError(problems)
+        SpecError.refuse(wrong_call(target, args, where, own.text, first=0 if is_class else 2))
         if not is_class:
             return cls(own, where, target, args)
         try:
@@ -262,8 +260,7 @@ class UserFunction:
                 "give it a method __call__, or `forward` of a torch.nn.Module",
             )
         call = made.forward if isinstance(made, nn.Module) else made
-        if problems := wrong_call(call, (), where, own.text, first=2):
-            raise SpecError(problems)
+        SpecError.refuse(wrong_call(call, (), where, own.text, first=2))
         return cls(own, where, made)
 
     def _value(self, output: Any, target: Tensor) -> Any:

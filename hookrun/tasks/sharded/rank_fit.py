@@ -179,6 +179,5 @@ def check_ranks(
             )
             for line in lines
         ]
-    if problems:
-        raise CompileError(problems)
+    CompileError.refuse(problems)
     return [f"differs from one process: {line}" for line in lines]
