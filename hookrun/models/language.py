@@ -179,22 +179,21 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
         filled["num_labels"] = data.num_classes
     cls = CONFIG_MAPPING[kind]
     known = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
-    problems = [
+    unknown = (
         Problem(f"{CONFIG}.{key}", f"{kind} has no such key; {nearest(str(key), known)}", "correct it")
         for key in filled
         if key not in known and not _forbidden(key)
-    ]
-    problems += _large(filled, CONFIG)
-    for key, _, at in _entries(filled, CONFIG):
-        if _forbidden(key):
-            problems.append(
-                Problem(
-                    at,
-                    "a file may not choose what code a model runs",
-                    "model.args.attention chooses the attention" if "attn" in key else "leave it out",
-                )
-            )
-    SpecError.refuse(problems)
+    )
+    forbidden = (
+        Problem(
+            at,
+            "a file may not choose what code a model runs",
+            "model.args.attention chooses the attention" if "attn" in key else "leave it out",
+        )
+        for key, _, at in _entries(filled, CONFIG)
+        if _forbidden(key)
+    )
+    SpecError.refuse([*unknown, *_large(filled, CONFIG), *forbidden])
     filled.pop("model_type")
     try:
         return AutoConfig.for_model(kind, **filled)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,12 +27,12 @@ from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
 from hookrun.compose.loader import options
 from hookrun.config import root_of
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
+from hookrun.report.sweep_facts import record_in
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
-from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
-from hookrun.store.records import Status, read_record
+from hookrun.store.records import Status
 from hookrun.store.run_dir import newest_finished, newest_unchanged, outputs_folder
 from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory, near_path
 from hookrun.version import __version__
@@ -283,9 +283,8 @@ def _named(where: str, need: Need) -> Iterator[None]:
 
 def _why(needed: ComposedNeed, run_dir: Path, code: int) -> str:
     what = f"{needed.where}: {needed.need} ended with exit code {code}"
-    with suppress(StoreError):
-        if reason := read_record(run_dir / STATUS, Status).get("reason"):
-            what += f": {reason}"
+    if reason := record_in(run_dir / STATUS, Status).get("reason"):
+        what += f": {reason}"
     return f"{what}\n    its run directory: {run_dir}"
 
 

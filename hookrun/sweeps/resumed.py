@@ -174,11 +174,12 @@ class JobDirectories:
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that cannot be identified, or that another process still runs."""
         self._folder = folder
-        self.found = dict[str, tuple[str, int | None]]()
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
-        for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
-            if (path / JOB).exists() or (path / STATUS).exists():
-                self.found[path.relative_to(folder).as_posix()] = _known_job(path)
+        self.found = {
+            path.relative_to(folder).as_posix(): _known_job(path)
+            for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name))
+            if (path / JOB).exists() or (path / STATUS).exists()
+        }
         self._left, self._used = defaultdict[str, list[str]](list), set(self.found)
         for name, (config, _) in self.found.items():
             self._left[config].append(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -113,7 +113,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "metric": metric,
         "hook": shortened(effects.about.get("hook", "")),
         "said": said,
-        "figures": _figures(effects, grid, metric, said),
+        "figures": list(_figures(effects, grid, metric, said)),
         "top": _top(effects, grid, ranked[:TOP], linked),
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
         "notes": [],
@@ -132,32 +132,27 @@ def _named(axis: str, labels: Sequence[Any], facts: Facts) -> list[str]:
     return names
 
 
-def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> list[Figure]:
-    figures, plain = list[Figure](), float(effects[PLAIN])
+def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> Iterator[Figure]:
+    plain = float(effects[PLAIN])
     if EXACT in effects:
-        figures.append(grid.draw(metric, effects[EXACT], said, plain))
+        yield grid.draw(metric, effects[EXACT], said, plain)
     if RESTORED in effects:
-        figures.append(
-            grid.draw(
-                "restored", effects[RESTORED], "0: as without the hook, 1: as in the run to compare with"
-            )
+        yield grid.draw(
+            "restored", effects[RESTORED], "0: as without the hook, 1: as in the run to compare with"
         )
     if GRADIENT in effects:
-        figures.append(
-            grid.draw(
-                f"{metric}, estimated from the gradient",
-                effects[GRADIENT],
-                _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said,
-                plain,
-            )
+        yield grid.draw(
+            f"{metric}, estimated from the gradient",
+            effects[GRADIENT],
+            _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said,
+            plain,
         )
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
-        figures.append(grid.draw(f"{metric}: standard deviation over the samples", spread))
+        yield grid.draw(f"{metric}: standard deviation over the samples", spread)
     if PLACEBO in effects and EXACT in effects:
-        figures.append(_placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric))
-    return figures
+        yield _placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric)
 
 
 def _agreement(exact: Tensor, estimate: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,27 +35,26 @@ Row = dict[str, Any]
 Lines = Iterable[Mapping[str, Any]]
 
 
-def reasons(comparison: Comparison) -> list[str]:
-    """What differs in the results, in words; empty if nothing does."""
-    reasons, first = list[str](), comparison.first
-    if first is not None:
+def reasons(comparison: Comparison) -> Iterator[str]:
+    """What differs in the results, in words; nothing if nothing does."""
+    if (first := comparison.first) is not None:
         where = [f"{key} {first[key]}" for key in ("sample", "token") if first[key] is not None]
-        reasons.append(", ".join([f"first: {first['module'] or '(root)'}", *where]))
+        yield ", ".join([f"first: {first['module'] or '(root)'}", *where])
     notes = {label(row): row["note"] for row in comparison.captures if row["note"]}
-    reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
+    for note, count in Counter(notes.values()).items():
+        yield f"{counted(count, 'capture')}: {note}"
     for side in ("run", "other"):
         if names := [label(row) for row in comparison.unpaired if row["only"] == side]:
-            reasons.append(f"only {getattr(comparison, side)} has {listed(names, 6)}")
+            yield f"only {getattr(comparison, side)} has {listed(names, 6)}"
     for name in ("metrics", "weights", "statistics"):
         if count := sum(row.get("differs", True) for row in getattr(comparison, name)):
-            reasons.append(f"{name} that differ: {count:,}")
+            yield f"{name} that differ: {count:,}"
     predictions = comparison.predictions
     if predictions["changed"]:
-        reasons.append(f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}")
+        yield f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}"
     elif predictions["differs"]:
         note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
-        reasons.append(f"predictions: {note}")
-    return reasons
+        yield f"predictions: {note}"
 
 
 def label(row: Mapping[str, Any]) -> str:

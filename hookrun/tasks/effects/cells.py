@@ -66,9 +66,8 @@ class Cells:
         computed = {number: job.cell.paths for number, job in jobs.items() if job.kind != GRADIENT}
         self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
-        self._reading = Reading(
-            prepared, context.measuring, None if head is None else context.model.get_submodule(head)
-        )
+        unembed = None if head is None else context.model.get_submodule(head)
+        self._reading = Reading(prepared, context.measuring, unembed)
         self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
         self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
         self._together, self._done = dict[str, bool](), 0
@@ -110,9 +109,8 @@ class Cells:
             "metric": self._reading.metric.name,
             "split": split,
         }
-        return Effects(
-            tensors, {axis.key: axis.labels for axis in self._moved.grid.axes}, range(len(self.plain)), about
-        )
+        axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
+        return Effects(tensors, axes, range(len(self.plain)), about)
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
@@ -120,9 +118,8 @@ class Cells:
             (job, row) for job, row in zip(self._moved.jobs, self.values, strict=True) if job.kind == kind
         ]
         repeats = 1 + max((job.number for job, _ in jobs), default=-1)
-        whole = torch.full(
-            (repeats, *self._moved.grid.sizes, len(self.plain)), torch.nan, dtype=torch.float64
-        )
+        sizes = repeats, *self._moved.grid.sizes, len(self.plain)
+        whole = torch.full(sizes, torch.nan, dtype=torch.float64)
         for job, row in jobs:
             whole[job.number, *job.cell.place] = row
         return whole

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, counted, listed
@@ -288,17 +288,12 @@ class AttributionRows:
         save_file(self._whole(), folder / ATTRIBUTIONS, dict(metadata))
 
     def _whole(self) -> Values:
-        whole: Values = {}
-        for name, parts in self._parts.items():
-            longest = max((part.shape[1] for part in parts if part.dim() > 1), default=0)
-            grown = [
-                F.pad(part, [0, 0] * (part.dim() - 2) + [0, longest - part.shape[1]])
-                if part.dim() > 1
-                else part
-                for part in parts
-            ]
-            whole[name] = torch.cat(grown).contiguous()
-        return whole
+        return {
+            name: pad_sequence([row for part in parts for row in part], batch_first=True)
+            if parts[0].dim() > 1
+            else torch.cat(parts)
+            for name, parts in self._parts.items()
+        }
 
     def means(self) -> dict[str, float]:
         """The mean score, and for integrated gradients the mean of how far a sample's sum is off."""
