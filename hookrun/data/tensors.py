@@ -169,16 +169,31 @@ def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _F
             hint = f"set {key}" + (", to null if there is none" if key == "data.args.target" else "")
             problems.append(Problem(key, f"{path} has no tensor '{name}'; {nearest(name, header)}", hint))
         elif info is None:
-            what = f"the tensor '{name}' in {path} is of a type that is not supported"
-            problems.append(Problem(key, what, "write it as a float, integer or bool tensor"))
+            problems.append(
+                Problem(
+                    key,
+                    f"the tensor '{name}' in {path} is of a type that is not supported",
+                    "write it as a float, integer or bool tensor",
+                )
+            )
         elif not info.shape:
-            what = f"the tensor '{name}' in {path} is a single number"
-            problems.append(Problem(key, what, "give it a first dimension, one row for each sample"))
+            problems.append(
+                Problem(
+                    key,
+                    f"the tensor '{name}' in {path} is a single number",
+                    "give it a first dimension, one row for each sample",
+                )
+            )
         else:
             tensors[name] = info
     if len({info.shape[0] for info in tensors.values()}) > 1:
-        what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
-        problems.append(Problem(where, what, "write one row of each for each sample"))
+        problems.append(
+            Problem(
+                where,
+                f"the tensors in {path} differ in their number of rows: {_shown(tensors)}",
+                "write one row of each for each sample",
+            )
+        )
     SpecError.refuse(problems)
     row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
     return _File(path, next(iter(tensors.values())).shape[0], row)

@@ -143,8 +143,9 @@ class _IdxFiles(_TorchvisionSet):
                 raise self._damaged(path, f"torchvision cannot read it as IDX ({reason(error)})") from error
         images, labels = tensors
         if len(images) != len(labels):
-            what = f"{len(images)} images and {len(labels)} labels for the split '{split}'"
-            raise self._damaged(folder, what)
+            raise self._damaged(
+                folder, f"{len(images)} images and {len(labels)} labels for the split '{split}'"
+            )
         return images.unsqueeze(1), labels
 
     def _damaged(self, path: Path, what: str) -> SpecError:

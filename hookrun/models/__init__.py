@@ -104,10 +104,12 @@ def _own(config: Model, data: DataDefaults) -> partial[Any]:
         asked = {key: value for key, value in asked.items() if value is not None}
         if "path" in asked:
             path = asked["path"]
-            what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
-            hint = f"use model=transformers model.args.path={path} model.args.attention=points"
-            hint += ", with the module names of GPT-2"
-            raise spec_error("model.args.path", what, hint)
+            raise spec_error(
+                "model.args.path",
+                f"found {shown(path)}: the decoder does not read GPT-2 from a folder",
+                f"use model=transformers model.args.path={path} model.args.attention=points"
+                ", with the module names of GPT-2",
+            )
     args = data.values() | asked
     problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)

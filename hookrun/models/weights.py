@@ -203,9 +203,14 @@ def _mismatched(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Pa
         if not is_lazy(there) and stored.shape != there.shape
     ]
     kinds = [f"'{name}' is {change}" for name, *pair in pairs if (change := change_of(*pair))]
-    hint = "take the file of this model, or give model.args the sizes of the file's"
     return [
-        *differing(path, "in another shape", shapes, len(own), hint),
+        *differing(
+            path,
+            "in another shape",
+            shapes,
+            len(own),
+            "take the file of this model, or give model.args the sizes of the file's",
+        ),
         *differing(path, "of another kind", kinds, len(own), SCALES),
     ]
 
@@ -218,8 +223,13 @@ def differing(path: Path | str, how: str, names: Sequence[str], total: int, hint
     """The problem of the tensors of the file that differ from the model's, which has `total`, if there are any."""
     if not names:
         return []
-    what = f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}"
-    return [Problem(_WHERE, what, hint)]
+    return [
+        Problem(
+            _WHERE,
+            f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}",
+            hint,
+        )
+    ]
 
 
 def kind_of(dtype: torch.dtype) -> str:
