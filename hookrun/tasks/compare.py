@@ -124,8 +124,9 @@ class CompareTask(TaskOfRuns):
         if shown:
             show_table(screen.console, ["capture", *_COLUMNS, ""], shown)
         if comparison.captures:
-            every = counted(len(comparison.captures), "row")
-            screen.say(f"{len(rows)} of {every} of {COMPARE_CSV} are shown")
+            screen.say(
+                f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
+            )
         for line in comparison.config[:_LINES]:
             value, other = (json.dumps(line[side], ensure_ascii=False)[:100] for side in ("run", "other"))
             screen.say(f"configuration: {line['key']}: {value}, other {other}")

@@ -91,8 +91,10 @@ class ModulesTask(Task):
             names = ", ".join(path or "(root)" for path in picked)
             screen.say(f"* {str(parse_selector(self.select))!r} matches {len(picked)}: {names}")
         if hidden := len(matches) - len(shown):
-            more = f"task.depth={(depth or 0) + 1} shows one more level, task.full=true everything"
-            screen.say(f"{counted(hidden, 'module')} further down: {more}")
+            screen.say(
+                f"{counted(hidden, 'module')} further down: task.depth={(depth or 0) + 1} shows one more level, "
+                "task.full=true everything"
+            )
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)

@@ -136,8 +136,9 @@ class TaskOfCaptures(TaskOfRuns):
         enough = -(-most // 10**8) * 10**8  # rounded up to a multiple of 100 MB
         steps = [f"allow more (task.max_bytes={enough})"]
         if rows.captured > SUGGESTED and (less := max(needed(SUGGESTED).values())) <= self.max_bytes:
-            project = f"task.project={SUGGESTED}, which takes {size(less)}"
-            steps.append(f"project at random to fewer features ({project})")
+            steps.append(
+                f"project at random to fewer features (task.project={SUGGESTED}, which takes {size(less)})"
+            )
         steps.append(
             "or capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
         )

@@ -207,8 +207,15 @@ def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[li
             sums, apart, differs = measured(left.reshape(1, -1), right.reshape(1, -1), tolerance)
             found = Difference(sums[0], float(apart.max()))
             if found.relative_l2 != 0:
-                numbers = {"relative_l2": found.relative_l2, "largest": found.largest}
-                rows.append({"weight": name, "differs": bool(differs), "note": "", **numbers})
+                rows.append(
+                    {
+                        "weight": name,
+                        "differs": bool(differs),
+                        "note": "",
+                        "relative_l2": found.relative_l2,
+                        "largest": found.largest,
+                    }
+                )
     return rows, f"{file} and {other}"
 
 

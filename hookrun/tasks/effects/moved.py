@@ -131,8 +131,9 @@ class Moved:
     # ---- copies of the batch ---------------------------------------------------------------------------------------
 
     def _note_rows(self, site: HookSite, value: Any) -> None:
-        leaves = (leaf for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
-        self.rows[id(site)].update(leaf.shape[0] for leaf in leaves)
+        self.rows[id(site)].update(
+            leaf.shape[0] for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim()
+        )
 
     def _by_block(self, site: HookSite, value: Any, ops: Sequence[Op | None]) -> Any:
         """The value after each op has run on its copy."""

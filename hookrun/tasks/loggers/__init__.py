@@ -174,5 +174,9 @@ def _failure_shown(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any error of the library
-        what = f"WARNING: the logger {name} failed and is not used further: {reason(error)}"
-        print(f"{what}\n  the run continues: metrics.jsonl has every line", file=sys.stderr, flush=True)
+        print(
+            f"WARNING: the logger {name} failed and is not used further: {reason(error)}\n"
+            "  the run continues: metrics.jsonl has every line",
+            file=sys.stderr,
+            flush=True,
+        )

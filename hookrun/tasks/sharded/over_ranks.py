@@ -136,8 +136,10 @@ def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) ->
     """
     if not (gone := [name for name, of in hooks.items() if ranks.size <= min(of) < before]):
         return []
-    what = f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore"
-    return [f"{what} ({before} before, {ranks.size} now): it does not act anymore"]
+    return [
+        f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore ({before} before, "
+        f"{ranks.size} now): it does not act anymore"
+    ]
 
 
 def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
