@@ -22,8 +22,15 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncom
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
-from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared, listen
+from hookrun.runtime.hooks.base import (
+    BoundHook,
+    ModuleHook,
+    ParameterHook,
+    RegisteredHook,
+    Shared,
+    listen,
+    registered_hooks,
+)
 from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
