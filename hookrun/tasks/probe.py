@@ -140,9 +140,11 @@ class ProbeTask(TaskOfCaptures):
         for module, capture in analysis.captures.items():
             columns = capture.split_numbers, capture.sample_ids, capture.positions
             rows = b"".join(column.numpy().tobytes() for column in columns)
-            if rows not in read and isinstance(self.labels, LabelsFile):
-                read[rows] = labels_of_file(self.labels.file, self.labels.column, capture)
-            elif rows not in read:
-                read[rows] = labels_of_data(analysis.run, capture, answer=self.labels == "answer")
+            if rows not in read:
+                read[rows] = (
+                    labels_of_file(self.labels.file, self.labels.column, capture)
+                    if isinstance(self.labels, LabelsFile)
+                    else labels_of_data(analysis.run, capture, answer=self.labels == "answer")
+                )
             labels[module] = read[rows]
         return labels
