@@ -203,14 +203,9 @@ def _mismatched(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Pa
         if not is_lazy(there) and stored.shape != there.shape
     ]
     kinds = [f"'{name}' is {change}" for name, *pair in pairs if (change := change_of(*pair))]
+    hint = "take the file of this model, or give model.args the sizes of the file's"
     return [
-        *differing(
-            path,
-            "in another shape",
-            shapes,
-            len(own),
-            "take the file of this model, or give model.args the sizes of the file's",
-        ),
+        *differing(path, "in another shape", shapes, len(own), hint),
         *differing(path, "of another kind", kinds, len(own), SCALES),
     ]
 
