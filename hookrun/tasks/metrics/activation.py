@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookrun.config.validation import Section, validated
-from hookrun.errors import HookrunError, Problem, nearest
+from hookrun.config.validation import Section, parse
+from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.hook_types import FORWARD
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime import Installation
@@ -39,8 +39,11 @@ class ActivationLoss:
     """
 
     def __init__(self, args: Mapping[str, Any], where: str) -> None:
-        self.keys, self._where = validated(ActivationKeys, args, where), where
-        self._part = None if self.keys.index is None else Part(self.keys.index)
+        keys, problems = parse(ActivationKeys, args, where)
+        if keys is None:
+            raise SpecError(problems)
+        self.keys, self._where = keys, where
+        self._part = None if keys.index is None else Part(keys.index)
         self._seen: Tensor | None = None
 
     def problems(self, model: nn.Module) -> list[Problem]:

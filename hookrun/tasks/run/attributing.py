@@ -284,10 +284,11 @@ class AttributionRows:
             )
 
     def write(self, folder: Path, metadata: Mapping[str, str]) -> None:
-        """Write all rows, by sample; sequences are as long as the longest, with 0 behind their end."""
-        save_file(self._whole(), folder / ATTRIBUTIONS, dict(metadata))
+        """Write all rows, by sample."""
+        save_file(self.state_dict(), folder / ATTRIBUTIONS, dict(metadata))
 
-    def _whole(self) -> Values:
+    def state_dict(self) -> Values:
+        """The rows so far; sequences are as long as the longest, with 0 behind their end."""
         return {
             name: pad_sequence([row for part in parts for row in part], batch_first=True)
             if parts[0].dim() > 1
@@ -301,10 +302,6 @@ class AttributionRows:
         if "delta" in self._parts:
             found["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows so far."""
-        return self._whole()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones."""
