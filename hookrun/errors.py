@@ -66,12 +66,6 @@ class Refusal(HookrunError):
         # Unpickling calls the class with these: errors of jobs are pickled between processes.
         self.args = (self.errors, self.notes)
 
-    @classmethod
-    def refuse(cls, problems: Iterable[Problem]) -> None:
-        """Raise the error with these problems, if there are any."""
-        if errors := list(problems):
-            raise cls(errors)
-
     def __str__(self) -> str:
         title = counted(len(self.errors), self.kind)
         shown = printable("\n".join([*first_lines(map(str, self.errors)), *self.notes]), kept="\n\t")
@@ -100,6 +94,12 @@ class CompileError(Refusal):
 def compile_error(where: str, what: str, hint: str = "") -> CompileError:
     """The error of one mistake."""
     return CompileError([Problem(where, what, hint)])
+
+
+def refuse(problems: Iterable[Problem], kind: type[Refusal] = SpecError) -> None:
+    """Raise an error of this kind with the problems, if there are any."""
+    if errors := list(problems):
+        raise kind(errors)
 
 
 @dataclass

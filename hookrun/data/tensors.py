@@ -21,7 +21,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, refuse, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _F
                 "write one row of each for each sample",
             )
         )
-    SpecError.refuse(problems)
+    refuse(problems)
     row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
     return _File(path, next(iter(tensors.values())).shape[0], row)
 

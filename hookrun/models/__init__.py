@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, shown, spec_error
+from hookrun.errors import Mistakes, Problem, nearest, refuse, shown, spec_error
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin, require_weights
@@ -120,7 +120,7 @@ def _own(config: Model, data: DataDefaults) -> partial[Any]:
             # Sizes multiply: each of them may be right, and the model larger than any memory.
             if why := too_large(lambda: cls(**args)):
                 problems = [Problem("model.args", why, "give smaller sizes")]
-    SpecError.refuse(problems)
+    refuse(problems)
     return partial(cls, **args)
 
 
@@ -134,5 +134,5 @@ def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
         except Exception as error:
             raise spec_error("model.args", factory.failure(error), "correct it, or its arguments") from error
 
-    SpecError.refuse(wrong_call(factory.target, config.args, "model.args", factory.text))
+    refuse(wrong_call(factory.target, config.args, "model.args", factory.text))
     return partial(call, **config.args)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hookrun.config.validation import Args, validated
-from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, spec_error
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of
 
@@ -193,7 +193,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
         for key, _, at in _entries(filled, CONFIG)
         if _forbidden(key)
     )
-    SpecError.refuse([*unknown, *_large(filled, CONFIG), *forbidden])
+    refuse([*unknown, *_large(filled, CONFIG), *forbidden])
     filled.pop("model_type")
     try:
         return AutoConfig.for_model(kind, **filled)
@@ -273,7 +273,7 @@ def _saved(args: TransformersArgs) -> nn.Module:
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
     try:
         given, _ = PreTrainedConfig.get_config_dict(place, **options)
-        SpecError.refuse(_large(given, PATH))
+        refuse(_large(given, PATH))
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
@@ -296,7 +296,7 @@ def _saved(args: TransformersArgs) -> nn.Module:
     _check_loaded(model, report, place)
     changes = list(_changed(model, report, config, place))
     problems = differing(place, "of another kind", changes, len(model.state_dict()), SCALES)
-    SpecError.refuse(replace(problem, where=PATH) for problem in problems)
+    refuse(replace(problem, where=PATH) for problem in problems)
     return model
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import MOST_COMPARED, Problem, SpecError, listed, nearest, reason, spec_error
+from hookrun.errors import MOST_COMPARED, Problem, listed, nearest, reason, refuse, spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     path = _absolute(config.own_weights)
     state = read_weights(path)
     own = model.state_dict(keep_vars=True)
-    SpecError.refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
+    refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
     model.load_state_dict({name: state[name] for name in own if name in state}, strict=False)
     return {name: tensor for name, tensor in state.items() if name not in own}
 

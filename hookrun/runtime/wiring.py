@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
-from hookrun.errors import CompileError, HookrunError, Problem
+from hookrun.errors import CompileError, HookrunError, Problem, refuse
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
@@ -143,7 +143,7 @@ class Wiring:
             hint = "compile the spec against this model"
             problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
         problems += sharded_too_early(self.plan, self._model)
-        CompileError.refuse(problems)
+        refuse(problems, CompileError)
 
     def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
         """Each hook with each of its matches; only hooks that are registered as one of `kinds`, if any are given."""

@@ -26,7 +26,7 @@ from hookrun.compose.errors import composed
 from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
 from hookrun.compose.loader import options
 from hookrun.config import root_of
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, refuse, spec_error
 from hookrun.report.sweep_facts import record_in
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
@@ -138,7 +138,7 @@ class NeededRuns:
                 if self._resumes
                 else nearest(need.experiment, names),
             )
-        SpecError.refuse(self._wrong_overrides(f"{where}.overrides", need.overrides))
+        refuse(self._wrong_overrides(f"{where}.overrides", need.overrides))
         chosen = f"experiment={need.experiment}"
         if parse_override(chosen).value() != need.experiment:
             chosen = f"experiment='{need.experiment}'"
@@ -203,7 +203,7 @@ class NeededRuns:
 
 def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
     """Raise SpecError if a run that a need needs is not among the needs named before it."""
-    SpecError.refuse(
+    refuse(
         Problem(
             f"needs.{name}",
             f"is {need}, which is not among the needs named before this one",

@@ -23,7 +23,7 @@ from hookrun.compose.hydra import numbered, parse_override
 from hookrun.compose.overrides import LATEST, RESUME, latest_in
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal
-from hookrun.errors import Problem, SpecError, spec_error
+from hookrun.errors import Problem, SpecError, refuse, spec_error
 from hookrun.report.sweep_facts import job_folders
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
@@ -78,7 +78,7 @@ def sweep_command(
     problems = list(hydra_section.wrong_params(swept, str(file), groups, "sweep over"))
     for text in kept:
         problems += _wrong_setting(key_of(text), text, file, groups)
-    SpecError.refuse(problems)
+    refuse(problems)
     return name or record.config_name or "config", [*record.task_overrides, *kept, *overrides]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from hookrun.actions.values import PassValue
-from hookrun.errors import Problem, Refusal, SpecError, counted, nearest
+from hookrun.errors import Problem, Refusal, SpecError, counted, nearest, refuse
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
@@ -145,7 +145,7 @@ class EffectsTask(TaskOfOneSplit):
             if key != MODULE or isinstance(values, tuple)
         }
         first, problems = varied(enabled[self.hook], values)
-        SpecError.refuse(problems)
+        refuse(problems)
         hooks = [first if hook.name == self.hook else hook for hook in experiment.hooks.hooks]
         return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
 

@@ -15,7 +15,7 @@ from hookrun import data
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import RunValue
 from hookrun.data import Split
-from hookrun.errors import CompileError, Problem
+from hookrun.errors import CompileError, Problem, refuse
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
@@ -115,7 +115,7 @@ class Grid:
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
-        CompileError.refuse(self._problems)
+        refuse(self._problems, CompileError)
 
     def _planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
         """A hook, by default the whole grid's, with other values of its keys; mistakes are added to the problems."""
@@ -274,7 +274,7 @@ class Grid:
                         spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
                         hook = replace(hook, spec=spec)
                     jobs.append(Job(kind, number, cell, hook, self.prepared.plan.seed + number))
-        CompileError.refuse(self._problems)
+        refuse(self._problems, CompileError)
         return jobs
 
 

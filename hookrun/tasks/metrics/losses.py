@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hookrun.config.validation import parameters, unknown_arguments, wrong_call
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Problem, SpecError, reason, spec_error
+from hookrun.errors import HookrunError, Problem, reason, refuse, spec_error
 from hookrun.spec.experiment import Named
 from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise_dtype
@@ -208,7 +208,7 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
     if name in LOSSES:
         loss = LOSSES[name]
         if args:
-            SpecError.refuse(_wrong_arguments(loss, name, args))
+            refuse(_wrong_arguments(loss, name, args))
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
         return TrainLoss(name, loss, sums=name in SUMS)
     own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
@@ -245,7 +245,7 @@ class UserFunction:
         """The function with these arguments. Raises SpecError if it cannot be called or constructed with them."""
         target: Any = own.target
         is_class = isinstance(target, type)
-        SpecError.refuse(wrong_call(target, args, where, own.text, first=0 if is_class else 2))
+        refuse(wrong_call(target, args, where, own.text, first=0 if is_class else 2))
         if not is_class:
             return cls(own, where, target, args)
         try:
@@ -260,7 +260,7 @@ class UserFunction:
                 "give it a method __call__, or `forward` of a torch.nn.Module",
             )
         call = made.forward if isinstance(made, nn.Module) else made
-        SpecError.refuse(wrong_call(call, (), where, own.text, first=2))
+        refuse(wrong_call(call, (), where, own.text, first=2))
         return cls(own, where, made)
 
     def _value(self, output: Any, target: Tensor) -> Any:

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import CompileError, Problem, listed
+from hookrun.errors import CompileError, Problem, listed, refuse
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
 from hookrun.spec import Settings
@@ -179,5 +179,5 @@ def check_ranks(
             )
             for line in lines
         ]
-    CompileError.refuse(problems)
+    refuse(problems, CompileError)
     return [f"differs from one process: {line}" for line in lines]
