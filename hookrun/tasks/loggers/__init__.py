@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hookrun.discovery import discovered
+from hookrun.discovery import Registry
 from hookrun.errors import Problem, reason
 from hookrun.tasks.loggers.base import LoggedRun, RunLogger
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @cache
 def loggers() -> Mapping[str, type[RunLogger]]:
     """Every logger class by its name."""
-    return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
+    return Registry(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
 
 
 def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
