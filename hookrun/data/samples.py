@@ -92,7 +92,7 @@ class TensorSamples(Samples):
     def batch(self, indices: Sequence[int] | Tensor) -> Sample:
         """Several samples by one indexing operation; indices may also be a tensor [B] int64."""
         rows = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.int64)
-        return self._inputs[rows], self._targets.index_select(0, rows)
+        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
 
 
 def _row(inputs: Tensor, targets: Tensor, number: int) -> Sample:

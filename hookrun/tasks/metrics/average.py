@@ -95,7 +95,8 @@ class Average:
                     with torch.no_grad():
                         column_parts.append(metric.of_batch(*source.whole()).expand(len(source)))
                 if column_parts:
-                    values[metric.name] = source, torch.cat(column_parts)
+                    whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
+                    values[metric.name] = source, whole
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
                     raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")

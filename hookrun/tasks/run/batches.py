@@ -82,7 +82,7 @@ class Batch:
     @property
     def weight(self) -> Tensor | int:
         """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
-        return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
+        return (self.target != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
 
     def copied(self) -> Batch:
         """The batch with copies of its inputs, into which a model may write."""
