@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from hookrun.report.draw.text import token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.files import MissingFile, StoreError, is_there, open_inside, read_json
+from hookrun.store.files import MissingFile, StoreError, open_inside, read_json
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -205,11 +206,6 @@ class Facts:
         """The run that the task analyses, instead of a model and data; ``""`` for other tasks."""
         return self.named("task", "run")
 
-    @property
-    def has_random_weights(self) -> bool:
-        """Whether the results are those of a model that nothing has trained."""
-        return self.model.weights == "random" and self.model.trained is False
-
     def named(self, section: str, key: str = "name") -> str:
         """The `name` in a section of the configuration, or the text of another key; ``""`` if there is none."""
         content = self.config.get(section)
@@ -235,7 +231,7 @@ def read_facts(path: Path) -> Facts:
 
     def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name
-        is_known = is_there(path) or name in written
+        is_known = os.path.lexists(path) or name in written
         return tried(part, lambda: typed_record(path, model), model()) if is_known else model()
 
     facts = Facts(
@@ -256,7 +252,7 @@ def read_facts(path: Path) -> Facts:
         predicted=tried(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
-        cut_off=tried("the state of the run", lambda: cut_off(status), ""),
+        cut_off=cut_off(status),
         notes=notes,
     )
     for lines in vars(facts).values():

@@ -276,11 +276,6 @@ def kind_of(info: os.stat_result) -> str:
     return "" if stat.S_ISREG(info.st_mode) else _KINDS.get(stat.S_IFMT(info.st_mode), "not a file")
 
 
-def is_there(path: Path) -> bool:
-    """Whether the name exists, also as a broken link."""
-    return os.path.lexists(path)
-
-
 def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Path from `root`, and its `stat`, for every entry below a folder of `root` that is not a folder.
 

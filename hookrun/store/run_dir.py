@@ -151,7 +151,10 @@ class RunDir:
 
         on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        of_ranks = self.ranks.gathered({name: self._writer(name).position() for name in self._before})
+        rank = self.ranks.rank
+        own = {name: before.of_rank(rank).model_dump() for name, before in self._before.items()}
+        own |= {name: writer.position() for name, writer in self._writers.items()}
+        of_ranks = self.ranks.gathered(own)
         if not self.ranks.is_main:
             return {}
         position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}

@@ -150,7 +150,7 @@ class Measuring:
         others: the output of the model without its hooks, if a metric compares with it
         """
         found = self._tokens(output, batch) if batch.data.of_tokens else of_samples(output, batch.target)
-        return self._compared(found, batch, others)
+        return self._compared(found, batch, others) if KL in self._names else found
 
     def _loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
@@ -209,7 +209,7 @@ class Measuring:
 
     def _compared(self, rows: BatchRows, batch: Batch, others: Any) -> BatchRows:
         """The rows with the scores to compare them with. HookrunError if these have another shape."""
-        if KL not in self._names or rows.scores is None or rows.scores.dim() != 2:
+        if rows.scores is None or rows.scores.dim() != 2:
             return rows
         if self._predicted is not None:
             if batch.split not in self._predicted_rows:

@@ -54,7 +54,7 @@ def train(context: RunContext) -> None:
         context.measuring.average(),
         average,
     )
-    with resuming.hold("train", training, training.sums):
+    with resuming.hold("train", training, {"means": training.means}):
         resuming.begin()
         context.model.train()
         while training.epoch < settings.epochs:
