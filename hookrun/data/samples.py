@@ -32,10 +32,12 @@ class Samples(Dataset[Sample]):
 
     field_names: of the fields of the data's own that samples may have
     of_tokens:   a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
+    draws:       its transforms change a sample at random each time that it is read
     """
 
     field_names: Collection[str] = ()
     of_tokens: ClassVar[bool] = False
+    draws: bool = False
 
     def __init__(
         self,

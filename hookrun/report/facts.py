@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ from hookrun.store.format import (
     STATUS,
     TOKENS,
 )
-from hookrun.store.manifest import recorded_files
+from hookrun.store.manifest import read_manifest
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import (
     MOST_NAME,
@@ -206,6 +206,11 @@ class Facts:
         """The run that the task analyses, instead of a model and data; ``""`` for other tasks."""
         return self.named("task", "run")
 
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether the results are those of a model that nothing has trained."""
+        return self.model.weights == "random" and self.model.trained is False
+
     def named(self, section: str, key: str = "name") -> str:
         """The `name` in a section of the configuration, or the text of another key; ``""`` if there is none."""
         content = self.config.get(section)
@@ -225,9 +230,9 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{part} can't be read: {error}")
             return otherwise
 
-    written: Set[str] = frozenset()
-    if not notes:  # else which manifest the status names is not known
-        written = tried("the manifest", lambda: recorded_files(run.path, status), written)
+    written: Collection[str] = ()
+    if sha256 := status.get("manifest"):
+        written = tried("the manifest", lambda: read_manifest(run.path, sha256), {})
 
     def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name

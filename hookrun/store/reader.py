@@ -49,7 +49,7 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
-from hookrun.store.manifest import recorded_files
+from hookrun.store.manifest import read_manifest
 from hookrun.store.records import (
     MOST_LISTED,
     STREAMS,
@@ -384,7 +384,8 @@ class Run:
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
         if os.path.lexists(self.path / name):
             return read_record(self.path / name, model)
-        if name in recorded_files(self.path, self.status):
+        sha256 = self.status.get("manifest")
+        if sha256 and name in read_manifest(self.path, sha256):
             raise StoreError(f"{self.path / name} is missing: the run wrote it, as {MANIFEST} says")
         return {}
 

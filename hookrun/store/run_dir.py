@@ -144,12 +144,10 @@ class RunDir:
             run._started = typed_record(run.path / STATUS, Status).started or ""
         return run
 
-    def position(self, *, on_disk: bool = True) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """How far the files of all ranks reach; a resumable state holds it for `reopen`. Every rank must call it.
 
-        Buffered captured rows are written as shards. StoreError if that fails.
-
-        on_disk: wait until every line is on the disk; False: `sync` is called later
+        Buffered captured rows are written as shards, StoreError if that fails; the lines are on the disk after `sync`.
         """
         rank = self.ranks.rank
         own = {name: before.of_rank(rank).model_dump() for name, before in self._before.items()}
@@ -158,8 +156,6 @@ class RunDir:
         if not self.ranks.is_main:
             return {}
         position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
-        if on_disk:
-            self.sync()
         shards = {}
         for name, before in self._before.items():
             others = [of_rank[name] for of_rank in of_ranks[1:]]

@@ -41,7 +41,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
             _confusions(split, [line for line in lines if line["split"] == split]) for split in splits
         ],
         "worst": _worst(facts, lines),
-        "is_random": facts.model.weights == "random" and facts.model.trained is False,
+        "is_random": facts.has_random_weights,
         "is_sample": facts.samples.is_sample,
     }
 

@@ -157,7 +157,7 @@ class Resuming:
                 tree = {
                     "held": {name: part.state_dict() for name, (part, _) in self._held.items()},
                     "model": model_state(self._model, trains=self._ready.task.trains),
-                    "files": self._run_dir.position(on_disk=False),
+                    "files": self._run_dir.position(),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
                 clock = self._hooks.clock
@@ -224,6 +224,7 @@ def results_of(ready: Ready, run_dir: RunDir) -> Results:
 
     def save(parts: dict[str, Any]) -> None:
         content = flatten({"results": parts, "files": run_dir.position()})
+        run_dir.sync()
         write_state(run_dir.path, facts, *content, keep=keep)
 
     return Results(saved, save)
