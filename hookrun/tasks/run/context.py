@@ -222,8 +222,9 @@ class RunContext:
         clock = self.hooks.clock
         about = {"split": split, "epoch": clock.epoch, "step": clock.step}
         about |= {} if of is None else {"of": of}
-        self.run_dir.log_metrics(**about, **values, **more)
-        self.sink.loggers.metrics(split, {**values, **more}, clock.step, of)
+        values = {**values, **more}
+        self.run_dir.log_metrics(**about, **values)
+        self.sink.loggers.tell(lambda logger: logger.metrics(split, values, clock.step, of))
 
     def read(self, split: str, average: Average) -> dict[str, float]:
         """The means of a whole pass. Metrics by position or sample are written to metrics.jsonl here.
