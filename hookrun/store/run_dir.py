@@ -109,7 +109,7 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self._written = set[str]()
+        self._written = {f"{name}/{INDEX}" for name, before in self._before.items() if before.shards}
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:

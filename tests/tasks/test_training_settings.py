@@ -37,7 +37,7 @@ def sequence(*parts: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
     only = prepared({"shift": BIAS}, parameters="hook:shift")
-    assert [group.names for group in only.trained.groups] == [("relu1.shift_bias",)]
+    assert only.trained.names == ["relu1.shift_bias"]
     assert not any(parameter.requires_grad for parameter in only.model.parameters())
     seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
     assert "conv1.weight: carries no gradient" in refusal(seen, parameters="fc")

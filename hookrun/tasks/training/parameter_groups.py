@@ -54,6 +54,11 @@ class Trained:
     elements: tuple[int, int]
     note: str = ""
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all trained parameters."""
+        return [name for group in self.groups for name in group.names]
+
     def freeze_rest(self, model: nn.Module) -> None:
         """Set requires_grad to False for the parameters in `frozen` that the model has now."""
         for name, parameter in model.named_parameters():
@@ -62,7 +67,7 @@ class Trained:
 
     def lines(self, optimizer: Optimizer) -> Iterator[str]:
         """The lines that are shown with the plan."""
-        count, (elements, total) = sum(len(group.names) for group in self.groups), self.elements
+        count, (elements, total) = len(self.names), self.elements
         which = f"all {count}" if count == self.count else f"{count} of {self.count}"
         args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
         parameters = f"{which} parameters ({elements:,} of {total:,} elements{self.note})"
