@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 
@@ -29,11 +30,11 @@ def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
     ]
 
 
+@dataclass
 class Loggers:
-    """The open loggers of a run, without those that have failed."""
+    """Passes each call to all loggers that have not failed."""
 
-    def __init__(self) -> None:
-        self._working = list[RunLogger]()
+    _working: list[RunLogger] = field(default_factory=list, init=False)
 
     @contextmanager
     def open(self, names: Sequence[str], run: LoggedRun) -> Iterator[None]:

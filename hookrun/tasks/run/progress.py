@@ -71,8 +71,8 @@ class Screen:
         console = partial(
             _Console, highlight=False, emoji=False, markup=False, soft_wrap=True, _environ=self._environ
         )
-        self._loud = console(quiet=quiet)
-        self.console = self._loud if self._told is None else console(quiet=True)
+        self.console = console(quiet=quiet or self._told is not None)
+        self._loud = self.console if self._told is None else console(quiet=quiet)
 
     @property
     def width(self) -> int | None:
