@@ -98,10 +98,11 @@ class Measuring:
         self._names = {metric.name for metric in prepared.metrics}
         backward = getattr(prepared.task, "backward", None)
         self._needs_answers = LOGIT_DIFFERENCE in self._names | {backward and backward.score}
-        self._has_decoder = DECODER_IDS in parameters_of(prepared.model)
-        tokens = metric_tokens_of(prepared.task)
-        texts, _ = texts_of(tokens, "task", FoundTokenizer(prepared.data.tokenizer))
-        self._rule = None if tokens is None else Rule(tokens, False, texts)
+        tokenizer, self._rule = prepared.data.tokenizer, None
+        self._has_decoder = tokenizer is not None and DECODER_IDS in parameters_of(prepared.model)
+        if (tokens := metric_tokens_of(prepared.task)) is not None:
+            texts, _ = texts_of(tokens, "task", FoundTokenizer(tokenizer))
+            self._rule = Rule(tokens, False, texts)
         kl = next((metric for metric in prepared.metrics if metric.name == KL), None)
         self.without_hooks = kl is not None and kl.against is None
         against = None if kl is None else kl.against
