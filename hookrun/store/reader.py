@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -78,14 +77,14 @@ ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
 
 
-@dataclass(eq=False)
 class Run:
     """A run directory. Each part is read when it is first used, and kept.
 
     path: the directory, links resolved
     """
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @property
     def status(self) -> dict[str, Any]:
