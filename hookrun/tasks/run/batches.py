@@ -180,7 +180,7 @@ class Batches:
             ranks.meet()  # rank 0 may have downloaded the data for the other ranks
         self.data = samples
         self.samples = len(samples)
-        draws: Seeded | None = seeded if data.transforms_draw(settings.data, split) else None
+        draws: Seeded | None = seeded if samples.draws else None
         if settings.data.name == data.PYTHON:
             draws = all_seeded
         self._numbered = _Numbered(samples, settings.seed, draws)
