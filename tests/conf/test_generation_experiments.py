@@ -49,8 +49,6 @@ def test_steering_adds_the_difference_of_the_two_means(shipped) -> None:
         "steer", "blocks.0.resid_post", lambda output, number: output + direction
     )
     assert found.metrics[-1]["changed"] == 1 and found.metrics[-1]["kl_first"] > 0.001
-    nothing = shipped("lm/steer", *SMALL, "hooks.steer.value.factor=0").metrics[-1]
-    assert nothing["changed"] == nothing["kl_first"] == 0
 
 
 def test_the_neurons_are_clamped_while_generating_and_no_others(shipped) -> None:

@@ -39,10 +39,11 @@ def test_heads_and_positions_of_one_trained_model(shipped) -> None:
 
 
 def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(shipped) -> None:
+    """Of the trained model, which is right in over 95 % without the hook: see the test above."""
+
     def accuracy(*more: str) -> float:
         return float(shipped("lm/refusal_direction", *more).metrics[-1]["accuracy"])
 
-    assert accuracy("hooked=false") > 0.95
     assert accuracy() < 0.7
     assert accuracy("+hooks.remove.remove=false") < 0.1
 

@@ -107,10 +107,14 @@ class TestFile:
 
 
 class TestCommandLine:
-    def test_it_may_choose_the_logging_and_the_environment_of_jobs(self, cwd: Path) -> None:
+    def test_it_may_choose_the_logging_the_environment_and_the_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all"))
         typed = ["hydra/job_logging=default", "+hydra.job.env_set.HOOKRUN_SEEN=1", "train.epochs=0"]
-        assert main([*typed, "hydra.run.dir=run"]) == 0
+        assert main([*typed, "hydra.run.dir=../mine"]) == 0
         assert "HOOKRUN_SEEN" not in os.environ
+        assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
 
     def test_it_may_not_copy_the_environment(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["hydra.job.env_copy=[PATH]"]) == 2
@@ -152,11 +156,6 @@ class TestOutput:
         assert not list(cwd.iterdir())
         assert len(list((tmp_path / "all my runs").glob("outputs/2*/plan.json"))) == 1
         assert len(list((tmp_path / "all my runs").glob("multirun/2*/0/plan.json"))) == 1
-
-    def test_a_typed_directory_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all"))
-        assert main(["hydra.run.dir=../mine", "train.epochs=1", "train.limit_batches=1"]) == 0
-        assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
 
     def test_a_folder_that_a_configuration_cannot_name_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
