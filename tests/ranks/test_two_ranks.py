@@ -42,6 +42,15 @@ HOOKS = {
     "weight": "select: fc.weight, hook: optimizer_step_post, action: clamp, min: -0.1, max: 0.1, index: '0:3'",
     "checked": "select: conv2.weight, hook: grad, action: check",
 }
+CONDITIONS = {
+    "high": "select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}",
+    "grows": "select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
+    "when: {value: {of: mean, above: 0.05}}",
+    "label": "select: fc, hook: forward, action: capture, when: {data: {label: [0, 1, 2, 3, 4]}}",
+    "odd": "select: fc, hook: output_grad, action: scale, factor: 0.5, when: {data: {class: ['1', '7']}}",
+    "source": "select: conv1, hook: forward, action: capture",
+    "patch": "select: relu1, hook: forward, action: add_bias, value: {hook: source}",
+}
 
 
 def entries(hooks: dict[str, str]) -> list[str]:
@@ -93,8 +102,10 @@ def told(printed: str) -> list[str]:
 def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path, capsys: Any) -> None:
     """Micro-batches of 11 rows, of which one rank has 6 and the other 5; steps of two, and an average of weights."""
     more = ("data.batch_size=11", "train.accumulate=2", "train.ema={decay: 0.5}", "train.clip_grad_norm=1")
-    argv = (*entries(HOOKS), *more)
+    argv = (*entries(HOOKS | CONDITIONS), *more)
     one = in_one(cwd, *argv)
+    every = len(one.captures["source"]["conv1"])
+    assert all(0 < len(one.captures[name]["fc"]) < every for name in ("high", "label"))
     printed = capsys.readouterr().out
     for strategy in STRATEGIES:
         two, said = in_two(workers, cwd, strategy, *argv)
@@ -102,25 +113,6 @@ def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path, c
         assert faults(one) == faults(two) and {line["of_rank"] for line in two.faults} == {0, 1}
         assert same.rows_of(two, "rows", "fc").ranks.unique().tolist() == [0, 1]
         assert told(said) == told(printed) and "epoch 2/2" in said
-
-
-CONDITIONS = {
-    "high": "select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}",
-    "grows": "select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
-    "when: {value: {of: mean, above: 0.05}}",
-    "label": "select: fc, hook: forward, action: capture, when: {data: {label: [0, 1, 2, 3, 4]}}",
-    "odd": "select: fc, hook: output_grad, action: scale, factor: 0.5, when: {data: {class: ['1', '7']}}",
-    "source": "select: conv1, hook: forward, action: capture",
-    "patch": "select: relu1, hook: forward, action: add_bias, value: {hook: source}",
-}
-
-
-def test_conditions_numbers_and_values_of_the_same_pass(workers: Any, same: Any, cwd: Path) -> None:
-    argv = (*entries(CONDITIONS), "data.batch_size=9")
-    one, (two, _) = in_one(cwd, *argv), in_two(workers, cwd, "ddp", *argv)
-    assert_same(same, one, two)
-    every = len(one.captures["source"]["conv1"])
-    assert all(0 < len(one.captures[name]["fc"]) < every for name in ("high", "label"))
 
 
 OWN = """
