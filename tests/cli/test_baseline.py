@@ -103,4 +103,4 @@ def test_lines_of_jobs_name_the_baseline_and_that_of_the_best_job_has_its_value(
     assert facts.best is not None and facts.best.result is not None and facts.baselines[0].value is not None
     said = f"val/loss {facts.best.result[0]:.4g} (without hooks: {facts.baselines[0].value:.4g}); to minimize"
     out = capsys.readouterr().out
-    assert said in out and re.search(r"^\[1/2\] experiment=clip_fc hooked=false  loss ", out, re.MULTILINE)
+    assert said in out and re.search(r"^\[1/2\] hooked=false  loss ", out, re.MULTILINE)

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -21,7 +20,6 @@ from torch.testing import assert_close
 import hookrun
 from hookrun.cli import main
 from hookrun.report.sweep_facts import read_sweep
-from hookrun.store.lock import locked
 from hookrun.store.reader import Run
 
 CLEAN = """
@@ -332,24 +330,6 @@ def test_one_key_of_vars_changes_several_settings(notes, call: Call, cwd: Path, 
         conf(**{"experiment/bad": f"{CLEAN}{bad}\n"})
         code, said = call("experiment=bad")
         assert code == 2 and why in said, said
-
-
-def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
-    held, waited, done = threading.Event(), threading.Event(), list[str]()
-
-    def first() -> None:
-        with locked(tmp_path / "a", lambda: done.append("waited without a reason")):
-            held.set()
-            waited.wait(30)
-            done.append("first")
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    held.wait(30)
-    with locked(tmp_path / "a", waited.set):
-        done.append("second")
-    thread.join()
-    assert done == ["first", "second"]
 
 
 def test_another_mistake_does_not_hide_the_needs(call: Call, cwd: Path) -> None:
