@@ -24,12 +24,8 @@ from hookrun.tasks.run import resuming
 from hookrun.tasks.training import loop as training
 
 SMALL = [
-    "compute.device=cpu",
-    "model=mlp",
-    "train.epochs=2",
-    "train.limit_batches=3",
-    "train.checkpoint.every.steps=1",
-]
+    "compute.device=cpu", "model=mlp", "train.epochs=2", "train.limit_batches=3", "train.checkpoint.every.steps=1",
+]  # fmt: skip
 Say = Callable[[list[str]], tuple[int, str]]
 WRITTEN_AT = re.compile(r"\d\d:\d\d:\d\d UTC")
 

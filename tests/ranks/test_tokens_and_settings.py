@@ -29,14 +29,10 @@ BROKEN = (
     "when: {step: 1, mode: train}}"
 )
 TRAINED = (
-    "train.epochs=2",
-    "train.accumulate=2",
-    "train.ema={decay: 0.9}",
-    "train.clip_grad_norm=0.5",
+    "train.epochs=2", "train.accumulate=2", "train.ema={decay: 0.9}", "train.clip_grad_norm=0.5",
     "+train.optimizer={name: SGD, lr: 0.1, momentum: 0.9, groups: [{select: 'blocks.*', lr: 0.05}]}",
-    "train.scheduler={name: ReduceLROnPlateau, interval: epoch, patience: 0}",
-    "train.on_nonfinite=skip",
-)
+    "train.scheduler={name: ReduceLROnPlateau, interval: epoch, patience: 0}", "train.on_nonfinite=skip",
+)  # fmt: skip
 
 
 def test_four_ranks_train_as_one(workers: Any, same: Any, cwd: Path) -> None:

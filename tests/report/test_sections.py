@@ -303,10 +303,6 @@ def test_the_command_on_the_page_is_that_of_the_sweep(sweep: Path, page) -> None
     words = shlex.split(page(sweep).command)
     assert words[:4] == ["python", "-m", "hookrun", "--multirun"]
     small = {
-        "compute.device=cpu",
-        "compute.threads=1",
-        "model=mlp",
-        "train.epochs=1",
-        "train.limit_batches=4",
-    }
+        "compute.device=cpu", "compute.threads=1", "model=mlp", "train.epochs=1", "train.limit_batches=4",
+    }  # fmt: skip
     assert {*words[4:]} == {*small, "train.optimizer.lr=0.001,0.01,0.1", "seed=0,1"}

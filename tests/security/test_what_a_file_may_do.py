@@ -25,7 +25,6 @@ from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, opened
 from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved
 from hookrun.errors import SpecError
-from hookrun.trust import of_environment, read_once
 
 GLOBAL = "# @package _global_\n"
 
@@ -166,27 +165,14 @@ class TestOutput:
 
 
 class TestTrust:
-    def test_it_is_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOOKRUN_TRUST", "first, second")
-        with read_once():
-            monkeypatch.setenv("HOOKRUN_TRUST", "late")
-            assert of_environment() == {"first", "second"}
-            with read_once(frozenset({"job"})):
-                assert of_environment() == {"job"}
-        assert of_environment() == {"late"}
-
     def test_the_environment_of_a_job_grants_none(
         self, cwd: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Not even if it was typed: trust is given as +trust=[...], where it can be seen."""
         typed = [
-            "-m",
-            "seed=1",
-            "task=predict",
-            "model=python",
-            "model.factory=subprocess:getoutput",
+            "-m", "seed=1", "task=predict", "model=python", "model.factory=subprocess:getoutput",
             "+model.args.cmd='touch PWNED'",
-        ]
+        ]  # fmt: skip
         assert main([*typed, "+hydra.job.env_set.HOOKRUN_TRUST=subprocess"]) == 2
         assert "the package 'subprocess' is not trusted" in capsys.readouterr().err
         assert not list(cwd.rglob("PWNED"))
