@@ -11,7 +11,7 @@ import pytest
 from hookrun.store.lock import locked
 
 
-def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder `name`, filled by `make` in the first process that needs it; the others wait for it."""
     own = temporary.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -105,8 +104,8 @@ def shared(run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
 
     def shared(*overrides: str, **hooks: str) -> Path:
         typed = hashlib.sha256(repr((overrides, hooks)).encode()).hexdigest()
-        make = partial(run, *overrides, **hooks)
-        return made_once(tmp_path_factory, f"run-{typed[:16]}", lambda folder: make(path=folder))
+        folder = f"run-{typed[:16]}"
+        return made_once(tmp_path_factory, folder, lambda path: run(*overrides, path=path, **hooks))
 
     return shared
 
