@@ -33,24 +33,24 @@ def _no_pages(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """outputs/needs with the run of lm/names_model, which ends without a warning or a word on stderr."""
+def clamped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where lm/neuron_clamp and before it lm/names_model ended without a warning or a word on stderr; only read."""
 
     def train(folder: Path) -> None:
-        few = ("task.max_new_tokens=2", "train.limit_batches=1", "data.batch_size=1")
+        few = ("task.max_new_tokens=5", "data.batch_size=4", "vars.value=40")
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
                 assert main(["experiment=lm/neuron_clamp", *SMALL, *few]) == 0
         assert "WARNING" not in out.getvalue() and err.getvalue() == ""
 
-    return made_once(tmp_path_factory, "trained", train) / "outputs/needs"
+    return made_once(tmp_path_factory, "trained", train)
 
 
 @pytest.fixture
-def names_model(_trained: Path, tmp_path: Path) -> None:
+def names_model(clamped: Path, tmp_path: Path) -> None:
     """The model that several experiments need has been trained in the folder of the test."""
-    shutil.copytree(_trained, tmp_path / "outputs/needs", dirs_exist_ok=True)
+    shutil.copytree(clamped / "outputs/needs", tmp_path / "outputs/needs", dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")

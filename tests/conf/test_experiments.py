@@ -41,7 +41,7 @@ NAMES = [
     if file.parent.name != "tutorial"
 ]
 NEEDED = set[str]().union(*map(needs_of, NAMES))
-OF_OTHER_TESTS = {"lm/padding", *ELSEWHERE.findall(TESTS)}
+OF_OTHER_TESTS = {"lm/padding", "lm/neuron_clamp", *ELSEWHERE.findall(TESTS)}
 EXPERIMENTS = sorted(set(NAMES) - NEEDED - OF_OTHER_TESTS)
 """What is run by `shipped("NAME"` in any test, or because another one needs it, is not run a second time."""
 HOOK_SETS = {
