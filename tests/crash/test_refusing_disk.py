@@ -310,7 +310,6 @@ def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward
     tasks = {
         "task=train train.log_every=1": "metrics.jsonl was removed during the run",
         "task=predict task.split=train compute.capture_buffer=1": "samples.jsonl was removed during the run",
-        "task=evaluate": "No such file or directory",
     }
     for task, said in tasks.items():
         calls = at_forward(2, lambda: remove(path))
@@ -338,13 +337,12 @@ def test_a_run_does_not_write_into_another_run_of_its_name(tmp_path: Path, at_fo
     }
 
 
-@pytest.mark.parametrize("lost", ["captures/000000.safetensors", "plan.json", ".hydra"])
-def test_a_run_that_has_lost_a_file_of_its_own_fails_at_the_end(
-    tmp_path, at_forward, capsys, lost: str
-) -> None:
-    at_forward(20, lambda: remove(tmp_path / "run" / lost))
+def test_a_run_that_has_lost_files_of_its_own_fails_at_the_end(tmp_path, at_forward, capsys) -> None:
+    lost = (".hydra", "captures/000000.safetensors", "plan.json")
+    at_forward(20, lambda: [remove(tmp_path / "run" / name) for name in lost])
     assert main([*SMALL, *PREDICT, "task.split=train"]) == 1
-    assert f"has lost files that were written to it: {lost}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has lost files that were written to it: .hydra" in said and all(name in said for name in lost)
     assert '"failed"' in (tmp_path / "run/status.json").read_text()
 
 
