@@ -10,13 +10,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookrun.discovery import discovered
+from hookrun.discovery import Registry
 from hookrun.errors import Problem, reason
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def flat(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any
 @cache
 def loggers() -> Mapping[str, type[RunLogger]]:
     """Every logger class by its name."""
-    return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
+    return Registry(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
 
 
 def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
@@ -117,11 +117,11 @@ def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
     ]
 
 
+@dataclass
 class Loggers:
     """Passes each call to all loggers that have not failed."""
 
-    def __init__(self) -> None:
-        self._working = list[RunLogger]()
+    _working: list[RunLogger] = field(default_factory=list, init=False)
 
     @contextmanager
     def open(self, names: Sequence[str], run: LoggedRun) -> Iterator[None]:
@@ -144,19 +144,8 @@ class Loggers:
         for logger in self._working:
             logger.reached = step
 
-    def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
-        """Log a line of metrics.jsonl."""
-        self._each(lambda logger: logger.metrics(split, values, step, of))
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Log a line of stats.jsonl."""
-        self._each(lambda logger: logger.record(record))
-
-    def value(self, site: HookSite, value: Any) -> None:
-        """Log a captured value."""
-        self._each(lambda logger: logger.value(site, value))
-
-    def _each(self, call: Callable[[RunLogger], None]) -> None:
+    def tell(self, call: Callable[[RunLogger], None]) -> None:
+        """Make the call with each logger; one that fails is closed and used no more."""
         for logger in tuple(self._working):
             with _failure_shown(logger.logger_name):
                 try:

@@ -105,8 +105,7 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     weights: the source of the model's weights; None: not known
     """
     names = ModelNames(model)
-    paths = dict.fromkeys(map(names.first_name, names.modules))
-    matches = [names.match(path, on_parameters=False) for path in paths]
+    matches = [names.match(path, on_parameters=False) for path, _ in model.named_modules()]
     return {
         "class": class_name(model),
         **({} if weights is None else {"weights": weights}),
@@ -124,14 +123,13 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
     """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
-    fired = hooks.fired
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
     return {
         "sites": [
             {
                 "hook": site.hook_name,
                 "module": site.path,
-                "fired": fired[site.hook_name, site.path],
+                "fired": site.firings,
                 "changed": int(site.changed),
                 "total": site.total,
                 "silent": silent.get((site.hook_name, site.path)),
