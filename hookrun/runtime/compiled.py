@@ -66,7 +66,7 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
         member = value if path is None else containers.get(value, path)
         olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
         news = iter(function(olds) if together and olds else map(function, olds))
-        changed = _rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
+        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
         return changed if path is None else containers.put(value, path, changed)
 
     def fire(value: Any) -> Any:
@@ -108,7 +108,7 @@ def refusal(problems: Sequence[Problem]) -> InGraph:
     return InGraph(refused, refused)
 
 
-def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with `change` applied to every member that is not a container; all containers are new.
 
     `containers.rebuild` keeps unchanged containers, but torch.compile cannot trace its `is` comparison of tuples.
@@ -116,4 +116,4 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     members = containers.children(value)
     if not members:
         return change(value)
-    return containers.replaced(value, {key: _rebuilt(member, change) for key, member in members})
+    return containers.replaced(value, {key: rebuilt(member, change) for key, member in members})

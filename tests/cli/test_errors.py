@@ -131,6 +131,12 @@ def test_a_key_that_the_hook_may_have_is_only_to_be_added(key: str, said) -> Non
     assert "did you mean" in said("experiment=clip_fc", "hooks.clip_fc.factor=1"), "clamp has no factor"
 
 
+@pytest.mark.parametrize(("key", "meant"), [("mn", "min"), ("idnex", "index"), ("whem.step", "when")])
+def test_a_misspelt_key_of_a_hook_is_compared_with_all_that_it_may_have(key: str, meant: str, said) -> None:
+    typed = f"hooks.clip_fc.{key}=1"
+    assert f"did you mean 'hooks.clip_fc.{meant}'" in said("experiment=clip_fc", "~hooks.clip_fc.min", typed)
+
+
 def test_a_key_that_only_a_swept_experiment_has_needs_two_plusses(capsys, notes) -> None:
     assert main(["-m", "experiment=clip_fc,", "hooks.clip_fc.max=1"]) == 2
     assert main(["-m", "experiment=choice(clip_fc)", "hooks.clip_fc.max=1"]) == 2

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
 from hookrun.runtime.snapshot import held
+from hookrun.values.containers import tensors
 from hookrun.values.tensors import holds_data
 
 INPUT = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -129,6 +130,43 @@ def test_a_schedule_compiles_once(model: nn.Module) -> None:
         model.eval()
         torch.testing.assert_close(compiled(INPUT), model(INPUT))
         assert graphs() == 2
+
+
+class Outputs(nn.Module):
+    """Its outputs are its input, or computed from one another."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        if self.kind == "input":
+            return x
+        y = x * 2
+        return {"pair": (y, y * 3), "nested": {"z": [y * 3], "y": y}, "views": (y, y.view(-1))}[self.kind]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("kind", ["input", "pair", "nested", "views"])
+@pytest.mark.parametrize("way", ["root", "root by hooks.compile", "submodule"])
+def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, way: str) -> None:
+    model = nn.Sequential(Outputs(kind)) if way == "submodule" else Outputs(kind)
+    hook = {
+        "select": "0" if way == "submodule" else "",
+        "hook": "output_grad",
+        "action": "scale",
+        "factor": 10,
+    }
+    found = list[Tensor]()
+    with hookrun.hooked(model, {"h": hook}) as hooks:
+        compiler = (
+            torch.compile if way != "root by hooks.compile" else lambda _, **keys: hooks.compile(**keys)
+        )
+        for call in (model, compiler(model, backend="aot_eager", fullgraph=True)):
+            x = INPUT.clone().requires_grad_()
+            sum((out * (2 + n)).sum() for n, out in enumerate(tensors(call(x)))).backward()
+            found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_inductor_gives_the_same_values(model: nn.Module) -> None:

@@ -108,7 +108,7 @@ def write_state(
 
 
 def newest_state(run: Path) -> tuple[SavedState | None, dict[str, str]]:
-    """The newest undamaged state (None if there is none), and name -> fault for each newer, damaged one.
+    """The newest undamaged state (None if there is none), and name -> fault for each newer one.
 
     States are untrusted input: nothing outside the directory is read and no code is run.
     """
@@ -141,27 +141,34 @@ def remove_unfinished(run: Path, damaged: Iterable[str]) -> None:
 
 
 def read_state(run: Path, name: str) -> SavedState:
-    """The state with this name. StoreError if it is damaged."""
+    """The state with this name. StoreError if it is damaged or of another version."""
     path = run / CHECKPOINTS / name
     try:
         content = read_json(path / STATE, run)
         version = content.get("version") if isinstance(content, dict) else None
-        if version != VERSION:
-            raise ValueError(f"it is of version {version!r:.20}, and this hookrun reads version {VERSION}")
-        if content.pop("digest", None) != _digest(encode(content)) or not isinstance(
-            content.get("about"), dict
-        ):
-            raise ValueError(f"the content of {STATE} was changed")
-        file = path / TENSORS
-        if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
-            raise ValueError(f"the content of {TENSORS} was changed")
-        with open_tensors(file, run) as tensors:
-            tree = unflatten(content["tree"], partial(read_tensor, tensors))
-            if not isinstance(tree, dict):
-                raise ValueError(f"it holds a {type(tree).__name__}")
-            return SavedState(path, content["about"], tree)
+        if type(version) is not int or version == VERSION:
+            return _whole(path, run, content)
     except (ValueError, KeyError, StoreError, SafetensorError) as error:
         raise StoreError(f"{path} is damaged: {shortened(str(error), 1_000)}") from error
+    writer = "an earlier hookrun" if version < VERSION else "a later hookrun"
+    versions = f"it is of version {version}, and this hookrun reads version {VERSION}"
+    raise StoreError(f"{path} was written by {writer}, which can resume the run: {versions}")
+
+
+def _whole(path: Path, run: Path, content: Any) -> SavedState:
+    """The state, whose file of values has this content. ValueError if either file was changed."""
+    if not isinstance(content, dict) or not isinstance(content.get("about"), dict):
+        raise ValueError(f"{STATE} does not describe a state")
+    if content.pop("digest", None) != _digest(encode(content)):
+        raise ValueError(f"the content of {STATE} was changed")
+    file = path / TENSORS
+    if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
+        raise ValueError(f"the content of {TENSORS} was changed")
+    with open_tensors(file, run) as tensors:
+        tree = unflatten(content["tree"], partial(read_tensor, tensors))
+        if not isinstance(tree, dict):
+            raise ValueError(f"it holds a {type(tree).__name__}")
+        return SavedState(path, content["about"], tree)
 
 
 def _digest(text: str) -> str:

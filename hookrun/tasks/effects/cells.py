@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from hookrun.data import Split
-from hookrun.errors import spec_error
+from hookrun.errors import counted, spec_error
 from hookrun.run_values import RunReferences
 from hookrun.store.effects import (
     CLEAN,
@@ -110,7 +110,22 @@ class Cells:
             "split": split,
         }
         axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
-        return Effects(tensors, axes, range(len(self.plain)), about)
+        samples = range(len(self.plain))
+        return Effects(tensors, axes, samples, about, self._faults())
+
+    def _faults(self) -> list[str]:
+        """A line for each cell and kind of job in which the hook makes the metric of a sample NaN or infinite."""
+        axes, metric, lines = self._moved.grid.axes, self._reading.metric.name, list[str]()
+        wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
+        for job, count in zip(self._moved.jobs, wrong, strict=True):
+            if count:
+                labels = (
+                    f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
+                )
+                lines.append(
+                    f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
+                )
+        return lines
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
