@@ -253,7 +253,8 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
                 return Problem(key, _NO_KEY, to_add)
             if alike := get_close_matches(own, keys):
                 near = f"did you mean {' or '.join(repr(f'hooks.{hook}.{each}') for each in alike)}?"
-        return Problem(key, _NO_KEY, f"{near}; {to_add}" if key.startswith(_OPEN) else near)
+        hints = [near, to_add] if key.startswith(_OPEN) or not near else [near]
+        return Problem(key, _NO_KEY, "; ".join(filter(None, hints)))
     except OmegaConfBaseException as error:
         if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
             one = "a sweep has one: objective=val/accuracy"
@@ -305,7 +306,10 @@ def _keys_of_hook(key: str, cfg: DictConfig) -> set[str]:
 
 
 def _near(key: str, cfg: DictConfig) -> str:
-    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part."""
+    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part.
+
+    "" if that part is right, and only not in this configuration.
+    """
     paths = [group for group in cfg.hydra.runtime.choices if "/" not in group] + key_paths(cfg)
     above, part, rest = "", *key.partition(".")[::2]
     near = [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]
@@ -315,6 +319,8 @@ def _near(key: str, cfg: DictConfig) -> str:
             above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
         below = (path.removeprefix(above) for path in paths if path.startswith(above))
         siblings = dict.fromkeys([path.partition(".")[0] for path in below] + ([] if above else [*ROOT_KEYS]))
+        if part in siblings:  # a key such as `vars`, which is not in every configuration
+            return ""
         whole = [f"{above}{name}.{rest}".rstrip(".") for name in get_close_matches(part, siblings)]
         near = [path for path in whole if path in paths] or whole
     if not near and above:  # train.lr for train.optimizer.lr

@@ -81,8 +81,7 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
         return value if new is None else new
 
     def watch(tensor: Tensor) -> None:
-        if counted():
-            tensor.register_hook(edited)
+        tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
 
     always = path is None and not together and is_open is None and all(holds_in.values())
     return InGraph(fire_always if always else fire, watch)

@@ -151,7 +151,7 @@ def read_state(run: Path, name: str) -> SavedState:
     except (ValueError, KeyError, StoreError, SafetensorError) as error:
         raise StoreError(f"{path} is damaged: {shortened(str(error), 1_000)}") from error
     writer = "an earlier hookrun" if version < VERSION else "a later hookrun"
-    versions = f"it is of version {version}, and this hookrun reads version {VERSION}"
+    versions = f"it is of version {version!r:.20}, and this hookrun reads version {VERSION}"
     raise StoreError(f"{path} was written by {writer}, which can resume the run: {versions}")
 
 
