@@ -294,8 +294,8 @@ def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
 
 def _keys_of_hook(key: str, cfg: DictConfig) -> set[str]:
     """The keys that the hook with this key may have, by its hook type and action; empty if it is not there."""
-    section, name = [*key.split("."), ""][:2]
-    body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" else None
+    section, name, own = [*key.split("."), "", ""][:3]
+    body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" and own else None
     if not OmegaConf.is_dict(body):
         return set()
     from hookrun.actions import actions

@@ -59,9 +59,8 @@ class _TorchvisionSet(Source):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         folder, is_complete = self.folder(root)
         sizes, shape = self.sizes_and_shape(folder) if is_complete else self.as_published
-        classes: Sequence[str] | None = getattr(
-            self.published, "classes", None
-        )  # of CIFAR they are in the files
+        # those of CIFAR are in its files
+        classes: Sequence[str] | None = getattr(self.published, "classes", None)
         return DataInfo(
             name=self.name,
             inputs=TensorInfo(shape, torch.float32),

@@ -47,7 +47,7 @@ class Effects(Lookup[Tensor]):
         faults: Sequence[str] = (),
     ) -> None:
         super().__init__("tensor", "the effects", tensors)
-        self.faults = list(faults)
+        self.faults = faults
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
@@ -134,7 +134,7 @@ def read_effects(folder: Path) -> Effects | None:
     tensors, about = read_tensors(path, folder)
     try:
         axes, samples = decode(about.pop("axes").encode()), decode(about.pop("samples").encode())
-        faults = decode(about.pop("faults", "[]").encode())
+        faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
         for name, tensor in tensors.items():

@@ -112,6 +112,8 @@ def test_folders_of_the_search_path_are_listed(conf: Conf, said) -> None:
     "typed",
     [
         "hooks.new.select=fc",
+        "vars.width=3",
+        "vars={width: 3}",
         "model.args.width=3",
         "data.transforms.normalize.mean=0",
         "train.optimizer.momentum=0.9",

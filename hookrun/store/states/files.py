@@ -146,20 +146,22 @@ def read_state(run: Path, name: str) -> SavedState:
     try:
         content = read_json(path / STATE, run)
         version = content.get("version") if isinstance(content, dict) else None
-        if type(version) is not int or version == VERSION:
+        if version == VERSION:
             return _whole(path, run, content)
     except (ValueError, KeyError, StoreError, SafetensorError) as error:
         raise StoreError(f"{path} is damaged: {shortened(str(error), 1_000)}") from error
-    writer = "an earlier hookrun" if version < VERSION else "a later hookrun"
-    versions = f"it is of version {version!r:.20}, and this hookrun reads version {VERSION}"
-    raise StoreError(f"{path} was written by {writer}, which can resume the run: {versions}")
+    fault = "is damaged"
+    if type(version) is int:
+        writer = "an earlier" if version < VERSION else "a later"
+        fault = f"was written by {writer} hookrun, which can resume the run"
+    raise StoreError(
+        f"{path} {fault}: it is of version {version!r:.20}, and this hookrun reads version {VERSION}"
+    )
 
 
-def _whole(path: Path, run: Path, content: Any) -> SavedState:
-    """The state, whose file of values has this content. ValueError if either file was changed."""
-    if not isinstance(content, dict) or not isinstance(content.get("about"), dict):
-        raise ValueError(f"{STATE} does not describe a state")
-    if content.pop("digest", None) != _digest(encode(content)):
+def _whole(path: Path, run: Path, content: dict[str, Any]) -> SavedState:
+    """The state whose file of values has this content. ValueError if either file was changed."""
+    if content.pop("digest", None) != _digest(encode(content)) or not isinstance(content.get("about"), dict):
         raise ValueError(f"the content of {STATE} was changed")
     file = path / TENSORS
     if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from hookrun.data import Split
-from hookrun.errors import counted, spec_error
+from hookrun.errors import counted, first_lines, spec_error
 from hookrun.run_values import RunReferences
 from hookrun.store.effects import (
     CLEAN,
@@ -42,6 +42,8 @@ MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
 ON_ACCELERATORS = 2**27
 MOST_COPIES = 64
+MOST_FAULTS = 1_000
+"""How many faults of cells the file of the effects lists."""
 _SAVED = ("plain", "clean", "values")
 
 
@@ -125,7 +127,7 @@ class Cells:
                 lines.append(
                     f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
                 )
-        return lines
+        return first_lines(dict.fromkeys(lines), MOST_FAULTS)
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
