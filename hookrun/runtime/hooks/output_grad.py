@@ -127,10 +127,10 @@ class _Returned(torch.autograd.Function):
 
 
 def _apart(output: Any, given: Sequence[Tensor]) -> Any:
-    """The output in a graph, whose tensors the module itself does not use: a hook sees the gradients of all uses.
+    """The output in a graph, with copies of its tensors if these may be used elsewhere too.
 
-    An argument that is returned (Identity, Dropout in eval) is used by others, and one of several outputs may be what
-    another one is computed from.
+    A hook on a tensor sees the gradient of all its uses: an argument that is returned (Identity, Dropout in eval) has
+    uses before the module, and one of several outputs may be what another one is computed from.
     """
     distinct: list[Tensor] = []  # plain Python, no ids: torch.compile traces this function
     for tensor in tensors(output):
