@@ -130,13 +130,15 @@ def _apart(output: Any, given: Sequence[Tensor]) -> Any:
     """The output in a graph, with copies of its tensors if these may be used elsewhere too.
 
     A hook on a tensor sees the gradient of all its uses: an argument that is returned (Identity, Dropout in eval) has
-    uses before the module, and one of several outputs may be what another one is computed from.
+    uses before the module, and one of several outputs may be what another one is computed from. A view that the graph
+    returns, or that is written in place, would lose its hook.
     """
     distinct: list[Tensor] = []  # plain Python, no ids: torch.compile traces this function
     for tensor in tensors(output):
         if tensor.requires_grad and all(tensor is not other for other in distinct):
             distinct.append(tensor)
-    if len(distinct) == 1 and all(distinct[0] is not argument for argument in given):
+    is_alone = len(distinct) == 1 and distinct[0]._base is None
+    if is_alone and all(distinct[0] is not argument for argument in given):
         return output
     copies = [_Returned.apply(tensor) for tensor in distinct]
 
