@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError, shortened
+from hookrun.errors import HookrunError, first_lines, shortened
 from hookrun.report.draw.charts import Figure, Series, bars, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
@@ -93,11 +93,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if effects is None:
         return None
     size = math.prod(len(labels) for labels in effects.axes.values())
+    faults = first_lines(effects.faults)
     if not 0 < size <= MOST_CELLS:
-        return {
-            "figures": [],
-            "notes": [f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"],
-        }
+        note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
+        return {"figures": [], "notes": [note], "faults": faults}
     grid = Grid(effects, facts)
     change = (effects.main.double().flatten() - effects[PLAIN]).abs()
     known = change.isfinite().nonzero().flatten()
@@ -115,6 +114,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "said": said,
         "figures": list(_figures(effects, grid, metric, said)),
         "top": _top(effects, grid, ranked[:TOP], linked),
+        "faults": faults,
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
         "notes": [],
     }

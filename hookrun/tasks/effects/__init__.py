@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from hookrun.actions.values import PassValue
-from hookrun.errors import Problem, Refusal, SpecError, counted, nearest, refuse
+from hookrun.errors import Problem, Refusal, SpecError, counted, first_lines, listed, nearest, refuse
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
@@ -204,7 +204,10 @@ class EffectsTask(TaskOfOneSplit):
     def lines(self, prepared: Prepared) -> list[str]:
         """What is moved."""
         metrics = " ".join(metric.name for metric in self.metrics)
-        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"]
+        moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"
+        observers = [hook.spec.name for hook in prepared.plan.hooks if hook.spec.action.observes]
+        see = f"{listed(observers)}: in the pass without {self.hook} only"
+        return [moved, *([see] if observers else [])]
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class EffectsTask(TaskOfOneSplit):
         names.write_pictures()
         effects = cells.effects(self.splits[0])
         write_effects(context.run_dir.path, effects)
-        context.screen.say(effects.strongest())
+        context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
         context.conclude(self.split, {"unedited": float(effects["unedited"]), "cells": len(moved.grid.cells)})
 
 

@@ -191,7 +191,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     if saved is None and damaged and not anyway:
         raise spec_error(
             "resume",
-            f"{path} has no undamaged state",
+            f"{path} has no undamaged state of this version",
             "type resume_anyway=true to start from the beginning and lose the records",
         )
     if saved is not None and not anyway:
