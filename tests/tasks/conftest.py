@@ -65,7 +65,7 @@ def _performed_alone(path: Path, overrides: Sequence[str], *, stops: bool = Fals
     """
     config = compose_dict([*SMALL, *overrides])
     prepared = prepare(parse_experiment(config))
-    run_dir = RunDir.create(path)
+    run_dir = RunDir.create(path, prepared.settings.compute.capture_buffer * 2**20)
     (path / CONFIG).parent.mkdir()
     (path / CONFIG).write_text(yaml.safe_dump(config))
     try:

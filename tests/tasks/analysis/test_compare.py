@@ -26,19 +26,12 @@ from hookrun.store.reader import Run
 SMALL = ("compute.device=cpu", "compute.threads=1")
 PREDICT = (*SMALL, "model=mlp", "data=digits", "task=predict", "data.batch_size=8", "train.limit_batches=2")
 SEEN = "+hooks.seen={select: '**', hook: forward, action: capture}"
-DECODER = (
-    *SMALL,
-    "model=decoder",
-    "data=names",
-    "task=predict",
-    "data.batch_size=4",
-    "train.limit_batches=1",
-)
+DECODER = ("model=decoder", "data=names", "task=predict", "data.batch_size=4", "train.limit_batches=1")
 
 
 def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
     """Two runs of the same model; in the second one an element of a weight is larger by 1."""
-    model, _ = hookrun.build(overrides=list(overrides))
+    model, _ = hookrun.build(overrides=[*SMALL, *overrides])
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     runs = list[Run]()
     for name in ("whole", "faulty"):

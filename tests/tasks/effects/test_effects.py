@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -125,12 +126,8 @@ def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(executed
 
 
 def test_a_window_over_the_input_is_occlusion(effects) -> None:
-    found = effects(
-        "{select: '', hook: forward_pre, action: scale, factor: 0}",
-        "{index: {window: [3, 3], stride: [2, 2]}}",
-        *DIGITS,
-        metric="probability",
-    )
+    hook = "{select: '', hook: forward_pre, action: scale, factor: 0}"
+    found = effects(hook, "{index: {window: [3, 3], stride: [2, 2]}}", *DIGITS, metric="probability")
     model, batches = plain(*DIGITS)
     starts = [0, 2, 4, 6]
     assert found.axes["index"][-1] == "..., 6:8, 6:8", "the last window is cut off by the border"
@@ -227,19 +224,8 @@ def nets(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HOOKRUN_TRUST", "nets")
 
 
-KINDS = (
-    "depends on the batch",
-    "calls a module again",
-    "keeps a value in a module",
-    "has the batch second",
-    "branches on values",
-    "shares a tensor among samples",
-    "writes in place",
-)
-
-
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", re.findall(r'self.kind == "(.*?)"', MODEL))
 @pytest.mark.parametrize("pre", [False, True])
 def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
     hook = "forward_pre" if pre else "forward"
@@ -278,13 +264,9 @@ def test_other_hooks_stay_as_they_are_in_each_cell(executed) -> None:
     )
     over = "{factor: [1.0, 0.5], index: [':, 0', ':, 3']}"
     made = executed(*words("{select: relu1, hook: forward, action: scale}", over, *DIGITS, *others))
-    single = executed(
-        "task=evaluate",
-        "task.metrics=[{name: loss, by: sample}]",
-        "+hooks.h={select: relu1, hook: forward, action: scale, factor: 0.5, index: ':, 3'}",
-        *DIGITS,
-        *others,
-    )
+    moved = "+hooks.h={select: relu1, hook: forward, action: scale, factor: 0.5, index: ':, 3'}"
+    by_sample = "task.metrics=[{name: loss, by: sample}]"
+    single = executed("task=evaluate", by_sample, moved, *DIGITS, *others)
     losses = [line["loss"] for line in single.metrics if line.get("of") == "sample"]
     close(made.effects["exact_samples"][1, 1], torch.tensor(losses, dtype=torch.float64))
     seen = executed("task=predict", *DIGITS, *others).captures["seen"]["fc"]
@@ -421,9 +403,7 @@ def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:
 
 def test_effects_that_differ_are_a_difference_of_the_runs(executed) -> None:
     over = "{module: [relu1], index: [0, 1]}"
-    one, other = (
-        executed(*words(f"{{select: relu1, hook: forward, action: replace, value: {value}}}", over, *DIGITS))
-        for value in (0, 5)
-    )
+    hook = "{select: relu1, hook: forward, action: replace, value: %s}"
+    one, other = (executed(*words(hook % value, over, *DIGITS)) for value in (0, 5))
     assert one.compare(shutil.copytree(one.path, "copy")).reasons == []
     assert one.compare(other).reasons == ["metrics that differ: 2"]

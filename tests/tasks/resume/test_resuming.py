@@ -20,12 +20,7 @@ from hookrun.tasks.run import resuming
 from hookrun.tasks.run.resuming import Results, Resuming
 
 BATCHES = 3
-SMALL = [
-    "compute.device=cpu",
-    "compute.threads=1",
-    "compute.capture_buffer=1",
-    f"train.limit_batches={BATCHES}",
-]
+SMALL = ["compute=cpu", "compute.threads=1", "compute.capture_buffer=1", f"train.limit_batches={BATCHES}"]
 HOOKS = [
     "+hooks.all={select: relu1, hook: forward, action: capture}",
     "+hooks.few={select: relu2, hook: forward, action: capture, keep: {reservoir: 40}}",
@@ -40,8 +35,9 @@ HOOKS = [
     "+hooks.shown={select: fc, hook: forward, action: print}",
     "+hooks.faulty={select: relu1, hook: forward, action: flip_bits, count: 3, bits: [20]}",
 ]
+NAMES = ["model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"]
 GENERATE = [
-    *("model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"),
+    *NAMES,
     *("task=generate", "task.without_hooks=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
     "+hooks.all={select: blocks.0, hook: forward, action: capture, tokens: {phase: generation}}",
     "+hooks.noisy={select: blocks.0, hook: forward, action: noise, std: 0.5, tokens: all}",
@@ -60,12 +56,13 @@ RUNS = {
     "predict": ([*HOOKS, *PREDICT], [(1, 0), (1, 1)]),
     "attribute": ([*HOOKS, "task=attribute", "task.steps=2"], [(1, 1), (2, 0)]),
     "generate": (GENERATE, [(1, 1), (1, 0)]),
-    "train": ([*HOOKS, *TRAIN], [(BATCHES, 0), (1, 0)]),
+    "lens": ([*NAMES, "task=lens", HOOKS[0].replace("relu1", "blocks.0")], [(1, 1)]),
+    "train": ([*HOOKS, *TRAIN], [(BATCHES, 0), (1, 0), (4, 0)]),
 }
 """What is typed, and each kill: the batch after which a state is saved, and how many batches later it comes.
 
-A training is killed between its last step of an epoch and the epoch's schedule, where torch would warn of a schedule that
-starts before the optimizer, and in the validation that follows.
+A training is killed between its last step of an epoch and the epoch's schedule, where torch would warn of a schedule
+that starts before the optimizer, in the validation that follows, and in the next epoch.
 """
 
 
@@ -118,7 +115,7 @@ def recorded(run: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", RUNS)
-def test_a_run_that_is_killed_twice_ends_as_a_whole_one(task: str, tmp_path, killed, capsys) -> None:
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(task: str, tmp_path, killed, capsys) -> None:
     argv, kills = RUNS[task]
     assert main([*SMALL, *argv, "hydra.run.dir=whole"]) == 0
     summary = end_of(capsys.readouterr().out)
