@@ -50,22 +50,6 @@ def value(run: Run, name: str = "loss") -> float:
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_train_and_predict_accept_text(executed, text, model: tuple[str, ...]) -> None:
-    trained = executed(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
-    losses = [
-        line["loss"] for line in trained.metrics if line.get("of") == "epoch" and line["split"] == "train"
-    ]
-    assert losses[1] < losses[0]
-    weights = f"model.weights={trained.path / 'checkpoints' / 'last.safetensors'}"
-    found = executed(*model, *text, weights, "task=predict", "task.metrics=[loss,accuracy,top5_accuracy]")
-    last = [line for line in trained.metrics if line["split"] == "val"][-1]
-    assert value(found) == pytest.approx(last["loss"], rel=1e-5)
-    assert value(found, "accuracy") <= value(found, "top5_accuracy")
-    rows = found.samples.lines[0]
-    assert rows["file"].startswith("text.txt:")
-
-
-@pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
 def test_the_loss_is_that_of_the_prompts_one_by_one(executed, ready, prompts, model: tuple[str, ...]) -> None:
     common = ("task=evaluate", *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
     one_by_one = ready(*common, "data.batch_size=1")

@@ -119,19 +119,6 @@ def test_kl_compares_with_the_model_without_hooks_or_with_a_run(executed: Runs) 
     assert used["where"] == "task.metrics.0.against.run" and used["manifest"] == clean.status["manifest"]
 
 
-def test_images_have_them_by_sample(run: Runs) -> None:
-    metrics = (
-        "task.metrics=[probability,rank,kl,perplexity,{name: loss, by: sample},{name: accuracy, by: sample}]"
-    )
-    found = run("task=evaluate", "train.limit_batches=1", "data.batch_size=5", metrics, "objective=val/rank")
-    whole, samples = found.metrics[-1], lines(found, "sample")
-    assert whole["perplexity"] == pytest.approx(math.exp(whole["loss"]), rel=1e-5) and whole["kl"] == 0
-    assert sum(line["loss"] for line in samples) / 5 == pytest.approx(whole["loss"], rel=1e-5)
-    assert sum(line["accuracy"] for line in samples) / 5 == pytest.approx(whole["accuracy"])
-    assert found.status["objective"]["direction"] == "minimize"
-    assert found.status["objective"]["value"] == whole["rank"]
-
-
 def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., str], executed, fails) -> None:
     said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}}]")
     assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said

@@ -50,8 +50,18 @@ PREDICT = [
     "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
     "+hooks.weights={select: fc, hook: grad, action: noise}",
 ]
-SCHEDULE = "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5}"
-TRAIN = ["task=train", "train.epochs=2", "train.checkpoint.save=last", SCHEDULE]
+DROPPING = """
+def __init__(self):
+    super().__init__()
+    self.conv1, self.relu1, self.relu2 = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ReLU()
+    self.drop, self.fc = nn.Dropout(), nn.Linear(144, 10)
+
+def forward(self, x):
+    return self.fc(self.drop(self.relu2(self.relu1(self.conv1(x))).flatten(1)))
+"""
+"""A network that draws from the generator of the process."""
+SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
+TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE]
 RUNS = {
     "predict": ([*HOOKS, *PREDICT], [(1, 0), (1, 1)]),
     "attribute": ([*HOOKS, "task=attribute", "task.steps=2"], [(1, 1), (2, 0)]),
@@ -115,12 +125,15 @@ def recorded(run: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", RUNS)
-def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(task: str, tmp_path, killed, capsys) -> None:
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
+    task: str, tmp_path, own_model, killed, capsys
+) -> None:
     argv, kills = RUNS[task]
-    assert main([*SMALL, *argv, "hydra.run.dir=whole"]) == 0
+    argv = [*SMALL, *argv, *(own_model(DROPPING) if task == "train" else ())]
+    assert main([*argv, "hydra.run.dir=whole"]) == 0
     summary = end_of(capsys.readouterr().out)
     expected = recorded(hookrun.open_run(tmp_path / "whole"))
-    typed = [*SMALL, *argv, "hydra.run.dir=run"]
+    typed = [*argv, "hydra.run.dir=run"]
     for after, later in kills:
         killed(*typed, after=after, later=later)
         assert hookrun.open_run(tmp_path / "run").status["status"] != "done"

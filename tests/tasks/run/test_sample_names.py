@@ -80,15 +80,6 @@ def test_a_pass_over_every_split_equals_passes_over_each(shared: Any, ready: Any
     assert line["accuracy"] == pytest.approx((outputs.argmax(1) == labels).double().mean().item())
 
 
-def test_values_by_sample_are_of_the_current_split(executed: Any, shared: Any, refused: Any) -> None:
-    whole = shared(*SPLIT, "task.split=all")
-    value = f"{{run: {whole.path}, capture: seen, module: fc, sample: same}}"
-    hook = f"+hooks.back={{select: fc, hook: forward, action: replace, value: {value}}}"
-    back = executed("model=mlp", "task=predict", "seed=1", hook)
-    assert torch.equal(back.predictions[:], whole.predictions[whole.predictions.where(split="val")])
-    assert "uses several splits" in refused("model=mlp", "task=predict", "task.split=all", hook)
-
-
 def test_images_keep_their_proportions(ready: Any, folder: Path) -> None:
     Image.linear_gradient("L").resize((300, 600)).save(folder / "val/cat/0.png")
     prepared = ready("model=mlp", "task=predict", "data=image_folder", f"data.root={folder}")
