@@ -63,6 +63,7 @@ def forward(self, x):
 SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
 TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE]
 RUNS = {
+    "evaluate": ([*HOOKS, "task=evaluate"], [(1, 1)]),
     "predict": ([*HOOKS, *PREDICT], [(1, 0), (1, 1)]),
     "attribute": ([*HOOKS, "task=attribute", "task.steps=2"], [(1, 1), (2, 0)]),
     "generate": (GENERATE, [(1, 1), (1, 0)]),
