@@ -196,4 +196,5 @@ def test_a_run_prints_hooks_that_never_fired_and_strict_fails_it(
     assert main([*COMMAND, UNUSED, f"strict={strict}"]) == code
     printed = capsys.readouterr()
     assert "never never fired on layers.1, layers.3" in (printed.out if code == 0 else printed.err)
+    assert (printed.out + printed.err).count("never never fired") == 1
     assert hookrun.open_run("outputs/latest").status["status"] == ("done" if code == 0 else "failed")

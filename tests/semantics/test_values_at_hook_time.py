@@ -468,6 +468,7 @@ PARTS: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], int]] = {
     "the first token": (lambda x: x[:, 0], {}, BATCH * FEATURES),
     "within a tuple": (lambda x: (x[:, 0], None), {}, BATCH * FEATURES),
     "index": (lambda x: x * 1, {"index": ":, 0"}, BATCH * FEATURES),
+    "index with a list": (lambda x: x * 1, {"index": "..., [3, 1]"}, BATCH * LENGTH * 2),
     "index within a tuple": (lambda x: (x * 1,), {"index": ":, 0"}, BATCH * FEATURES),
     "target": (lambda x: {"a": x[:, 0], "b": x}, {"target": "a"}, BATCH * FEATURES),
     "target and index": (lambda x: {"a": x * 1}, {"target": "a", "index": "..., 0"}, BATCH * LENGTH),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import hookrun
 from hookrun import data
 from hookrun.cli import main
 from hookrun.compose.compose import compose_dict
 from hookrun.errors import HookrunError, Refusal
+from hookrun.store.format import CONFIG
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
@@ -45,28 +48,55 @@ def _no_pages(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
     """Run a command line that must end with `code`, and open its directory."""
-    count = 0
+    count = itertools.count(1)
 
     def run(*overrides: str, code: int = 0) -> Run:
-        nonlocal count
-        count += 1
-        assert main([*SMALL, f"hydra.run.dir=run{count}", *overrides]) == code
-        return hookrun.open_run(tmp_path / f"run{count}")
+        path = tmp_path / f"run{next(count)}"
+        assert main([*SMALL, f"hydra.run.dir={path}", *overrides]) == code
+        return hookrun.open_run(path)
 
     return run
 
 
+def _performed_alone(path: Path, overrides: Sequence[str], *, stops: bool = False) -> Run:
+    """Run the task of a command line alone, in a directory that others read as that of a whole run.
+
+    stops: a check ends it
+    """
+    config = compose_dict([*SMALL, *overrides])
+    prepared = prepare(parse_experiment(config))
+    run_dir = RunDir.create(path, prepared.settings.compute.capture_buffer * 2**20)
+    (path / CONFIG).parent.mkdir()
+    (path / CONFIG).write_text(yaml.safe_dump(config))
+    try:
+        assert (prepared.task.execute(prepared, run_dir) is not None) == stops
+    finally:
+        run_dir.close()
+    run_dir.write_manifest()
+    run_dir.set_status("done")
+    return hookrun.open_run(path)
+
+
+@pytest.fixture
+def executed(tmp_path: Path) -> Callable[..., Run]:
+    """Run the task of a command line alone, without what a run does before and after it, and open its directory."""
+    count = itertools.count()
+
+    def executed(*overrides: str, stops: bool = False) -> Run:
+        return _performed_alone(tmp_path / f"executed{next(count)}", overrides, stops=stops)
+
+    return executed
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """As `run`, but the tests of a file that type the same command line share its run, which they only read."""
+    """As `executed`, but the tests of a file that type the same command line share its run, which they only read."""
     folder = tmp_path_factory.mktemp("shared")
     runs = dict[tuple[str, ...], Run]()
 
-    def shared(*overrides: str, code: int = 0) -> Run:
+    def shared(*overrides: str) -> Run:
         if overrides not in runs:
-            path = folder / f"run{len(runs)}"
-            assert main([*SMALL, f"hydra.run.dir={path}", *overrides]) == code
-            runs[overrides] = hookrun.open_run(path)
+            runs[overrides] = _performed_alone(folder / f"run{len(runs)}", overrides)
         return runs[overrides]
 
     return shared
@@ -80,26 +110,6 @@ def ready() -> Callable[..., Any]:
         return prepare(parse_experiment(compose_dict([*SMALL, *overrides])))
 
     return ready
-
-
-@pytest.fixture
-def executed(ready: Callable[..., Any], tmp_path: Path) -> Callable[..., Run]:
-    """Run the task of a command line alone, without what a run does before and after it, and open its directory.
-
-    stops: a check ends it
-    """
-
-    def executed(*overrides: str, stops: bool = False) -> Run:
-        prepared = ready(*overrides)
-        run_dir = RunDir.create(tmp_path / f"executed{len(list(tmp_path.glob('executed*')))}")
-        try:
-            assert (prepared.task.execute(prepared, run_dir) is not None) == stops
-        finally:
-            run_dir.close()
-        run_dir.set_status("done")
-        return hookrun.open_run(run_dir.path)
-
-    return executed
 
 
 @pytest.fixture

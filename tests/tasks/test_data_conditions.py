@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import hookrun
-from hookrun.cli import main
 from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.text_files import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.errors import CompileError
@@ -75,11 +74,8 @@ CHOSEN = {
 def test_a_field_is_compared_by_type_with_one_value_or_several(executed: Runs) -> None:
     keys = {"h": "select: blocks.0, hook: forward, action: capture"}
     keys["last"] = f"{keys['h']}, tokens: -1"
-    hooks = [
-        when(data, body, f"{name}{number}")
-        for name, body in keys.items()
-        for number, data in enumerate(CHOSEN)
-    ]
+    numbered = list(enumerate(CHOSEN))
+    hooks = [when(data, body, f"{name}{n}") for name, body in keys.items() for n, data in numbered]
     captures = executed("task=predict", *PROMPTS, *hooks).captures
     for name in keys:
         whole = captures[f"{name}{len(CHOSEN) - 1}"]["blocks.0"][:]
@@ -111,9 +107,9 @@ def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(executed: Runs) ->
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int, run: Runs) -> None:
+def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int, executed: Runs) -> None:
     keys = "select: fc, hook: output_grad, action: capture"
-    made = run(
+    made = executed(
         *DIGITS,
         *("train.epochs=1", "train.limit_batches=6", f"train.accumulate={accumulate}"),
         when("{label: 3, split: train}", keys),
@@ -241,13 +237,12 @@ def test_graphs_and_loops_of_ones_own_are_refused_by_name(refused: Refused) -> N
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_value_that_no_sample_of_the_pass_has_is_told(executed: Runs, capsys: Any) -> None:
-    edit = "select: blocks.0, hook: forward, action: scale, factor: 2"
-    executed("task=predict", *PROMPTS, "train.limit_batches=1", when("{topic: bird}", edit))
+def test_a_value_that_no_sample_of_the_pass_has_is_told(executed: Runs, fails: Refused, capsys: Any) -> None:
+    edit = when("{topic: bird}", "select: blocks.0, hook: forward, action: scale, factor: 2")
+    argv = ("task=predict", *PROMPTS, "train.limit_batches=1", edit)
+    executed(*argv)
     assert 'fired and found no sample with topic "bird"' in capsys.readouterr().out
-    assert main(
-        ["task=predict", *PROMPTS, "train.limit_batches=1", "strict=true", when("{topic: bird}", edit)]
-    )
+    assert 'fired and found no sample with topic "bird"' in fails(*argv, "strict=true")
 
 
 @pytest.mark.parametrize("packed", [False, True])

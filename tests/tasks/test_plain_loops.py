@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, AdamW, Optimizer
@@ -21,7 +21,7 @@ from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.run.batches import Batches
 
 BASE = (
-    "compute.device=cpu",
+    "compute=cpu",
     "compute.threads=1",
     "train.shuffle=false",
     "train.limit_batches=5",
@@ -44,6 +44,7 @@ class Plain:
     decay: float | None = None
     fp16: bool = False
     by_epoch: bool = False
+    skips: bool = False
     rates: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     averaged: AveragedModel | None = None
@@ -51,6 +52,7 @@ class Plain:
     def train(self) -> nn.Module:
         prepared: Any = prepared_by(self.overrides)
         settings, model, batches = prepared.settings.train, prepared.model, Batches(prepared, "train")
+        torch.manual_seed(0)  # the seed of a run
         optimizer = self.optimizer(model)
         schedule = self.schedule(optimizer) if self.schedule else None
         scaler = torch.amp.GradScaler("cpu", enabled=self.fp16)
@@ -64,10 +66,16 @@ class Plain:
                 group = everything[start : start + settings.accumulate]
                 samples = sum(len(batch.ids) for batch in group)
                 optimizer.zero_grad()
+                losses = list[Tensor]()
+                before = {key: each.clone() for key, each in model.state_dict().items()}
                 for batch in group:
                     with torch.autocast("cpu", torch.float16, enabled=self.fp16):
                         loss = F.cross_entropy(model(batch.inputs), batch.target)
+                    losses.append(loss)
                     scaler.scale(loss * (len(batch.ids) / samples)).backward()
+                if self.skips and not torch.stack(losses).isfinite().all():  # counts of batches stay
+                    model.load_state_dict(before | counts_of(model))
+                    continue
                 scaler.unscale_(optimizer)
                 stepped = [parameter for each in optimizer.param_groups for parameter in each["params"]]
                 if self.clip is not None:
@@ -83,6 +91,11 @@ class Plain:
             if schedule is not None and self.by_epoch:
                 schedule.step()
         return model  # type: ignore[no-any-return]
+
+
+def counts_of(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that count batches, which are not averaged."""
+    return {key: each for key, each in model.state_dict().items() if not each.is_floating_point()}
 
 
 def same(run: Any, model: nn.Module, name: str = "last", *, tolerance: float = 0.0) -> None:
@@ -121,11 +134,8 @@ def three(optimizer: Optimizer) -> Any:
 
 
 def chained(optimizer: Optimizer) -> Any:
-    parts = [
-        schedules.ConstantLR(optimizer, factor=0.1, total_iters=2),
-        schedules.ExponentialLR(optimizer, 0.5),
-    ]
-    return schedules.ChainedScheduler(parts, optimizer)
+    first = schedules.ConstantLR(optimizer, factor=0.1, total_iters=2)
+    return schedules.ChainedScheduler([first, schedules.ExponentialLR(optimizer, 0.5)], optimizer)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +209,8 @@ def test_only_the_named_parameters_are_trained(executed, capsys) -> None:
 @pytest.mark.parametrize("by_value", [False, True])
 def test_clipping_after_accumulation_and_unscaling(executed, fp16: bool, by_value: bool) -> None:
     key, bound = ("clip_grad_value", 0.003) if by_value else ("clip_grad_norm", 0.2)
-    says = (
-        *SGD_SAYS,
-        "train.accumulate=2",
-        f"compute.precision={'fp16' if fp16 else 'fp32'}",
-        "train.epochs=1",
-    )
+    precision = f"compute.precision={'fp16' if fp16 else 'fp32'}"
+    says = (*SGD_SAYS, "train.accumulate=2", precision, "train.epochs=1")
     clip = clip_grad_value_ if by_value else clip_grad_norm_
     plain = Plain(says, sgd, clip=lambda parameters: clip(parameters, bound), fp16=fp16)
     found = executed(*BASE, *says, f"train.{key}={bound}")
@@ -243,7 +249,7 @@ def test_the_average_of_the_weights_is_validated_and_kept(executed, own_model) -
     same(found, model, "last")
     assert plain.averaged is not None
     average = plain.averaged.module
-    average.norm.num_batches_tracked.copy_(model.norm.num_batches_tracked)
+    average.load_state_dict({**average.state_dict(), **counts_of(model)})
     same(found, average, "ema")
     same(found, average, "best")
     prepared: Any = prepared_by(says)
@@ -251,3 +257,45 @@ def test_the_average_of_the_weights_is_validated_and_kept(executed, own_model) -
     with torch.no_grad():
         expected = torch.cat([average.eval()(batch.inputs) for batch in batches])
     assert torch.equal(found.captures["seen"]["fc"][:], expected), "hooks see the averages"
+
+
+POISONED = """
+def __init__(self, at=()):
+    super().__init__()
+    self.at, self.last = at, nn.Linear(64, 10)
+    self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
+    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+def forward(self, x):
+    bad = self.training and int(self.seen) in self.at
+    self.seen += self.training
+    x = self.norm(x.flatten(1) * (float("nan") if bad else 1.0))
+    return self.last(self.drop(x))
+"""
+
+
+def test_a_loop_without_the_skipped_steps(executed, own_model, capsys) -> None:
+    """Weights, running statistics, rates and averages are those of a loop that goes past the steps."""
+    says = (*own_model(POISONED), "+model.args.at=[3,8]", *STEPS, "train.epochs=2", "train.accumulate=2")
+    found = executed(
+        *(*BASE, *says, "train.ema={decay: 0.9}", "train.on_nonfinite=skip"),
+        "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5, interval: step}",
+        "+hooks.seen={select: drop, hook: forward, action: stats, when: {mode: train}}",
+    )
+    said = capsys.readouterr().out
+    assert "step 1: the loss is nan: in micro-batch 1 of 2, first made by" in said, said
+    assert "steps skipped in epoch 1: 1, so far: 2" in said
+    epochs = [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
+    assert [line["skipped_steps"] for line in epochs] == [1, 1]
+    assert all(line["loss"] == line["loss"] for line in epochs), "a batch that was left out is in no mean"
+    steps = [line["step"] for line in found.metrics if line.get("of") == "batch"]
+    assert steps == [0, 2, 3, 5], "the step counts on"
+    assert len(found.stats) == 10, "the second run of a step leaves no record"
+    plain = Plain(says, sgd, lambda optimizer: schedules.StepLR(optimizer, 1, 0.5), decay=0.9, skips=True)
+    model = plain.train()
+    same(found, model)
+    assert plain.averaged is not None
+    average = plain.averaged.module
+    average.load_state_dict({**average.state_dict(), **counts_of(model)})
+    same(found, average, "ema")
+    assert train_lines(found, "lr") == plain.rates

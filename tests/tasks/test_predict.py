@@ -12,7 +12,6 @@ from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun import data, models
-from hookrun.cli import main
 from hookrun.spec.experiment import Data, Model
 
 
@@ -45,12 +44,7 @@ def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit
 
 def test_data_without_targets_can_be_predicted_and_not_evaluated(executed, refused, tmp_path: Path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
-    own = (
-        "data=tensors",
-        f"data.args.file={tmp_path}/x.safetensors",
-        "data.args.input=x",
-        "data.args.target=null",
-    )
+    own = ("data=tensors", "data.args={file: x.safetensors, input: x, target: null}")
     found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
     assert found.predictions is not None and found.predictions.shape[1:] == (3,)
     assert "train.loss" in refused("task=evaluate", *own, "model.args.num_classes=3")
@@ -61,18 +55,10 @@ def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(executed) -
     assert losses == pytest.approx([losses[0]] * 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("task", ["plan", "modules"])
-def test_plan_and_modules_write_no_files(task: str, tmp_path: Path, capsys) -> None:
-    assert main(["experiment=clip_fc", f"task={task}"]) == 0
-    assert main(["-m", "experiment=clip_fc", f"task={task}", "seed=1,2"]) == 0
-    assert list(tmp_path.iterdir()) == []
-    assert "fc" in capsys.readouterr().out
-
-
 def test_a_run_continues_after_its_stdout_is_closed(tmp_path: Path, warm: WarmProcesses) -> None:
     program = "import sys\nfrom hookrun.cli import main\nsys.exit(main())"
     argv = (
-        "compute.device=cpu",
+        "compute=cpu",
         "compute.threads=1",
         "hydra.run.dir=run",
         "train.epochs=1",
@@ -165,16 +151,15 @@ def test_a_reduced_capture_is_stored(executed) -> None:
     assert found["projected"]["flatten"].sample_ids.tolist() == list(range(359))
 
 
-def test_a_budget_of_bytes_ends_a_capture_with_a_note(run, capsys) -> None:
+def test_a_budget_of_bytes_ends_a_capture_with_a_note(executed, capsys) -> None:
     hook = "+hooks.h={select: [relu2,fc], hook: forward, action: capture, max_bytes: 2000000}"
-    found = run("task=predict", hook, "data.batch_size=50")
+    found = executed("task=predict", hook, "data.batch_size=50")
     per_batch = 50 * (128 * 4 * 4 + 10) * 4
     assert len(found.captures["h"]["fc"]) == 50 * (2_000_000 // per_batch)
     said = [
         line for line in capsys.readouterr().out.splitlines() if "max_bytes" in line and "used up" in line
     ]
     assert len(said) == 1 and said[0].startswith("h: its max_bytes are used up (")
-    assert found.status["status"] == "done"
     assert [line["spent"] for line in found.stats] == [2_000_000]
 
 
@@ -193,28 +178,10 @@ def test_some_samples_are_kept_under_their_own_numbers(executed) -> None:
     assert captures["each"]["fc"].sample_ids.tolist() == list(range(0, 359, 40))
 
 
-def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
-    found = run(
+def test_shards_are_as_large_as_a_third_of_the_buffer(executed, hook) -> None:
+    found = executed(
         "task=predict", "compute.capture_buffer=1", hook(select="relu2", hook="forward", action="capture")
     )
     sizes = sorted(path.stat().st_size for path in (found.path / "captures").glob("*.safetensors"))
     assert len(found.captures["h"]["relu2"]) == 359 and sum(sizes) > 359 * 128 * 16 * 4
     assert 2**20 / 4 < sizes[-1] <= 2**20 / 3  # a state also writes what is buffered
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"reduce": "{mean: [2, 3]}"}, "hooks.h: on fc: reduce: the shape [2, 10] has no dimension 2"),
-        (
-            {"keep": "every 2"},
-            "hooks.h.keep: found 'every 2', expected a mapping\n      its keys: every, reservoir",
-        ),
-        ({"reduce": "{topk: 3, mean: 1}"}, "hooks.h.reduce: give one of mean, norm, topk, project"),
-    ],
-    ids=["no such dimension", "no mapping", "two at once"],
-)
-def test_impossible_captures_are_refused_before_it(keys: dict[str, str], said: str, refused, hook) -> None:
-    assert said in refused(
-        "task=predict", hook(select="[relu2,fc]", hook="forward", action="capture", **keys)
-    )

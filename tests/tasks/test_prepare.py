@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
+import hookrun
 from hookrun.errors import CompileError, Problem, SpecError
-from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.run.prepare import Parts, Prepared, as_call
+from hookrun.spec import Experiment
+from hookrun.tasks import JobCache, check_jobs, parse_experiment, prepare
+from hookrun.tasks.base import model_key
+from hookrun.tasks.run import prepare as preparation
+from hookrun.tasks.run.prepare import (
+    Parts,
+    Prepared,
+    as_call,
+    build,
+    leftover_problems,
+    structure,
+    without_data,
+)
 
 pytestmark = pytest.mark.usefixtures("no_data_is_read")
 
+BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
+PLAIN: dict[str, Any] = {
+    "model": {"name": "cnn"}, "data": {"name": "digits"}, "compute": {"device": "cpu", "threads": 1}
+}  # fmt: skip
+MISSING = SpecError([Problem("data.root", "there is no folder /nowhere")])
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
 
 
 def prepared(hooks: dict[str, Any] | None = None, **sections: Any) -> Prepared:
-    settings = {
-        "model": {"name": "cnn"},
-        "data": {"name": "digits"},
-        "compute": {"device": "cpu", "threads": 1},
-        "hooks": hooks or {},
-    }
-    return prepare(parse_experiment(settings | sections))
+    return prepare(parse_experiment({**PLAIN, "hooks": hooks or {}, **sections}))
 
 
 def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
@@ -118,3 +132,159 @@ def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
     mistakes.add([Problem("seed", "y")])
     with pytest.raises(SpecError):
         mistakes.refuse()
+
+
+def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
+    only = prepared({"shift": BIAS}, train={"parameters": "hook:shift"})
+    assert only.trained.names == ["relu1.shift_bias"]
+    assert not any(parameter.requires_grad for parameter in only.model.parameters())
+    seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
+    assert "conv1.weight: carries no gradient" in refusal(seen, train={"parameters": "fc"})
+    assert "found an empty list" in refusal(train={"parameters": []})
+
+
+def test_a_learning_rate_for_each_group_counts_those_that_hooks_fill() -> None:
+    rates = {"scheduler": {"name": "OneCycleLR", "max_lr": [1, 2], "cycle_momentum": False}}
+    optimizer = {"name": "SGD", "lr": 0.1, "groups": [{"select": "hook:*", "lr": 1}]}
+    prepared({"shift": BIAS}, train={"optimizer": optimizer, **rates})
+    assert "train.scheduler: OneCycleLR refuses its arguments" in refusal(train=rates)
+
+
+def test_values_out_of_range() -> None:
+    for key, value in [("clip_grad_norm", 0), ("clip_grad_value", float("inf")), ("ema", {"decay": 1})]:
+        assert f"train.{key}" in refusal(train={key: value})
+    assert "set one of them" in refusal(train={"clip_grad_norm": 1, "clip_grad_value": 1})
+    assert "train.checkpoint.save: found 'bst'" in refusal(train={"checkpoint": {"save": "bst"}})
+
+
+def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    save_file(prepared().model.state_dict() | {"relu1.h_bias": torch.tensor(1.0)}, file)
+    model = {"name": "cnn", "weights": str(file)}
+    added = prepared({"h": BIAS}, model=model)
+    assert list(added.leftover) == ["relu1.h_bias"] and leftover_problems(added.plan, added.leftover) == []
+    for hooks in ({"other": BIAS}, {"h": BIAS | {"enabled": False}}):
+        said = refusal(hooks, model=model)
+        assert "model.weights: " in said and "neither the model nor its hooks have: relu1.h_bias" in said
+    assert prepared({"h": BIAS}, model=model, task={"name": "modules"}), "a look needs no hooks"
+
+
+def test_without_the_data_the_plan_of_a_model_that_does_not_need_it_has_no_shapes() -> None:
+    def compiled(error: SpecError = MISSING, model: str = "resnet18") -> Prepared:
+        experiment = parse_experiment({**PLAIN, "hooks": {"h": CAPTURE}, "model": {"name": model}})
+        return without_data(experiment, experiment.hooks, "train", error, frozenset())
+
+    before = torch.get_rng_state()
+    shown = compiled().plan
+    assert shown.unchecked == "data.root: there is no folder /nowhere"
+    assert [match.shape for hook in shown.hooks for match in hook.matches] == [None]
+    assert torch.equal(torch.get_rng_state(), before)
+    both = SpecError([*MISSING.errors, Problem("train.loss", "unknown")])
+    for error, model in ((both, "resnet18"), (MISSING, "mlp")):
+        with pytest.raises(SpecError) as caught:
+            compiled(error, model)
+        assert caught.value is error
+
+
+EVALUATED = {"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
+ON_FC = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 1.5}
+
+
+def jobs(**changes: list[Any]) -> dict[int, Experiment]:
+    """The jobs of a sweep over keys of one hook."""
+    (key, values), plain = next(iter(changes.items())), dict(ON_FC)
+    made = [{**EVALUATED, "hooks": {"h": {**plain, key: value}}} for value in values]
+    return {number: parse_experiment(each) for number, each in enumerate(made)}
+
+
+def checked(jobs: dict[int, Experiment], seconds: float) -> SimpleNamespace:
+    cache = JobCache(seconds)
+    refused = check_jobs(jobs, cache)
+    return SimpleNamespace(refused=refused, proven=cache.proven, unproven=cache.unproven)
+
+
+def test_shapes_are_checked_once_for_hooks_that_differ_in_floating_point_numbers() -> None:
+    found = checked(jobs(value=[n / 7 for n in range(100)]), 60)
+    assert (found.proven, found.unproven, found.refused) == (1, 0, {})
+    found = checked(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
+    assert found.proven == 3 and list(found.refused) == [3, 4]
+    assert "the value has shape [3]" in str(found.refused[4])
+    found = checked(jobs(index=["..., 3", "..., 9", "..., 30"]), 60)
+    assert found.proven == 3 and list(found.refused) == [2]
+    found = checked(jobs(when=[{"step": [0]}, {"step": [1]}]) | {7: parse_experiment(EVALUATED)}, 60)
+    assert found.proven == 3 and not found.refused
+
+
+def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
+    made = [{**EVALUATED, "model": {"name": name}, "hooks": {"h": {**ON_FC, "select": select}}}
+            for select in ("fc", "conv1") for name in ("mlp", "cnn")]  # fmt: skip
+    found = checked({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
+    assert list(found.refused) == [2] and "matches no module of MLP" in str(found.refused[2])
+    wrong = {**EVALUATED, "model": {"name": "mlp", "args": {"width": 3}}}
+    found = checked(
+        {1: parse_experiment(wrong), 2: parse_experiment(wrong), 5: parse_experiment(EVALUATED)}, 60
+    )
+    assert sorted(found.refused) == [1, 2] and isinstance(found.refused[2], SpecError)
+    with pytest.raises(SpecError) as alone:
+        prepare(parse_experiment(wrong))
+    assert str(alone.value) == str(found.refused[2])
+
+
+def test_names_are_checked_even_after_the_time_limit() -> None:
+    found = checked(jobs(select=["fc", "fcc"]) | {5: parse_experiment(EVALUATED)}, 0)
+    assert (found.proven, found.unproven, list(found.refused)) == (0, 3, [1])
+
+
+def of(**hook: Any) -> Any:
+    return structure(hookrun.load_spec({"hooks": {"h": ON_FC | hook}}))
+
+
+def resized(x: Any, size: float) -> Any:
+    return x
+
+
+def test_a_fraction_among_the_arguments_of_ones_own_function_may_be_a_size() -> None:
+    hook = {"select": "fc", "hook": "forward", "action": "python", "function": resized}
+    specs = [
+        hookrun.load_spec({"hooks": {"h": {**hook, "args": {"size": size}}}}) for size in (0.5, 0.5, 2.5)
+    ]
+    assert structure(specs[0]) == structure(specs[1]) != structure(specs[2])
+
+
+def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
+    def key(**sections: Any) -> str:
+        return model_key(parse_experiment({**EVALUATED, **sections}).settings)
+
+    train = {"task": {"name": "train"}}
+    assert key() == key(seed=3, tags=["x"]) and key(**train) == key(
+        **train, train={"epochs": 9, "loss": "mse"}
+    )
+    different = [
+        key(), key(**train), key(**train, train={"parameters": "fc"}), key(compute={"precision": "bf16"}),
+        key(model={"name": "cnn"}), key(model={"name": "mlp", "args": {"width": 9}}), key(data={"name": "fake_images"}),
+    ]  # fmt: skip
+    assert len(set(different)) == len(different)
+
+
+def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(monkeypatch) -> None:
+    last, made = list[weakref.ref[nn.Module]](), list[str]()
+
+    def load(settings: Any, info: Any, trust: Any, *, stands_in: bool) -> Any:
+        assert all(model() is None for model in last), "two large models may not fit into memory"
+        made.append(settings.model.name)
+        if settings.model.name == "cnn":
+            return None, {}, frozenset(), [Problem("model.name", "it cannot be built")]
+        model = nn.Linear(1, 1)
+        last.append(weakref.ref(model))
+        return model, {}, frozenset(), []
+
+    monkeypatch.setattr(preparation, "load_model", load)
+    cache = JobCache(60)
+    for name in ("mlp", "mlp", "cnn", "cnn", "mlp"):
+        parts = build(
+            parse_experiment({**EVALUATED, "model": {"name": name}}), "val", frozenset(), cache=cache
+        )
+        assert [each.where for each in parts.problems] == (["model.name"] if name == "cnn" else [])
+        assert parts.model is (None if name == "cnn" else last[-1]())
+        del parts
+    assert made == ["mlp", "cnn", "mlp"]

@@ -1,33 +1,34 @@
-"""A task is one file: its module declares everything about it, and no other file asks for its name."""
+"""Tasks: a file each, which no other file asks for by name; their keys, splits, metrics, and the samples they reach."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hookrun.cli import main
-from hookrun.tasks import parse_experiment, task_of, tasks
-from hookrun.tasks.base import Task
+from hookrun.errors import HookrunError, SpecError
+from hookrun.spec import Experiment
+from hookrun.spec.objective import Goal
+from hookrun.tasks import parse_experiment, show, task_of, tasks
+from hookrun.tasks.base import (
+    Ready,
+    Task,
+    changed,
+    check_objective,
+    goal_of,
+    metric_tokens_of,
+    metrics_of,
+    required_goal,
+)
+from hookrun.tasks.under_hooks import TaskUnderHooks, samples_of_a_pass
 
 PACKAGE = Path(__file__).parents[2] / "hookrun"
 ALSO_MEAN_OTHER_THINGS = {"train", "plan", "modules"}
 """A split, a mode of modules and a section; keys of JSON files."""
-
-
-@pytest.fixture(scope="module")
-def trees() -> dict[str, ast.Module]:
-    """The package's files."""
-    return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
-
-
-def experiment(**task: object):
-    return parse_experiment({"model": {"name": "cnn"}, "data": {"name": "digits"}, "task": task})
 
 
 def test_each_task_is_in_the_module_of_its_name() -> None:
@@ -45,7 +46,7 @@ def test_each_task_is_complete() -> None:
 
 
 def test_the_experiment_that_names_no_task_trains() -> None:
-    assert task_of(experiment()).name == "train"
+    assert task_of(experiment({})).name == "train"
     assert sum("is_default" in vars(task) for task in tasks().values()) == 1
 
 
@@ -92,10 +93,10 @@ def decisions(tree: ast.Module) -> Iterator[str]:
                 yield ast.unparse(node.subject)
 
 
-def test_no_other_file_decides_by_the_name_of_a_task(trees: dict[str, ast.Module]) -> None:
-    own = {f"tasks/{name}{place}" for name in tasks() for place in (".py", "/__init__.py")}
-    found = {file: list(decisions(tree)) for file, tree in trees.items() if file not in own}
-    assert {file: where for file, where in found.items() if where} == {}
+def test_no_other_file_decides_by_the_name_of_a_task() -> None:
+    own = {PACKAGE / f"tasks/{name}{place}" for name in tasks() for place in (".py", "/__init__.py")}
+    for path in set(PACKAGE.rglob("*.py")) - own:
+        assert list(decisions(ast.parse(path.read_text(encoding="utf-8")))) == [], path
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,114 @@ def test_no_other_file_decides_by_the_name_of_a_task(trees: dict[str, ast.Module
 )
 def test_a_decision_is_found(source: str) -> None:
     assert list(decisions(ast.parse(source)))
+
+
+TRAIN, SIZES = {"name": "train"}, {"train": 95, "val": 45}
+
+
+def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
+    plain = {"model": {"name": "mlp"}, "data": {"name": "digits", "batch_size": 10}}
+    return parse_experiment({**plain, "compute": {"device": "cpu"}, **sections, "task": task})
+
+
+def reach(
+    task: dict[str, Any], sizes: Mapping[str, int | None] = SIZES, **train: Any
+) -> tuple[int | None, int | None]:
+    made = experiment(task, train=train)
+    of = task_of(made)
+    assert isinstance(of, TaskUnderHooks)
+    return of.samples_in_reach(made.settings, sizes), of.samples_in_all(made.settings, sizes)
+
+
+def test_the_samples_that_hooks_can_see() -> None:
+    assert reach({"name": "predict"}) == (45, 45)
+    assert reach({"name": "predict", "split": "train"}, limit_batches=3) == (30, 30)
+    assert reach({"name": "predict", "split": "all"}, limit_batches=5) == (None, 50 + 45)
+    assert samples_of_a_pass(experiment(TRAIN).settings, None) is None
+
+
+def test_shuffled_epochs_meet_all_samples_and_others_those_of_their_batches() -> None:
+    assert reach(TRAIN, epochs=2, limit_batches=3) == (95, 2 * (30 + 30))
+    assert reach(TRAIN, epochs=2, limit_batches=3, shuffle=False) == (30, 2 * (30 + 30))
+    assert reach(TRAIN, epochs=3) == (95, 3 * (95 + 45))
+    assert reach(TRAIN, epochs=3, steps=4) == (95, None), "it may end earlier"
+    assert reach(TRAIN, {"train": None, "val": 5}) == (None, None)
+
+
+def measures(**task: object) -> dict[str, str | None]:
+    made = experiment({"name": "evaluate", **task})
+    return dict(task_of(made).measures(made.settings))
+
+
+def test_the_metrics_that_can_be_optimized_are_those_of_its_split() -> None:
+    assert measures() == {"val/loss": "minimize", "val/accuracy": "maximize"}
+    found = measures(split="train", metrics=["perplexity"])
+    assert found == {"train/loss": "minimize", "train/perplexity": "minimize"}
+
+
+def test_a_training_has_numbers_of_the_validation_if_there_is_one_and_of_the_epochs() -> None:
+    found = measures(name="train")
+    assert found["val/loss"] == found["train/loss"] == "minimize" and found["val/accuracy"] == "maximize"
+    assert next(iter(found)).startswith("val/")
+    found = measures(name="train", metrics=["rank"])
+    assert found["val/rank"] == "minimize" and "val/accuracy" not in found
+
+
+def why(objective: Any = None, **task: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        required_goal(experiment(TRAIN | task, objective=objective))
+    return str(error.value)
+
+
+def test_the_goal_is_the_validation_accuracy_or_the_given_objective() -> None:
+    usual = experiment(TRAIN)
+    assert goal_of(usual) == required_goal(usual) == Goal("val/accuracy", "maximize", "best")
+    asked = {"metric": "train/loss", "direction": "maximize", "of": "last"}
+    assert goal_of(experiment(TRAIN, objective=asked)) == Goal("train/loss", "maximize", "last")
+
+
+def test_without_a_goal_there_is_a_reason() -> None:
+    assert "objective.metric: task=predict logs neither accuracy nor loss" in why(name="predict")
+    misspelt = why("val/acuracy")
+    assert "found 'val/acuracy', which this run does not log" in misspelt
+    assert "did you mean 'val/accuracy'" in misspelt and "task=train logs" in misspelt
+    generate = why("val/kl_first", name="generate", without_hooks=True)
+    assert "objective.direction: is not known for 'val/kl_first'" in generate
+    assert "objective.metric: is not given" in why(name="generate", without_hooks=True)
+
+
+def test_a_metric_of_another_task_is_accepted_and_a_misspelt_one_is_not() -> None:
+    check_objective(experiment(TRAIN, objective="probe/accuracy"), ["probe"])
+    check_objective(experiment({"name": "predict"}, objective="val/mine"), [])  # logs nothing to compare
+    for others, metric in (([], "probe/accuracy"), (["val"], "val/acuracy")):
+        with pytest.raises(SpecError, match="which this run does not log"):
+            check_objective(experiment(TRAIN, objective=metric), others)
+
+
+def test_a_backward_pass_of_its_own_is_refused_with_the_tasks_that_have_one() -> None:
+    with pytest.raises(SpecError, match="task=train has a backward pass of its own"):
+        experiment(TRAIN | {"backward": {"score": "top"}})
+
+
+def test_a_task_of_one_kind_refuses_the_other() -> None:
+    probe, modules = (Ready(experiment({"name": name})) for name in ("probe", "modules"))
+    with pytest.raises(HookrunError, match="task=probe is run, not shown"):
+        show(probe)
+    with pytest.raises(HookrunError, match="task=modules is shown, not run"):
+        modules.task.execute(modules, None)
+
+
+def test_changed_keys_are_those_that_differ_from_their_defaults() -> None:
+    train = experiment(TRAIN, train={"epochs": 7, "log_every": 3}).settings.train
+    assert changed("train", train) == ["train.epochs", "train.log_every"]
+    assert changed("train", train, but={"epochs"}) == ["train.log_every"]
+    assert changed("train", experiment(TRAIN).settings.train) == []
+
+
+def test_a_task_without_the_keys_has_no_metrics_and_no_tokens() -> None:
+    evaluate = task_of(experiment({"name": "evaluate", "metrics": ["loss"], "tokens": -1}))
+    assert [each.name for each in metrics_of(evaluate) or ()] == ["loss"]
+    assert metric_tokens_of(evaluate) is not None
+    for name in ("modules", "probe"):
+        task = task_of(experiment({"name": name}))
+        assert metrics_of(task) is None and metric_tokens_of(task) is None, name

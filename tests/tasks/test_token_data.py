@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,22 +50,6 @@ def value(run: Run, name: str = "loss") -> float:
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_train_and_predict_accept_text(executed, text, model: tuple[str, ...]) -> None:
-    trained = executed(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
-    losses = [
-        line["loss"] for line in trained.metrics if line.get("of") == "epoch" and line["split"] == "train"
-    ]
-    assert losses[1] < losses[0]
-    weights = f"model.weights={trained.path / 'checkpoints' / 'last.safetensors'}"
-    found = executed(*model, *text, weights, "task=predict", "task.metrics=[loss,accuracy,top5_accuracy]")
-    last = [line for line in trained.metrics if line["split"] == "val"][-1]
-    assert value(found) == pytest.approx(last["loss"], rel=1e-5)
-    assert value(found, "accuracy") <= value(found, "top5_accuracy")
-    rows = json.loads((found.path / "samples.jsonl").read_text().splitlines()[0])
-    assert rows["file"].startswith("text.txt:")
-
-
-@pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
 def test_the_loss_is_that_of_the_prompts_one_by_one(executed, ready, prompts, model: tuple[str, ...]) -> None:
     common = ("task=evaluate", *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
     one_by_one = ready(*common, "data.batch_size=1")
@@ -102,12 +87,7 @@ def test_micro_batches_of_different_lengths_are_one_batch(executed: Runs, text: 
 
 def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Runs) -> None:
     """A length that equals the vocabulary: [batch, length, vocabulary] would fit [batch, classes, length] too."""
-    data = (
-        "data=repeated_tokens",
-        "data.args.vocab_size=17",
-        "data.args.half=[8,8]",
-        "data.args.val_size=20",
-    )
+    data = ("data=repeated_tokens", "data.args={vocab_size: 17, half: [8, 8], val_size: 20}")
     found = executed("task=evaluate", *DECODER, *data)
     model, samples = hookrun.build(overrides=[*DECODER, *data, "compute.device=cpu"])
     batch = next(iter(samples.loader("val")))
@@ -131,10 +111,59 @@ def test_a_batch_has_the_spans_and_the_wrong_answers_of_its_samples(prompts: tup
 
 
 def test_settings_that_do_not_fit_tokens_are_refused(refused, prompts) -> None:
-    said = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse")
-    assert "train.loss: 'mse' does not compare" in said and "next_token" in said
-    small = refused("task=evaluate", *DECODER, *prompts, "model.args.vocab_size=100", "model.args.length=8")
+    small = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse", "model.args.vocab_size=100")
+    assert "train.loss: 'mse' does not compare" in small and "next_token" in small
     assert "the model has 100 tokens, and the data has 256" in small
-    assert "the model has 8 positions (pos_embed), and samples of the data 25 tokens" in small
     assert "the data set's samples have no known shape" in refused("task=evaluate", "model=cnn", *prompts)
     assert "none of the 4 prompts" in refused(*DECODER, *prompts)  # train, while all samples are in val
+
+
+T5 = (
+    "{model_type: t5, num_layers: 1, num_decoder_layers: 1, d_model: 16, d_kv: 4, num_heads: 4, d_ff: 32, "
+    "vocab_size: 300, decoder_start_token_id: 299, pad_token_id: 0, eos_token_id: 1}"
+)
+ANSWERS = [
+    {"prompt": "a b", "answer": "xyz", "spans": {"s": "a"}},
+    {"prompt": "a bcd", "answer": "z", "spans": {"s": "bc"}},
+]
+
+
+@pytest.fixture
+def seq2seq(tmp_path: Path) -> tuple[str, ...]:
+    """Overrides for a T5 of random weights on two prompts with answers of different lengths."""
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
+    model = ("model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm")
+    data = ("data=prompts", "data.args.file=prompts.jsonl", "data.args.labels=true")
+    return *model, *data, "train.loss=output", "task=evaluate"
+
+
+def capture(select: str, tokens: str) -> str:
+    return f"+hooks.c={{select: {select}, hook: forward, action: capture, tokens: {tokens}}}"
+
+
+def captured(run: Run) -> Any:
+    return next(iter(run.captures["c"].values()))
+
+
+def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(executed, seq2seq) -> None:
+    rows = {}
+    for side in ("right", "left"):
+        found = captured(
+            executed(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
+        )
+        assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
+        if side == "right":  # the token that begins an answer is none of the tokenizer's
+            assert found.token_ids.tolist() == [299, *b"xy", 299] and list(found.text) == ["", "x", "y", ""]
+        rows[side] = found[:]
+    torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
+
+
+def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
+    modules = "[encoder.block.0.layer.1, decoder.block.0.layer.1.EncDecAttention.k]"
+    captures = executed(*seq2seq, capture(modules, "{span: s}")).captures["c"]
+    assert len(captures) == 2
+    for found in captures.values():
+        assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
+        assert found.token_ids.tolist() == list(b"abc")
+    said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
+    assert "hooks.c" in said and "spans refer to the encoder's tokens" in said

@@ -26,19 +26,12 @@ from hookrun.store.reader import Run
 SMALL = ("compute.device=cpu", "compute.threads=1")
 PREDICT = (*SMALL, "model=mlp", "data=digits", "task=predict", "data.batch_size=8", "train.limit_batches=2")
 SEEN = "+hooks.seen={select: '**', hook: forward, action: capture}"
-DECODER = (
-    *SMALL,
-    "model=decoder",
-    "data=names",
-    "task=predict",
-    "data.batch_size=4",
-    "train.limit_batches=1",
-)
+DECODER = ("model=decoder", "data=names", "task=predict", "data.batch_size=4", "train.limit_batches=1")
 
 
 def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
     """Two runs of the same model; in the second one an element of a weight is larger by 1."""
-    model, _ = hookrun.build(overrides=list(overrides))
+    model, _ = hookrun.build(overrides=[*SMALL, *overrides])
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     runs = list[Run]()
     for name in ("whole", "faulty"):
@@ -145,12 +138,13 @@ def test_what_cannot_be_compared_is_told(
     assert said in " ".join(found.reasons)
 
 
-def test_the_command_compares_two_directories(digits: tuple[Run, Run], capsys: Any) -> None:
+def test_the_command_compares_two_directories(executed: Any, digits: tuple[Run, Run], capsys: Any) -> None:
     paths = [str(each.path) for each in digits]
     assert compare([*paths]) == 0 and "first: layers.2" in capsys.readouterr().out
     assert compare([*paths, "task.on_difference=stop"]) == 3
     assert hookrun.open_run("outputs/latest").status["status"] == "stopped"
-    assert compare([paths[0], paths[0], "task.on_difference=stop", "task.tolerance=0"]) == 0
+    same = (f"task.run={paths[0]}", f"task.other={paths[0]}")
+    executed("task=compare", *same, "task.on_difference=stop", "task.tolerance=0")
     assert "no difference" in capsys.readouterr().out
     assert compare(paths[:1]) == 2
 
@@ -163,8 +157,12 @@ def test_training_differs_first_at_its_first_step(executed: Any) -> None:
 
 
 def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys: Any) -> None:
-    for name, seeds in (("a", "seed=0,1"), ("b", "seed=1,0,2")):
-        assert main(["-m", *PREDICT, SEEN, seeds, f"hydra.sweep.dir={name}"]) == 0
+    assert main(["-m", *PREDICT, SEEN, "seed=0,1", "hydra.sweep.dir=a"]) == 0
+    for job, other in ((0, 1), (1, 0), (1, 2)):  # as if its seeds were 1, 0 and 2
+        shutil.copytree(f"a/{job}", f"b/{other}")
+    typed = Path("b/2/.hydra/overrides.yaml")
+    typed.write_text(typed.read_text().replace("seed=1", "seed=2"))
+    shutil.copy("a/multirun.yaml", "b")
     content, rows = content_of(executed("task=compare", "task.run=a", "task.other=b"))
     assert list(content["jobs"]) == ["seed=0", "seed=1"] and content["unpaired"] == ["seed=2"]
     assert content["first"] is None and {row["job"] for row in rows} == {"seed=0", "seed=1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,8 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.effects import Effects, read_effects
-from hookrun.store.run_dir import RunDir
+from hookrun.report import write_report
+from hookrun.store.effects import Effects
 from hookrun.tasks.effects import cells
 
 DECODER = (
@@ -37,21 +38,9 @@ def words(hook: str, over: str, *overrides: str, metric: str = "loss") -> tuple[
 
 
 @pytest.fixture
-def effects(ready, tmp_path: Path) -> Callable[..., Effects]:
+def effects(executed) -> Callable[..., Effects]:
     """Perform the task alone, with a hook called `h`."""
-
-    def effects(*given: str, metric: str = "loss") -> Effects:
-        prepared = ready(*words(*given, metric=metric))
-        run_dir = RunDir.create(tmp_path / f"effects{len(list(tmp_path.glob('effects*')))}")
-        try:
-            prepared.task.execute(prepared, run_dir)
-        finally:
-            run_dir.close()
-        found = read_effects(run_dir.path)
-        assert found is not None
-        return found
-
-    return effects
+    return lambda *given, **metric: executed(*words(*given, **metric)).effects
 
 
 def plain(*overrides: str) -> tuple[nn.Module, Any]:
@@ -115,9 +104,9 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
-def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(run, effects, capsys) -> None:
+def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(executed, effects, capsys) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
-    made = run(*words(hook, "{module: each, index: each}", *DIGITS))
+    made = executed(*words(hook, "{module: each, index: each}", *DIGITS))
     found, (model, batches) = made.effects, plain(*DIGITS)
     assert found.axes["module"] == ["relu1", "relu2"]
     assert found["exact"].shape == (2, 128) and found["exact_samples"].shape == (2, 128, 15)
@@ -137,12 +126,8 @@ def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(run, eff
 
 
 def test_a_window_over_the_input_is_occlusion(effects) -> None:
-    found = effects(
-        "{select: '', hook: forward_pre, action: scale, factor: 0}",
-        "{index: {window: [3, 3], stride: [2, 2]}}",
-        *DIGITS,
-        metric="probability",
-    )
+    hook = "{select: '', hook: forward_pre, action: scale, factor: 0}"
+    found = effects(hook, "{index: {window: [3, 3], stride: [2, 2]}}", *DIGITS, metric="probability")
     model, batches = plain(*DIGITS)
     starts = [0, 2, 4, 6]
     assert found.axes["index"][-1] == "..., 6:8, 6:8", "the last window is cut off by the border"
@@ -239,19 +224,8 @@ def nets(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HOOKRUN_TRUST", "nets")
 
 
-KINDS = (
-    "depends on the batch",
-    "calls a module again",
-    "keeps a value in a module",
-    "has the batch second",
-    "branches on values",
-    "shares a tensor among samples",
-    "writes in place",
-)
-
-
 @pytest.mark.usefixtures("nets")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", re.findall(r'self.kind == "(.*?)"', MODEL))
 @pytest.mark.parametrize("pre", [False, True])
 def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
     hook = "forward_pre" if pre else "forward"
@@ -266,12 +240,12 @@ def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
 
 
 @pytest.mark.usefixtures("nets")
-def test_a_metric_is_that_of_evaluate_by_sample(effects, run) -> None:
+def test_a_metric_is_that_of_evaluate_by_sample(effects, executed) -> None:
     metrics = ("accuracy", "perplexity", "kl", "rank", "nets.own:mine")
     at_tokens = (*DECODER, "task.tokens='-3:'")
     hook = "select: blocks.0.mlp, hook: forward, action: scale"
     by_sample = ", ".join(f'{{name: "{metric}", by: sample}}' for metric in metrics)
-    single = run(
+    single = executed(
         "task=evaluate", f"task.metrics=[{by_sample}]", f"+hooks.h={{{hook}, factor: 2}}", *at_tokens
     )
     lines = [line for line in single.metrics if line.get("of") == "sample"]
@@ -282,24 +256,20 @@ def test_a_metric_is_that_of_evaluate_by_sample(effects, run) -> None:
         assert (found["unedited"] == 0) == (metric == "kl"), "of the run without hooks from itself"
 
 
-def test_other_hooks_stay_as_they_are_in_each_cell(run) -> None:
+def test_other_hooks_stay_as_they_are_in_each_cell(executed) -> None:
     others = (
         "+hooks.noise={select: conv2, hook: forward, action: noise, std: 0.2}",
         "+hooks.some={select: relu2, hook: forward, action: scale, factor: 3, index: '0:2, 5'}",
         "+hooks.seen={select: fc, hook: forward, action: capture}",
     )
     over = "{factor: [1.0, 0.5], index: [':, 0', ':, 3']}"
-    made = run(*words("{select: relu1, hook: forward, action: scale}", over, *DIGITS, *others))
-    single = run(
-        "task=evaluate",
-        "task.metrics=[{name: loss, by: sample}]",
-        "+hooks.h={select: relu1, hook: forward, action: scale, factor: 0.5, index: ':, 3'}",
-        *DIGITS,
-        *others,
-    )
+    made = executed(*words("{select: relu1, hook: forward, action: scale}", over, *DIGITS, *others))
+    moved = "+hooks.h={select: relu1, hook: forward, action: scale, factor: 0.5, index: ':, 3'}"
+    by_sample = "task.metrics=[{name: loss, by: sample}]"
+    single = executed("task=evaluate", by_sample, moved, *DIGITS, *others)
     losses = [line["loss"] for line in single.metrics if line.get("of") == "sample"]
     close(made.effects["exact_samples"][1, 1], torch.tensor(losses, dtype=torch.float64))
-    seen = run("task=predict", *DIGITS, *others).captures["seen"]["fc"]
+    seen = executed("task=predict", *DIGITS, *others).captures["seen"]["fc"]
     torch.testing.assert_close(made.captures["seen"]["fc"][:], seen[:])
 
 
@@ -326,18 +296,18 @@ def test_the_gradient_is_the_change_of_the_value_times_the_derivative(effects) -
         close(found["gradient"][row], torch.cat(estimates).mean(0))
 
 
-def test_seeds_are_the_runs_with_these_seeds(effects, run) -> None:
+def test_seeds_are_the_runs_with_these_seeds(effects, executed) -> None:
     noise = "select: conv1, hook: forward, action: noise, std: 0.5"
     made = effects(f"{{{noise}, seed: 4}}", "{std: [0.5, 2.0]}", *DIGITS, "task.seeds=2")
-    single = run("task=evaluate", f"+hooks.h={{{noise}, seed: 5}}", *DIGITS).metrics[-1]["loss"]
+    single = executed("task=evaluate", f"+hooks.h={{{noise}, seed: 5}}", *DIGITS).metrics[-1]["loss"]
     assert made["seeds"].shape == (2, 2)
     assert float(made["seeds"][1, 0]) == pytest.approx(single, rel=1e-5)
     close(made["exact"], made["seeds"].mean(0))
 
 
-def test_what_a_patch_restores_and_what_chance_gives(effects, run) -> None:
+def test_what_a_patch_restores_and_what_chance_gives(effects, executed) -> None:
     names = (*DECODER[:2], "data=names", "data.args.val_size=6", "data.batch_size=4")
-    clean = run(
+    clean = executed(
         "task=predict", *names, "+hooks.seen={select: 'blocks.*.resid_post', hook: forward, action: capture}"
     )
     value = f"{{run: {clean.path}, capture: seen, sample: same, at: same}}"
@@ -357,7 +327,7 @@ def test_what_a_patch_restores_and_what_chance_gives(effects, run) -> None:
     assert (made["placebo"][:, 1, 1] - made["exact"][1, 1]).abs().min() > 1e-4, "values of other samples"
 
 
-def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, monkeypatch) -> None:
+def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, executed, monkeypatch) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
     arguments = words(
         "{select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
@@ -366,7 +336,7 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, monke
         "+hooks.noise={select: conv1, hook: forward, action: noise, std: 0.2}",
         "+hooks.seen={select: fc, hook: forward, action: capture}",
     )
-    whole = run(*arguments)
+    whole = executed(*arguments)
     passes = iter(range(100))
     compute = cells.Cells._pass
 
@@ -379,8 +349,8 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, monke
         patch.setattr(cells.Cells, "_pass", killed)
         with pytest.raises(AssertionError):
             run(*arguments)
-    assert main(["resume=run2"]) == 0
-    resumed = hookrun.open_run("run2")
+    assert main(["resume=run1"]) == 0
+    resumed = hookrun.open_run("run1")
     for name in ("effects.csv", "effects.safetensors"):
         assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
     torch.testing.assert_close(
@@ -421,12 +391,11 @@ def test_what_cannot_be_moved_is_refused_before_the_run(over, words, said, refus
     assert said in refused(*task, hook, *words)
 
 
-@pytest.mark.usefixtures("pages")
-def test_the_page_has_maps_the_top_sites_and_links_to_samples(run) -> None:
+def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
     over = "{module: each, index: [':, 0', ':, 1']}"
-    made = run(*words(hook, over, *DIGITS, "task.method=[exact, gradient]"))
-    page = (made.path / "report.html").read_text()
+    made = executed(*words(hook, over, *DIGITS, "task.method=[exact, gradient]"))
+    page = write_report(made.path).read_text()
     assert 'id="effects"' in page and "correlation with the exact values" in page
     assert 'href="#cell-0"' in page and 'id="cell-0"' in page
     assert len(page) < 400_000
@@ -444,11 +413,9 @@ def test_cells_without_a_finite_metric_are_told_and_shown(run, capsys) -> None:
     assert "seen: in the pass without h only" in said
 
 
-def test_effects_that_differ_are_a_difference_of_the_runs(run) -> None:
+def test_effects_that_differ_are_a_difference_of_the_runs(executed) -> None:
     over = "{module: [relu1], index: [0, 1]}"
-    one, other = (
-        run(*words(f"{{select: relu1, hook: forward, action: replace, value: {value}}}", over, *DIGITS))
-        for value in (0, 5)
-    )
+    hook = "{select: relu1, hook: forward, action: replace, value: %s}"
+    one, other = (executed(*words(hook % value, over, *DIGITS)) for value in (0, 5))
     assert one.compare(shutil.copytree(one.path, "copy")).reasons == []
     assert one.compare(other).reasons == ["metrics that differ: 2"]

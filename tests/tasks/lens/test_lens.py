@@ -14,11 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.cli import main
 from hookrun.errors import HookrunError
+from hookrun.report import write_report
 from hookrun.store.reader import Run
-from hookrun.store.verify import verify
-from hookrun.tasks.run.resuming import Resuming
 
 Runs = Callable[..., Run]
 
@@ -36,8 +34,6 @@ MODELS = {
     "cohere": f"{USUAL}, {MLP}, logit_scale: 0.25",  # parallel attention and MLP, scaled logits
     "granite": f"{USUAL}, {MLP}, residual_multiplier: 0.3, logits_scaling: 4.0, embedding_multiplier: 2.0",
 }
-BERT = f"{{model_type: bert, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, vocab_size: null, {IDS}}}"
-T5 = "{model_type: t5, d_model: 32, num_layers: 2, num_heads: 2, d_kv: 16, vocab_size: null}"
 
 
 def transformer(kind: str, *more: str) -> tuple[str, ...]:
@@ -80,10 +76,9 @@ def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
     return [data["val"][number] for number in range(6)]
 
 
-def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(run: Runs, tmp_path: Path) -> None:
+def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed: Runs, tmp_path: Path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
-    found = run(*LENS, weights, "task.top=3")
-    assert verify(found.path).bad == []
+    found = executed(*LENS, weights, "task.top=3")
     seen: dict[str, Tensor] = {}
     for number in (0, 1):
         path = f"blocks.{number}.resid_post"
@@ -200,20 +195,13 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed: Runs, tmp_
         "+hooks.e={select: blocks.0.attn.out, hook: forward, action: scale, factor: 0.5}",
         "+hooks.f={select: ln_final, hook: forward, action: add_bias, value: [0.1" + ", 0.2" * 15 + "]}",
     )
-    output = executed(
-        "task=evaluate",
-        *DECODER,
-        weights,
-        *hooks,
-        "+hooks.z={select: unembed, hook: forward, action: capture, tokens: -1}",
-    )
+    seen = "+hooks.z={select: unembed, hook: forward, action: capture, tokens: -1}"
+    output = executed("task=evaluate", *DECODER, weights, *hooks, seen)
     rows = output.captures["z"]["unembed"][:]
     for parts in ("layers", "heads"):
         found = executed(*LENS, *common, f"task.parts={parts}", *hooks)
-        expected = [
-            float(rows[number, target[target != -100]])
-            for number, (_, target) in enumerate(samples(*DECODER))
-        ]
+        targets = [target[target != -100] for _, target in samples(*DECODER)]
+        expected = [float(rows[number, target]) for number, target in enumerate(targets)]
         assert list(sums(found, "answer_logit").values()) == pytest.approx(expected, abs=1e-4)
         names = {line["part"] for line in found.lens}
         assert "(rest)" in names
@@ -266,79 +254,14 @@ def test_models_it_cannot_read_are_refused_before(overrides: tuple[str, ...], sa
     assert said in refused(*overrides)
 
 
-@pytest.mark.parametrize(
-    "kind, config, said",
-    [
-        ("masked_lm", BERT, "looked for ln_final, ln_f, norm"),
-        ("seq2seq_lm", T5, "is an encoder-decoder"),
-    ],
-)  # fmt: skip
-def test_models_that_are_not_decoders_are_refused(kind: str, config: str, said: str, refused) -> None:
-    model = ("model=transformers", f"model.args.class={kind}", f"model.args.config={config}")
-    assert said in refused("task=lens", *model, *DATA)
-
-
-def test_a_block_whose_modules_do_not_add_up_is_one_part(executed: Runs) -> None:
-    bloom = f"{{model_type: bloom, hidden_size: 32, n_layer: 2, n_head: 4, vocab_size: null, {IDS}}}"
-    found = executed(
-        "task=lens", "model=transformers", f"model.args.config={bloom}", *DATA, "task.parts=layers"
-    )
-    names = {line["part"] for line in found.lens if line["layer"] is not None}
-    assert names == {"transformer.h.0", "transformer.h.1"}
-    means = [line["logit_difference"] for line in found.metrics if "module" in line]
-    assert sum(means) == pytest.approx(concluded(found), abs=1e-4)
-
-
-def test_the_plan_shows_what_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "conf/experiment").mkdir(parents=True)
-    groups = "[{override /task: lens}, {override /model: decoder}, {override /data: names}]"
-    head = f"# @package _global_\ndefaults: {groups}\n"
-    (tmp_path / "conf/experiment/mine.yaml").write_text(f"{head}task: {{parts: heads, tokens: [0, -1]}}\n")
-    assert main(["--config-dir", "conf", "experiment=mine", "task=plan"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+def test_the_plan_shows_what_is_read(ready: Any) -> None:
+    said = " ".join(ready(*LENS, "task.parts=heads", "task.tokens=[0,-1]").lines)
     assert "lens: heads of 2 blocks (blocks.0 to blocks.1) through ln_final" in said
-    assert "at tokens [0, -1]" in said and "heads of blocks.0.attn.heads: 4" in said
-    assert not (tmp_path / "outputs").exists()
+    assert "at tokens [0, -1]" in said and "heads of blocks.0.attn.heads: 2" in said
 
 
-class Killed(BaseException):
-    """Raised where the process is killed."""
-
-
-def test_a_pass_that_was_cut_off_is_resumed_in_its_middle(run, tmp_path, monkeypatch) -> None:
-    whole = run(*LENS, "train.limit_batches=3")
-    passed, real = [0], Resuming.point
-
-    def point(self: Any, due: bool = False) -> None:
-        passed[0] += 1
-        real(self, passed[0] == 1)
-        if passed[0] == 2:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Resuming, "point", point)
-        with pytest.raises(Killed):
-            main(
-                [
-                    *LENS,
-                    "train.limit_batches=3",
-                    "compute.device=cpu",
-                    "compute.threads=1",
-                    "hydra.run.dir=cut",
-                ]
-            )
-    assert main(["resume=cut"]) == 0
-    found = hookrun.open_run(tmp_path / "cut")
-    assert verify(found.path).bad == []
-    for name in ("lens.jsonl", "metrics.jsonl"):
-        assert (found.path / name).read_text() == (whole.path / name).read_text()
-
-
-@pytest.mark.usefixtures("pages")
-def test_a_strangers_lines_are_read_within_limits(run: Runs) -> None:
-    from hookrun.report import write_report
-
-    found = run(*LENS, "task.top=2")
+def test_a_strangers_lines_are_read_within_limits(executed: Runs) -> None:
+    found = executed(*LENS, "task.top=2")
     page = write_report(found.path)
     assert 'class="lens"' in page.read_text() and "resid_post" in page.read_text()
     path = found.path / "lens.jsonl"

@@ -18,9 +18,9 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(run, tmp_path, monkeypatch) -> None:
+def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(executed, tmp_path, monkeypatch) -> None:
     pytest.importorskip("mlflow", reason="hookrun[mlflow] is not installed")
-    found = run(*QUICK, "task.loggers=[mlflow]", "experiment=clip_fc")
+    found = executed(*QUICK, "task.loggers=[mlflow]", "experiment=clip_fc")
     assert verify(found.path).bad == []
     with sqlite3.connect(found.path / "mlflow/mlflow.db") as base:
         metrics = base.execute("select key, step, value from metrics where key like '%/loss'").fetchall()
@@ -33,7 +33,7 @@ def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(run, tmp_pa
     assert states == [("FINISHED",)]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'own.db'}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    assert not (run(*QUICK, "task.loggers=[mlflow]").path / "mlflow").exists()
+    assert not (executed(*QUICK, "task.loggers=[mlflow]").path / "mlflow").exists()
     with sqlite3.connect(tmp_path / "own.db") as base:
         assert ("mine",) in base.execute("select name from experiments").fetchall()
 

@@ -70,9 +70,9 @@ def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(s
     assert [step for step, _ in scalars(written, "h/fc/std/eval")] == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_captures_are_histograms_and_pictures_on_the_logged_steps(run, hook) -> None:
+def test_captures_are_histograms_and_pictures_on_the_logged_steps(executed, hook) -> None:
     entry = hook(select="[relu2,fc]", hook="forward", action="capture")
-    found = run(*QUICK, "task=predict", "task.tensorboard=true", entry)
+    found = executed(*QUICK, "task=predict", "task.tensorboard=true", entry)
     written = events(found.path)
     histograms = written.Histograms("h/fc/eval")
     assert [event.step for event in histograms] == [0, 2]
@@ -101,16 +101,8 @@ def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) 
         "large": torch.arange(MOST_ELEMENTS * 2 + 1), "rows": torch.ones(2, 3, 1, 5, requires_grad=True),
     }  # fmt: skip
     logger.value(site, [value])
-    about = {
-        "hook": "h",
-        "module": "",
-        "path": "[0]",
-        "action": "stats",
-        "mode": "eval",
-        "step": 2,
-        "epoch": 0,
-    }
-    logger.record({**about, "mean": 0.5, "ok": True, "shape": [2], "count": 3, "of_rank": 1})
+    about = {"hook": "h", "module": "", "path": "[0]", "action": "stats", "mode": "eval", "step": 2}
+    logger.record({**about, "epoch": 0, "mean": 0.5, "ok": True, "shape": [2], "count": 3, "of_rank": 1})
     logger.record({"spent": 100, "hook": "h"})
     logger.close(failed=False)
     found = events(tmp_path)

@@ -20,12 +20,7 @@ from hookrun.tasks.run import resuming
 from hookrun.tasks.run.resuming import Results, Resuming
 
 BATCHES = 3
-SMALL = [
-    "compute.device=cpu",
-    "compute.threads=1",
-    "compute.capture_buffer=1",
-    f"train.limit_batches={BATCHES}",
-]
+SMALL = ["compute=cpu", "compute.threads=1", "compute.capture_buffer=1", f"train.limit_batches={BATCHES}"]
 HOOKS = [
     "+hooks.all={select: relu1, hook: forward, action: capture}",
     "+hooks.few={select: relu2, hook: forward, action: capture, keep: {reservoir: 40}}",
@@ -40,18 +35,46 @@ HOOKS = [
     "+hooks.shown={select: fc, hook: forward, action: print}",
     "+hooks.faulty={select: relu1, hook: forward, action: flip_bits, count: 3, bits: [20]}",
 ]
-TASKS = {
-    "evaluate": ["task=evaluate", "task.split=all", "data.workers=2", "train.limit_batches=2"],
-    "predict": [
-        "task=predict",
-        "task.metrics=[loss,accuracy]",
-        "+task.backward={score: top}",
-        "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
-        "+hooks.weights={select: fc, hook: grad, action: noise}",
-    ],
-    "attribution": ["task=attribute", "task.steps=2"],
-    "validation": ["task=train", "train.epochs=1", "train.checkpoint.save=last"],
+NAMES = ["model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"]
+GENERATE = [
+    *NAMES,
+    *("task=generate", "task.without_hooks=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
+    "+hooks.all={select: blocks.0, hook: forward, action: capture, tokens: {phase: generation}}",
+    "+hooks.noisy={select: blocks.0, hook: forward, action: noise, std: 0.5, tokens: all}",
+    "+hooks.seldom={select: blocks.1, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",
+    "+hooks.late={select: blocks.1, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
+]
+PREDICT = [
+    *("task=predict", "task.split=all", "data.workers=2", "train.limit_batches=2"),
+    *("task.metrics=[loss,accuracy]", "+task.backward={score: top}"),
+    "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
+    "+hooks.weights={select: fc, hook: grad, action: noise}",
+]
+DROPPING = """
+def __init__(self):
+    super().__init__()
+    self.conv1, self.relu1, self.relu2 = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ReLU()
+    self.drop, self.fc = nn.Dropout(), nn.Linear(144, 10)
+
+def forward(self, x):
+    return self.fc(self.drop(self.relu2(self.relu1(self.conv1(x))).flatten(1)))
+"""
+"""A network that draws from the generator of the process."""
+SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
+TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE]
+RUNS = {
+    "evaluate": ([*HOOKS, "task=evaluate"], [(1, 1)]),
+    "predict": ([*HOOKS, *PREDICT], [(1, 0), (1, 1)]),
+    "attribute": ([*HOOKS, "task=attribute", "task.steps=2"], [(1, 1), (2, 0)]),
+    "generate": (GENERATE, [(1, 1), (1, 0)]),
+    "lens": ([*NAMES, "task=lens", HOOKS[0].replace("relu1", "blocks.0")], [(1, 1)]),
+    "train": ([*HOOKS, *TRAIN], [(BATCHES, 0), (1, 0), (4, 0)]),
 }
+"""What is typed, and each kill: the batch after which a state is saved, and how many batches later it comes.
+
+A training is killed between its last step of an epoch and the epoch's schedule, where torch would warn of a schedule
+that starts before the optimizer, in the validation that follows, and in the next epoch.
+"""
 
 
 class Killed(BaseException):
@@ -59,10 +82,10 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a command line that saves a state after its n-th batch, and is killed there or `later` batches after it."""
 
-    def killed(*argv: str, after: int, later: int) -> bool:
+    def killed(*argv: str, after: int, later: int) -> None:
         passed, real = [0], Resuming.point
 
         def point(self: Any, due: bool = False, **options: bool) -> None:
@@ -71,13 +94,9 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
             if passed[0] == after + later:
                 raise Killed
 
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(Resuming, "point", point)
-            try:
-                assert main([*argv]) == 0
-            except Killed:
-                return True
-        return False
+            main([*argv])
 
     return killed
 
@@ -93,16 +112,7 @@ def recorded(run: Run) -> dict[str, Any]:
         for module, each in modules.items()
     }  # fmt: skip
     predicted = run.predictions
-    names = (
-        "metrics.jsonl",
-        "stats.jsonl",
-        "faults.jsonl",
-        "samples.jsonl",
-        "hooks.json",
-        "generations.jsonl",
-        "tokens.jsonl",
-    )
-    files = {name: (run.path / name).read_text() for name in names if (run.path / name).exists()}
+    files = {path.name: path.read_text() for path in [*run.path.glob("*.jsonl"), run.path / "hooks.json"]}
     weights = [each.read_bytes() for each in sorted((run.path / "checkpoints").rglob("*.safetensors"))]
     return {
         "rows": rows,
@@ -115,62 +125,24 @@ def recorded(run: Run) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_run_killed_after_any_batch_ends_as_a_whole_one(task: str, tmp_path, killed, capsys) -> None:
-    argv = [*SMALL, *HOOKS, *TASKS[task]]
+@pytest.mark.parametrize("task", RUNS)
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
+    task: str, tmp_path, own_model, killed, capsys
+) -> None:
+    argv, kills = RUNS[task]
+    argv = [*SMALL, *argv, *(own_model(DROPPING) if task == "train" else ())]
     assert main([*argv, "hydra.run.dir=whole"]) == 0
     summary = end_of(capsys.readouterr().out)
     expected = recorded(hookrun.open_run(tmp_path / "whole"))
-    assert killed(*argv, "hydra.run.dir=run", after=BATCHES + 1 if task == "validation" else 1, later=0)
-    processes, is_cut_off = 1, True
-    while is_cut_off:
+    typed = [*argv, "hydra.run.dir=run"]
+    for after, later in kills:
+        killed(*typed, after=after, later=later)
         assert hookrun.open_run(tmp_path / "run").status["status"] != "done"
-        capsys.readouterr()
-        is_cut_off = killed("resume=run", after=1, later=processes % 2)
-        said = capsys.readouterr().out
-        assert "resumed from state_" in said
-        processes += 1
-    assert processes >= BATCHES, "once for each batch"
-    assert recorded(hookrun.open_run(tmp_path / "run")) == expected
-    assert end_of(said).replace("/run", "/whole") == summary
-
-
-def test_a_run_killed_between_the_last_step_of_an_epoch_and_its_schedule(tmp_path, killed) -> None:
-    """torch would warn of a schedule that starts before the optimizer, whose steps were made before the end."""
-    argv = [
-        *SMALL,
-        "task=train",
-        "train.epochs=2",
-        "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5}",
-    ]
-    assert main([*argv, "hydra.run.dir=whole"]) == 0
-    assert killed(*argv, "hydra.run.dir=run", after=BATCHES, later=0)
-    assert main(["resume=run"]) == 0
-    assert recorded(hookrun.open_run(tmp_path / "run")) == recorded(hookrun.open_run(tmp_path / "whole"))
-
-
-GENERATE = [
-    *("model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"),
-    *("task=generate", "task.without_hooks=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
-    "+hooks.all={select: blocks.0, hook: forward, action: capture, tokens: {phase: generation}}",
-    "+hooks.noisy={select: blocks.0, hook: forward, action: noise, std: 0.5, tokens: all}",
-    "+hooks.seldom={select: blocks.1, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",
-    "+hooks.late={select: blocks.1, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
-]
-
-
-def test_a_generation_killed_after_any_batch_ends_as_an_uninterrupted_one(tmp_path, killed, capsys) -> None:
-    argv = [*SMALL, *GENERATE]
-    assert main([*argv, "hydra.run.dir=whole"]) == 0
-    summary = end_of(capsys.readouterr().out)
-    expected = recorded(hookrun.open_run(tmp_path / "whole"))
-    assert expected["files"]["generations.jsonl"].count("\n") == 2 * BATCHES
-    assert killed(*argv, "hydra.run.dir=run", after=1, later=1)
-    is_cut_off = True
-    while is_cut_off:
-        capsys.readouterr()
-        is_cut_off = killed("resume=run", after=1, later=0)
-        said = capsys.readouterr().out
+        typed = ["resume=run"]
+    capsys.readouterr()
+    assert main(typed) == 0
+    said = capsys.readouterr().out
+    assert "resumed from state_" in said
     assert recorded(hookrun.open_run(tmp_path / "run")) == expected
     assert end_of(said).replace("/run", "/whole") == summary
 

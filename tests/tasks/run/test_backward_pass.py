@@ -99,6 +99,7 @@ def seen(performed, tmp_path) -> Callable[..., torch.Tensor]:
     return seen
 
 
+UNLABELLED = "data.args={file: x.safetensors, input: x, target: null}"
 DOUBLE = {"select": "relu2", "hook": "output_grad", "action": "scale", "factor": 2}
 FREEZE = {"select": "", "hook": "apply", "action": "freeze"}
 WEIGHT = {"select": "conv1.weight", "hook": "grad", "action": "capture"}
@@ -140,21 +141,13 @@ def test_integer_inputs_and_a_frozen_model_have_no_gradient(refused, own_model, 
         def forward(self, x):
             return self.words(x).mean(1)
     """
-    data = ("data=tensors", "data.args.file=x.safetensors", "data.args.input=x", "data.args.target=null")
-    said = refused("task=predict", "task.backward={score: top}", *own_model(body), *data)
+    said = refused("task=predict", "task.backward={score: top}", *own_model(body), "data=tensors", UNLABELLED)
     assert "task.backward: the score requires no gradient" in said
 
 
 def test_scores_without_a_gradient_are_refused_before_the_run(refused, tmp_path) -> None:
     save_file({"x": torch.zeros(8, 5), "t": torch.randint(0, 9, (8, 5))}, tmp_path / "x.safetensors")
-    own = (
-        "model=mlp",
-        "model.args.num_classes=3",
-        "data=tensors",
-        "data.args.file=x.safetensors",
-        "data.args.input=x",
-        "data.args.target=null",
-    )
+    own = ("model=mlp", "model.args.num_classes=3", "data=tensors", UNLABELLED)
 
     def said(backward: str, *more: str) -> str:
         return refused("task=predict", f"task.backward={backward}", *more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 import hookrun
 from hookrun import data
@@ -42,26 +40,6 @@ def test_the_model_has_the_weights_of_the_seed_and_the_process_its_generators() 
     assert not torch.equal(first.get_parameter("fc.weight"), other.get_parameter("fc.weight"))
     assert torch.equal(torch.get_rng_state(), before)
     assert data.info.num_classes == 10 and next(first.parameters()).device.type == "cpu"
-
-
-def test_code_of_ones_own_runs_where_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [
-        "from torch import nn",
-        "def make(): return nn.Flatten()",
-        "def loss(output, target): return output",
-    ]
-    (tmp_path / "partsmodels.py").write_text("\n".join(lines))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOOKRUN_TRUST", raising=False)
-    model = {"name": "python", "factory": "partsmodels:make"}
-    own = experiment(model=model, train={"loss": "partsmodels:loss"})
-    try:
-        with pytest.raises(SpecError, match="the package 'partsmodels' is not trusted"):
-            parts(own, NOBODY)
-        assert "partsmodels" not in sys.modules
-        assert type(parts(own, frozenset({"partsmodels"}))[0]) is nn.Flatten
-    finally:
-        sys.modules.pop("partsmodels", None)
 
 
 def test_weights_with_parameters_of_hooks_are_refused(tmp_path) -> None:
@@ -114,19 +92,11 @@ def test_a_training_run_captures_samples_of_both(shared) -> None:
     assert torch.equal(row, rows[1441]) and label == labels("val", 4)[3]
 
 
-def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, shared) -> None:
+def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(executed, shared) -> None:
     trained = shared(*TRAINED)
     assert set(trained.captures["h"]["fc"].splits) == {"val"}
-    [line] = run("task=probe", f"task.run={trained.path}", "task.capture=h").metrics
+    [line] = executed("task=probe", f"task.run={trained.path}", "task.capture=h").metrics
     assert line["samples"] == 359 and line["accuracy"] > 0.8
-
-
-def test_validation_rows_are_not_used_for_training_samples(shared, refused, ready) -> None:
-    trained = shared(*TRAINED)
-    value = f"{{run: '{trained.path}', capture: h, module: fc, sample: same}}"
-    patch = f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}, when: {{mode: train}}}}"
-    assert "its samples are of the split 'val', these of 'train'" in refused("task=train", patch)
-    ready("task=predict", patch.replace(", when: {mode: train}", ""))
 
 
 def test_gradients_have_their_split_too(shared) -> None:

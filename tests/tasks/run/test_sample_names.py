@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from hookrun.cli import main
+from hookrun.report import write_report
 from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.sample_names import LARGEST, MOST_SIDE, picture_of
 
@@ -37,9 +38,8 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.usefixtures("pages")
-def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
-    found = run(
+def test_rows_have_their_file_and_class(executed: Any, folder: Path) -> None:
+    found = executed(
         "model=mlp", "task=predict", "data=image_folder", f"data.root={folder}", "task.split=all",
         "data.transforms.resize.size=8", SEEN,
     )  # fmt: skip
@@ -54,11 +54,11 @@ def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
     predicted = ["cat" if best == 0 else "dog" for best in found.predictions[:].argmax(1).tolist()]
     assert [line["predicted_class"] for line in lines] == predicted
     assert found.labels_of(capture).tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
-    page = (found.path / "report.html").read_text()
+    page = write_report(found.path).read_text()
     assert "train/cat/0.png" in page and "<b>a" not in page and "\x1b" not in page and "\x07" not in page
     assert "&lt;b&gt;a\\n\\x1b[31mred\\x07.png" in page
     assert set(found.predictions.splits) == {"train", "val"}
-    found = run("task=probe", f"task.run={found.path}", code=0)
+    found = executed("task=probe", f"task.run={found.path}")
     assert found.metrics[0]["samples"] == 11
 
 
@@ -78,15 +78,6 @@ def test_a_pass_over_every_split_equals_passes_over_each(shared: Any, ready: Any
     [line] = whole.metrics
     assert line["split"] == "all" and len(labels) == 1797
     assert line["accuracy"] == pytest.approx((outputs.argmax(1) == labels).double().mean().item())
-
-
-def test_values_by_sample_are_of_the_current_split(run: Any, shared: Any, refused: Any) -> None:
-    whole = shared(*SPLIT, "task.split=all")
-    value = f"{{run: {whole.path}, capture: seen, module: fc, sample: same}}"
-    hook = f"+hooks.back={{select: fc, hook: forward, action: replace, value: {value}}}"
-    back = run("model=mlp", "task=predict", "seed=1", hook)
-    assert torch.equal(back.predictions[:], whole.predictions[whole.predictions.where(split="val")])
-    assert "uses several splits" in refused("model=mlp", "task=predict", "task.split=all", hook)
 
 
 def test_images_keep_their_proportions(ready: Any, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -59,28 +59,16 @@ def test_one_seed_gives_the_same_draws(seed: int) -> None:
 def test_the_process_is_restored_after_any_end_of_the_session(
     deterministic: bool, error: type[BaseException] | None
 ) -> None:
-    before = state()
-
-    def inside() -> None:
-        with session(Compute(threads=1, deterministic=deterministic), 3):
-            draws()
-            assert torch.get_num_threads() == 1
-            assert torch.are_deterministic_algorithms_enabled() == deterministic
-            assert torch.backends.cudnn.benchmark != deterministic
-            leave_new_memory()
-            if error is not None:
-                raise error
-
-    expect_end(inside, error)
+    before, compute = state(), Compute(threads=1, deterministic=deterministic)
+    with nullcontext() if error is None else pytest.raises(error), session(compute, 3):
+        draws()
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        assert torch.backends.cudnn.benchmark != deterministic
+        leave_new_memory()
+        if error is not None:
+            raise error
     assert state() == before
-
-
-def expect_end(function: Callable[[], None], error: type[BaseException] | None) -> None:
-    if error is None:
-        function()
-    else:
-        with pytest.raises(error):
-            function()
 
 
 def test_the_user_s_settings_are_restored() -> None:

@@ -102,11 +102,8 @@ def test_captures_and_records_are_written_once_over_all_ranks() -> None:
         with run.under(seen=SEEN, weight=WEIGHT, rows=STATS, norm=STATS | PARAMETER) as hooks:
             run.batch(hooks, [[1.0, 2.0]])
         written = [row[0] for row in run.directory.rows]
-        found[rank] = (
-            written,
-            [(line["hook"], line.get("of_rank")) for line in run.directory.lines],
-            run.sink.bytes,
-        )
+        records = [(line["hook"], line.get("of_rank")) for line in run.directory.lines]
+        found[rank] = (written, records, run.sink.bytes)
     assert found[0] == (["seen", "weight"], [("rows", 0), ("norm", None)], {"rows": 8, "norm": 16})
     assert found[1] == (["seen"], [("rows", 1)], {"rows": 8})
 

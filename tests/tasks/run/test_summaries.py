@@ -1,7 +1,8 @@
-"""What is written about model and hooks, and the lines that a run prints at its end."""
+"""What a run prints: plain lines into a file, a bar on a terminal, its last lines; what is written about its model."""
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from torch import nn
 
 import hookrun
 from hookrun.tasks.run.endings import hook_facts, hook_lines, model_facts
+from hookrun.tasks.run.progress import Screen, numbers
 
 
 def test_a_module_with_two_names_is_listed_once_with_both() -> None:
@@ -28,13 +30,9 @@ def test_a_module_with_two_names_is_listed_once_with_both() -> None:
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # that a hook never fired is its fact
 def test_firings_are_counted_by_module() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    with hookrun.hooked(
-        model,
-        {
-            "edit": {"select": "0", "hook": "forward", "action": "scale", "factor": 2},
-            "grad": {"select": "1", "hook": "output_grad", "action": "stats"},
-        },
-    ) as hooks:
+    edit = {"select": "0", "hook": "forward", "action": "scale", "factor": 2}
+    grad = {"select": "1", "hook": "output_grad", "action": "stats"}
+    with hookrun.hooked(model, {"edit": edit, "grad": grad}) as hooks:
         for _ in range(3):
             model(torch.ones(1, 2)).detach()
         sites = {(each["hook"], each["module"]): each for each in hook_facts(hooks)["sites"]}
@@ -66,10 +64,10 @@ LINES = {
 }  # fmt: skip
 
 
-def test_an_evaluation_ends_with_its_metrics_and_a_line_for_each_hook(run, capsys) -> None:
+def test_an_evaluation_ends_with_its_metrics_and_a_line_for_each_hook(executed, capsys) -> None:
     """How often it fired, and what it changed or kept."""
     hooks = [f"+hooks.{name}={body}, hook: forward}}" for name, (body, _) in LINES.items()]
-    found = run("task=evaluate", "train.limit_batches=1", *hooks)
+    found = executed("task=evaluate", "train.limit_batches=1", *hooks)
     printed = capsys.readouterr().out
     val = next(line for line in printed.splitlines() if line.startswith("val      loss "))
     assert f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
@@ -89,3 +87,58 @@ def test_of_many_modules_some_are_shown() -> None:
         context: Any = SimpleNamespace(hooks=hooks, sink=SimpleNamespace(bytes=Counter()))
         (line,) = hook_lines(context)
     assert line == "h (forward, stats) fired: 0 x1, 1 x1, 2 x1, 3 x1 and 16 more"
+
+
+def test_numbers_are_shown_with_their_units() -> None:
+    found = numbers({"loss": 0.123456, "accuracy": 0.9654, "tokens": 12345, "lr": 1e-5})
+    assert found == "loss 0.1235  accuracy 96.5 %  tokens 12,345  lr 1e-05"
+
+
+def test_lines_are_written_as_they_are_and_a_quiet_screen_writes_none(capsys) -> None:
+    texts = ["[bold]hooks[/bold] :smile: " + "x" * 300, "ein Häkchen ✓"]
+    for quiet in (False, True):
+        screen = Screen(quiet=quiet)
+        for text in texts:
+            screen.say(text)
+        screen.note(["one", "two"])
+        said = capsys.readouterr().out
+        assert said == ("" if quiet else "\n".join([*texts, "NOTE: one", "NOTE: two"]) + "\n")
+
+
+class ClosedPipe(io.StringIO):
+    tried = 0
+
+    def write(self, _: str) -> int:
+        self.tried += 1
+        raise BrokenPipeError
+
+
+def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
+    screen, pipe = Screen(), ClosedPipe()
+    screen.console.file = pipe
+    screen.say("a line")
+    tried = pipe.tried
+    assert tried and screen.console.quiet
+    screen.say("another")
+    assert pipe.tried == tried
+
+
+def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(monkeypatch) -> None:
+    monkeypatch.setattr("hookrun.tasks.run.progress._BETWEEN", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal in (True, False):
+        monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+        screen, file, shown = Screen(), io.StringIO(), {"loss": 0.5}
+        screen.console.file = file
+        assert list(screen.track("cd", 4, "epoch 1/1", shown, start=2)) == ["c", "d"]
+        drawn = file.getvalue()
+        assert ("epoch 1/1" in drawn and "4/4" in drawn and "loss 0.5" in drawn) == terminal
+        assert bool(drawn) == terminal
+
+
+def test_invalid_sizes_in_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in (("0", None), ("", None), ("-3", None), ("wide", None), ("97", 97)):
+        monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setenv("LINES", columns)
+        assert Screen().width == width, columns
+        assert Screen().height is None, "no terminal"

@@ -1,8 +1,9 @@
-"""What several ranks cannot compute as one process does is refused before the run, or named in the plan."""
+"""What several ranks cannot compute or shard is refused before the run, or named in the plan; whole states."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec import Settings
-from hookrun.spec.experiment import Named
+from hookrun.spec.experiment import Fsdp, Named
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.metrics.losses import load_loss
 from hookrun.tasks.sharded.rank_fit import (
@@ -21,6 +23,7 @@ from hookrun.tasks.sharded.rank_fit import (
     settings_misfits,
     under_ranks,
 )
+from hookrun.tasks.sharded.sharding import shard_problems, sharded_states, units, whole_state, whole_states
 
 PLAIN: dict[str, Any] = {"task": {"name": "train"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
 ON_FC = {"select": "fc", "hook": "forward"}
@@ -54,12 +57,8 @@ def test_settings_that_are_not_known_to_be_correct_are_refused_and_the_others_ar
     def where(of: Settings, *, scores: bool = True) -> list[str]:
         return [each.where for each in settings_misfits(of, scores=scores)]
 
-    assert (
-        where(settings())
-        == where(settings(precision="fp16"))
-        == where(settings("fsdp", precision="bf16"))
-        == []
-    )
+    for right in (settings(), settings(precision="fp16"), settings("fsdp", precision="bf16")):
+        assert where(right) == []
     assert where(settings("fsdp", precision="fp16", compile=True)) == ["compute.compile", "compute.precision"]
     weighted = {"name": "cross_entropy", "ignore_index": 3}
     assert where(settings(loss=weighted)) == ["train.loss.ignore_index"]
@@ -118,10 +117,8 @@ def test_the_plan_says_what_each_hook_sees() -> None:
 
 
 def test_all_mistakes_come_together_and_strict_makes_one_of_each_difference() -> None:
-    plan, loss = (
-        planned(seen={"action": "stats"}, h={"action": "clip_norm", "max_norm": 1}),
-        load_loss(Named(name="mse")),
-    )
+    plan = planned(seen={"action": "stats"}, h={"action": "clip_norm", "max_norm": 1})
+    loss = load_loss(Named(name="mse"))
     good = planned(seen={"action": "stats"})
     notes = check_ranks(good, Net(), loss, settings(), trains=False)
     assert notes == ["differs from one process: seen: stats reports each rank's own rows"]
@@ -139,3 +136,72 @@ def test_a_task_is_checked_when_it_is_prepared_whether_there_are_several_process
         prepare(parse_experiment({**ddp, "hooks": {"h": {**ON_FC, "action": "clip_norm", "max_norm": 1}}}))
     notes = prepare(parse_experiment({**ddp, "hooks": {"h": {**ON_FC, "action": "stats"}}})).notes
     assert "differs from one process: h: stats reports each rank's own rows" in notes
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2))
+        self.head = nn.Linear(2, 2, bias=False)
+        self.tied = nn.Linear(2, 2, bias=False)
+        self.tied.weight = self.head.weight
+
+
+def problems(wrap: Any, model: nn.Module, *actions: Any) -> list[tuple[str, str]]:
+    settings = SimpleNamespace(compute=SimpleNamespace(fsdp=Fsdp.model_validate({"wrap": wrap})))
+    hooks = [
+        SimpleNamespace(spec=SimpleNamespace(action=each, name="h", where="hooks.h")) for each in actions
+    ]
+    plan = cast(ResolvedPlan, SimpleNamespace(hooks=hooks))
+    return [(each.where, each.what) for each in shard_problems(cast(Settings, settings), model, plan)]
+
+
+def test_inner_modules_are_units_before_those_around_them_and_the_root_is_none() -> None:
+    assert units(Fsdp(), Tied()) == []
+    found = units(Fsdp.model_validate({"wrap": "**"}), Tied())
+    assert "" not in found and set(found) >= {"blocks.0", "blocks.0.0", "head"}
+    depths = [path.count(".") for path in found]
+    assert depths == sorted(depths, reverse=True)
+
+
+def test_what_cannot_be_sharded_is_an_error() -> None:
+    model, where = Tied(), "compute.fsdp.wrap"
+    assert problems("blocks.*", model) == []
+    assert problems("layers.*", model) == [(where, "'layers.*' matches no module")]
+    ((at, what),) = problems("blocks", model)
+    assert at == where and what.startswith("blocks is a list or dict of modules")
+    model.head.temperature = nn.Parameter(torch.ones(()))
+    ((at, what),) = problems("blocks.*", model)
+    assert at == "compute.strategy" and "without dimensions: head.temperature" in what
+
+
+def test_a_hook_that_adds_a_scalar_parameter_is_an_error_and_a_vector_is_not() -> None:
+    def adds(**more: Any) -> SimpleNamespace:
+        return SimpleNamespace(adds=lambda name: f"{name}_value", **more)
+
+    vector, number = adds(value=[0.0], shape=(1,)), adds(value=0.5)
+    neither = SimpleNamespace(adds=lambda name: None, value=0.5)
+    ((at, what),) = problems(None, Tied(), vector, neither, number)
+    assert at == "hooks.h.action" and "the hook adds one" in what
+    assert len(problems(None, Tied(), adds(shape=()))) == 1
+
+
+def test_the_state_is_whole_with_shared_weights_once_and_empty_where_it_is_not_kept() -> None:
+    model = Tied()
+    kept = whole_state(model, keeps=True)
+    assert kept.keys() == model.state_dict().keys()
+    assert all(torch.equal(each, kept[name]) for name, each in model.state_dict().items())
+    assert kept["head.weight"] is kept["tied.weight"]
+    dropped = whole_state(model, keeps=False)
+    assert dropped.keys() == kept.keys() and not any(each.numel() for each in dropped.values())
+
+
+def test_the_state_of_an_optimizer_is_read_back_equal() -> None:
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters())
+    model.blocks[0](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = whole_states(optimizer)
+    again = torch.optim.Adam(model.parameters())
+    again.load_state_dict(sharded_states(saved, again))
+    torch.testing.assert_close(again.state_dict(), optimizer.state_dict())

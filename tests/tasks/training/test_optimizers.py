@@ -47,6 +47,13 @@ def refused(train: Train, group: dict[str, Any] | None = None) -> str:
     return "\n".join(map(str, problems))
 
 
+PARTS = [{"name": "ConstantLR", "factor": 7}, {"name": "ConstantLR"}]
+
+
+def sequential(*parts: dict[str, Any], **args: Any) -> Schedule:
+    return Schedule.model_validate({"name": "SequentialLR", "schedulers": parts, **args})
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("spell", [str, str.lower, str.upper])
 def test_every_optimizer_steps(name: str, spell: Any) -> None:
@@ -126,6 +133,8 @@ def test_wrong_names_are_reported_before_anything_is_created(problems: list[Any]
         (Train(optimizer=Optimizer(name="Adam", fused=True, foreach=True)), "train.optimizer: Adam refuses"),  # type: ignore[call-arg]
         (Train(scheduler=Scheduler(name="StepLR", step_size=1, last_epoch=3)), "train.scheduler: StepLR refuses"),  # type: ignore[call-arg]
         (Train(scheduler=Scheduler(name="OneCycleLR", max_lr=1, pct_start=7)), "train.scheduler: OneCycleLR refuses"),  # type: ignore[call-arg]
+        (Train.model_validate({"scheduler": {"name": "SequentialLR", "milestones": [9], "schedulers": PARTS}}),
+         "train.scheduler.schedulers.0: ConstantLR refuses its arguments"),
     ],
 )  # fmt: skip
 def test_values_that_torch_refuses_are_found_by_trying(train: Train, said: str) -> None:
@@ -139,13 +148,8 @@ def test_values_that_torch_accepts_pass_and_those_of_a_group_are_told_at_the_gro
 
 
 CONSTANT, PLATEAU = {"name": "ConstantLR"}, {"name": "reduce_lr_on_plateau"}
-
-
 EMPTY = {"name": "SequentialLR", "schedulers": [], "milestones": [1]}
-
-
-def sequential(*parts: dict[str, Any], **args: Any) -> Schedule:
-    return Schedule.model_validate({"name": "SequentialLR", "schedulers": parts, **args})
+STEP = {"name": "StepLR", "interval": "step"}
 
 
 def test_each_part_lasts_until_the_next_milestone_and_at_least_one_step() -> None:
@@ -170,10 +174,13 @@ def test_the_last_milestone_may_be_that_of_an_inner_schedule() -> None:
     [
         (sequential(CONSTANT, PLATEAU, milestones=[4, 4]), ["schedulers.1.name", "milestones"]),
         (sequential(CONSTANT, EMPTY, milestones=[2]), ["schedulers.1.name", "schedulers.1.schedulers"]),
+        (sequential({"name": "LinearLRR"}, STEP, milestones=[2]),
+         ["schedulers.0.name", "schedulers.1.interval", "schedulers.1.step_size"]),
         (sequential(CONSTANT, CONSTANT, milestones=[4]), []),
-        (sequential(CONSTANT, CONSTANT, milestones=[4, 5]), ["milestones"]),
+        (sequential(CONSTANT, CONSTANT), ["milestones"]),
+        *[(sequential(CONSTANT, CONSTANT, milestones=wrong), ["milestones"])
+          for wrong in ("4", 4, [0], [True], ["4"], [10**13], [4, 5])],
         (sequential(CONSTANT, CONSTANT, CONSTANT, milestones=[5, 5]), ["milestones"]),
-        (sequential(CONSTANT, CONSTANT, milestones="4"), ["milestones"]),
         (sequential(milestones=[4]), ["schedulers"]),
         (Schedule(name="ConstantLR", schedulers=()), ["schedulers"]),
     ],

@@ -1,25 +1,31 @@
-"""The training loop: steps, accumulation, precision, schedules, validation, checkpoints, and how it ends."""
+"""Training: steps, accumulation, precision, schedules, validation, checkpoints, averages, and how it ends."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import nn
+from torch.amp import GradScaler
 from torch.nn import functional as F
 
-import hookrun
-from hookrun.store.reader import Run
-from hookrun.tasks.run.batches import Batches
+from hookrun.cli import main
+from hookrun.ranks import ALONE
+from hookrun.tasks.run import resuming
+from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.sharded.rank_gradients import StepGradientsOfRanks, step_gradients
 from hookrun.tasks.training import loop
-from hookrun.tasks.training.step import Training
+from hookrun.tasks.training.ema import WeightAverage
+from hookrun.tasks.training.finite import all_finite, not_finite
+from hookrun.tasks.training.step import StepGradients, Training
 
 
 def weights(run: Any, name: str = "last") -> dict[str, torch.Tensor]:
@@ -98,51 +104,15 @@ def test_schedules_are_chosen_by_name(shared, overrides: tuple[str, ...], rates:
     assert [line["lr"] for line in shared(*overrides).metrics if "lr" in line] == pytest.approx(rates)
 
 
-@pytest.fixture
-def trained(performed, tmp_path: Path) -> Callable[..., Run]:
-    """A training by sections of the configuration, without a command line."""
-
-    def perform(context: RunContext) -> None:
-        loop.train(context)
-        context.run_dir.set_status("done")
-
-    def trained(**sections: Any) -> Run:
-        performed(perform, task={"name": "train"}, **sections)
-        return hookrun.open_run(tmp_path / "run")
-
-    return trained
-
-
-def test_an_incomplete_last_batch_is_weighted_by_its_samples(trained, ready) -> None:
-    """Micro-batches of 32, 32 and 1 are one batch of all: each sample weighs the same."""
-    torch.manual_seed(0)
-    x, y = torch.rand(65, 1, 8, 8), torch.randint(0, 3, (65,))
-    save_file({"x": x, "y": y}, "x.safetensors")
-    train = {"epochs": 1, "limit_batches": None, "accumulate": 9, "shuffle": False}
-    args = {"file": "x.safetensors", "input": "x", "target": "y", "val_fraction": 0}
-    parts = trained(
-        model={"args": {"num_classes": 3}}, data={"name": "tensors", "args": args, "batch_size": 32},
-        train={**train, "optimizer": {"name": "SGD", "lr": 0.1}},
-    )  # fmt: skip
-    named = [f"data.args.{key}={value}" for key, value in args.items()]
-    model = ready("model=mlp", "model.args.num_classes=3", "data=tensors", *named).model.train()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert [(line["step"], line["of"]) for line in parts.metrics] == [(0, "batch"), (1, "epoch")]
-    assert parts.metrics[1]["loss"] == parts.metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(weights(parts)[name], tensor, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(("optimizer", "fused"), [("SGD", False), ("Adam", True)])
 def test_every_gradient_is_seen_unscaled_under_a_gradient_scaler(
-    trained, ready, optimizer: str, fused: bool
+    executed, ready, optimizer: str, fused: bool
 ) -> None:
     paths = {"output_grad": "fc", **dict.fromkeys(TYPES[:3], "fc.bias")}
-    hooks = {kind: {"select": path, "hook": kind, "action": "capture"} for kind, path in paths.items()}
-    train = {"steps": 1, "shuffle": False, "optimizer": {"name": optimizer, "fused": fused}}
-    scaled = trained(train=train, hooks=hooks, compute={"precision": "fp16"}, data={"batch_size": 64})
+    hooks = [f"+hooks.{kind}={{select: {at}, hook: {kind}, action: capture}}" for kind, at in paths.items()]
+    named = (f"train.optimizer.name={optimizer}", f"+train.optimizer.fused={fused}")
+    step = ("model=mlp", "train.steps=1", "train.shuffle=false", "compute.precision=fp16")
+    scaled = executed(*step, *named, *hooks)
     prepared = ready("model=mlp")
     batch = next(Batches(prepared, "train").epoch(0))
     logits = prepared.model.train()(batch.inputs)
@@ -198,3 +168,200 @@ def test_the_plateau_schedule_uses_the_validation_loss(monkeypatch) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=1.0)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
     assert after_epochs(monkeypatch, values, schedule)[1] == [1, 0.5, 0.5, 0.5]
+
+
+QUICK = ("train.epochs=1", "train.limit_batches=4")
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_best_and_last_are_the_weights_of_their_epochs(executed) -> None:
+    """The rate is far too high after the first epoch: the best is the first, the last differs."""
+    found = executed(
+        "train.epochs=2", "train.limit_batches=8", "train.scheduler={name: StepLR, step_size: 1, gamma: 1e4}"
+    )
+    first, second = (line["accuracy"] for line in val(found))
+    assert first > second
+    one = executed("train.epochs=1", "train.limit_batches=8")
+    assert equal(weights(found, "best"), weights(one, "last"))
+    assert not equal(weights(found, "last"), weights(found, "best"))
+    again = executed(
+        "task=evaluate", "train.limit_batches=8", f"model.weights={found.path}/checkpoints/best.safetensors"
+    )
+    assert [again.metrics[-1][key] for key in ("loss", "accuracy")] == [
+        val(found)[0][key] for key in ("loss", "accuracy")
+    ]
+
+
+def test_without_epochs_the_initial_model_is_saved(executed, ready) -> None:
+    found = executed("train.epochs=0")
+    assert found.metrics == []
+    assert equal(weights(found), ready().model.state_dict())
+
+
+def test_a_state_is_saved_after_every_epoch_however_short(executed, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, write = list[int](), resuming.write_state
+
+    def counted(executed: Any, about: str, *args: Any, **options: Any) -> Any:
+        saved.append(json.loads(about)["at"]["step"])
+        return write(executed, about, *args, **options)
+
+    monkeypatch.setattr(resuming, "write_state", counted)
+    executed("train.epochs=6", "train.limit_batches=1")
+    assert saved == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(executed) -> None:
+    kept = ("train.checkpoint.every.steps=1", "train.checkpoint.keep=9", "train.checkpoint.keep_done=true")
+    found = executed("train.epochs=1", "train.limit_batches=5", *kept)
+    assert len(list((found.path / "checkpoints").glob("state_*"))) == 6
+
+
+ONE_STEP = ("train.limit_batches=1", "train.epochs=1", "model=mlp")
+
+
+@pytest.mark.parametrize(("save", "kept"), [("best", "b"), ("none", "")])
+def test_only_the_requested_checkpoints_are_written(executed, refused, capsys, save: str, kept: str) -> None:
+    found = executed(*ONE_STEP, f"train.checkpoint.save={save}")
+    assert "".join(path.name[0] for path in found.path.glob("checkpoints/*.safetensors")) == kept
+    said = capsys.readouterr().out
+    assert ("checkpoints: none, as train.checkpoint.save is none" in said) == (save == "none")
+    weights = found.path / "checkpoints" / "last.safetensors"
+    if save == "best":
+        error = refused(*ONE_STEP, "task=evaluate", f"model.weights={weights}")
+        assert "best.safetensors" in error and "a run keeps what its train.checkpoint.save says" in error
+
+
+def test_a_sweep_keeps_the_best_by_default(tmp_path: Path) -> None:
+    choices = "train.checkpoint.save=null,last"
+    assert main(["-m", *ONE_STEP, "compute.device=cpu", "hydra.sweep.dir=sweep", choices]) == 0
+    names = [path.relative_to(tmp_path / "sweep").as_posix() for path in tmp_path.rglob("*.safetensors")]
+    assert sorted(names) == ["0/checkpoints/best.safetensors", "1/checkpoints/last.safetensors"]
+
+
+def test_a_milestone_after_the_end_is_noted(executed, capsys) -> None:
+    parts = "schedulers: [{name: ConstantLR}, {name: LinearLR}]"
+    executed(*ONE_STEP, f"train.scheduler={{name: SequentialLR, milestones: [7], interval: step, {parts}}}")
+    assert "NOTE: train.scheduler: the run ends after step 1, before milestone 7" in capsys.readouterr().out
+
+
+def context(model: nn.Module, after: list[Any]) -> RunContext:
+    """The running task: the model as its forward, and cross entropy as its loss."""
+    made = SimpleNamespace(
+        ranks=ALONE,
+        forward=lambda batch: model(batch.inputs),
+        loss=lambda output, batch: F.cross_entropy(output, batch.target),
+        scaler=GradScaler("cpu", enabled=False),
+        after=after.append,
+    )
+    return cast(RunContext, made)
+
+
+def batch(inputs: torch.Tensor, target: torch.Tensor, weight: int, tokens: bool = False) -> Batch:
+    made = SimpleNamespace(
+        inputs=inputs, target=target, weight=weight, data=SimpleNamespace(of_tokens=tokens)
+    )
+    return cast(Batch, made)
+
+
+def test_micro_batches_of_different_sizes_give_the_gradient_of_all_samples() -> None:
+    torch.manual_seed(0)
+    model, pixels, labels = nn.Linear(4, 3), torch.randn(7, 4), torch.randint(0, 3, (7,))
+    (expected,) = torch.autograd.grad(F.cross_entropy(model(pixels), labels), [model.weight])
+    after = list[Any]()
+    gradients = step_gradients(context(model, after))
+    assert type(gradients) is StepGradients
+    group = [
+        batch(part, target, len(part)) for part, target in zip(pixels.split(5), labels.split(5), strict=True)
+    ]
+    shares = gradients.shares(group)
+    assert shares == [5 / 7, 2 / 7]
+    results = [
+        gradients.compute(each, share, last=each is group[-1])
+        for each, share in zip(group, shares, strict=True)
+    ]
+    torch.testing.assert_close(model.weight.grad, expected)
+    assert after == group, "the run is told after each"
+    losses = [loss for _, loss in results]
+    assert all(
+        torch.equal(one, other) for one, other in zip(gradients.losses(losses, shares), losses, strict=True)
+    )
+    assert gradients.losses([None, losses[1]], shares) == [losses[1]]
+
+
+def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targets_counts_nothing() -> None:
+    gradients, nothing = step_gradients(context(nn.Linear(1, 1), [])), torch.zeros(0)
+    assert gradients.shares([batch(nothing, nothing, 5)]) == [1.0]
+    assert gradients.shares([batch(nothing, nothing, 5, tokens=True)]) == [1.0]
+    empty = [batch(nothing, nothing, 0, tokens=True)] * 2
+    assert gradients.shares(empty) == [0.0, 0.0], "no division by 0"
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_rank_weights_by_its_rows_and_a_sum_by_whole_batches(sums: bool) -> None:
+    gradients = object.__new__(StepGradientsOfRanks)  # without torch's process group
+    loss = SimpleNamespace(sums=sums)
+    gradients.context = cast(RunContext, SimpleNamespace(prepared=SimpleNamespace(loss=loss)))
+    images = SimpleNamespace(of_tokens=False)
+    group = [
+        SimpleNamespace(whole=8, ids=range(3), data=images),
+        SimpleNamespace(whole=2, ids=(), data=images),
+    ]
+    assert gradients.shares(cast(list[Batch], group)) == ([0.8, 0.2] if sums else [0.3, 0.0])
+
+
+WRONG = torch.tensor([1.0, torch.inf])
+KINDS = {
+    "float64": WRONG.double(),
+    "float16": WRONG.half(),
+    "complex": torch.complex(torch.zeros(2), WRONG),
+    "sparse": WRONG.to_sparse(),
+    "expanded": WRONG[1:].expand(3),
+    "of a graph": WRONG.clone().requires_grad_(),
+    "negative": torch.tensor([-torch.inf]),
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_nonfinite_tensor_is_found_among_others_and_none_is_changed(kind: str) -> None:
+    wrong, right, largest = KINDS[kind], torch.ones(2), torch.tensor([torch.finfo(torch.float32).max])
+    assert not all_finite([right, wrong, largest]) and not all_finite([wrong])
+    assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])]) and all_finite([])
+    assert right.tolist() == [1, 1] and largest.item() == torch.finfo(torch.float32).max
+    assert "1 infinite of" in not_finite(wrong) or kind == "expanded"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_result_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> None:
+    value = torch.ones(3, dtype=torch.float32)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            for each in (value, value[:1].expand(3)):
+                assert all_finite([each]) and not all_finite([each, value, each / 0])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_nonfinite_elements_are_counted_in_containers_of_floats_only() -> None:
+    value = [torch.tensor([torch.nan, 1, -torch.inf]), {"a": torch.tensor([torch.nan])}, torch.tensor([3])]
+    assert not_finite(value) == "2 NaN and 1 infinite of 4 elements"
+    assert not_finite(torch.ones(2)) == not_finite(torch.tensor([1])) == ""
+
+
+def test_the_weights_are_restored_after_an_average_was_swapped_in_also_after_an_error() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    average = WeightAverage(model, 0.9)
+    average.update()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    own = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError), average.swapped_in():
+        assert not any(torch.equal(each, own[name]) for name, each in model.named_parameters())
+        with average.swapped_out():
+            assert all(torch.equal(each, own[name]) for name, each in model.state_dict().items())
+        raise ZeroDivisionError
+    assert all(torch.equal(each, own[name]) for name, each in model.state_dict().items())
