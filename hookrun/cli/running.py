@@ -98,11 +98,12 @@ def _checked_and_run(
     with agreed(ranks), origins_told(cfg), tasks.in_order_of(config):
         if not shows and resume is None and ranks.is_main:
             refuse_used(run_dir, "hydra.run.dir")
-        experiment = planned(
-            experiment,
-            asked.overrides,
-            lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
-        )
+        if shows:
+            experiment = planned(
+                experiment,
+                asked.overrides,
+                lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
+            )
         if resume is not None and (run_dir / JOB).exists():
             experiment = experiment.of_a_sweep()
         previous = previous_run([experiment], run_dir.parent)

@@ -155,10 +155,6 @@ def _is_ours(source: ConfigSource) -> bool:
     return source.scheme() == "structured"
 
 
-def _source(repo: IConfigRepository, config_path: str) -> ConfigSource | None:
-    return next((source for source in repo.get_sources() if source.is_config(config_path)), None)
-
-
 _DEEPEST = 2
 """The most folders between a config group and the configs that count as its own."""
 
@@ -299,7 +295,7 @@ class Loader(ConfigLoaderImpl):
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         path = str(default.config_path)
-        source = _source(repo, path)
+        source = next((each for each in repo.get_sources() if each.is_config(path)), None)
         is_hydras = posixpath.normpath(path).lstrip("/").startswith("hydra/")
         if is_hydras and (problem := self._wrong_place(default, source, repo)) is not None:
             raise SpecError([problem])

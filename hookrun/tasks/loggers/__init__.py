@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,11 @@ def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
     ]
 
 
+@dataclass
 class Loggers:
     """Passes each call to all loggers that have not failed."""
 
-    def __init__(self) -> None:
-        self._working = list[RunLogger]()
+    _working: list[RunLogger] = field(default_factory=list, init=False)
 
     @contextmanager
     def open(self, names: Sequence[str], run: LoggedRun) -> Iterator[None]:

@@ -16,7 +16,7 @@ from hookrun.runtime.part import Part
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.observers import matches, observer
 from hookrun.values.containers import tensors
-from hookrun.values.index import Index
+from hookrun.values.index import AnyIndex
 
 
 class ActivationKeys(Section):
@@ -28,7 +28,7 @@ class ActivationKeys(Section):
     """
 
     module: str
-    index: Index | None = None
+    index: AnyIndex | None = None
     maximize: bool = False
 
 

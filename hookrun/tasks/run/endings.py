@@ -124,14 +124,13 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
     """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
-    fired = hooks.fired
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
     return {
         "sites": [
             {
                 "hook": site.hook_name,
                 "module": site.path,
-                "fired": fired[site.hook_name, site.path],
+                "fired": site.firings,
                 "changed": int(site.changed),
                 "total": site.total,
                 "silent": silent.get((site.hook_name, site.path)),

@@ -140,7 +140,8 @@ def run_under_hooks(
         ) as hooks,
         loss.watching(model) if isinstance(loss := prepared.loss.function, ActivationLoss) else nullcontext(),
     ):
-        _load_leftover(prepared, hooks)
+        if prepared.leftover:
+            _load_leftover(prepared, hooks)
         resuming = Resuming(prepared, run_dir, model, hooks)
         if prepared.trained is not None:
             prepared.trained.freeze_rest(model)  # parameters that hooks have added

@@ -208,10 +208,12 @@ def load_model(
                 vocab_size=vocabulary,
                 length=length,
             )
-        leftover = models.load_weights(model, settings.model)
+        if (weights := settings.model.own_weights) is None:
+            return model, {}, frozenset(), []
+        leftover = models.load_weights(model, weights)
     except Refusal as error:
         return model, {}, frozenset(), error.errors
-    return model, leftover, models.applied_hooks(settings.model), []
+    return model, leftover, models.applied_hooks(weights), []
 
 
 def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
@@ -67,13 +68,11 @@ class Screen:
             if key not in ("COLUMNS", "LINES") or (value.isdecimal() and int(value) > 0)
         }
         self._told = _TOLD.get()
-        self.console = self._console(quiet=quiet or self._told is not None)
-        self._loud = self.console if self._told is None else self._console(quiet=quiet)
-
-    def _console(self, *, quiet: bool) -> _Console:
-        return _Console(
-            highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet, _environ=self._environ
+        console = partial(
+            _Console, highlight=False, emoji=False, markup=False, soft_wrap=True, _environ=self._environ
         )
+        self.console = console(quiet=quiet or self._told is not None)
+        self._loud = self.console if self._told is None else console(quiet=quiet)
 
     @property
     def width(self) -> int | None:

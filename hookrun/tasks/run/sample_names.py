@@ -60,7 +60,7 @@ class SampleNames:
         samples = self._data[batch.split]
         columns = self._classes(batch.target, output)
         self.seen[batch.split] += batch.whole
-        tokens = self._tokens(batch)
+        tokens = self._tokens(batch) if batch.data.of_tokens else {}
         lines = list[dict[str, Any]]()
         for row, number in enumerate(batch.ids.tolist()):
             line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
@@ -139,7 +139,7 @@ class SampleNames:
         Only the first samples have an entry; this depends only on their numbers, so a resumed run writes the same.
         """
         inputs = batch.inputs
-        if not batch.data.of_tokens or not isinstance(inputs, dict) or EMBEDS in inputs:
+        if not isinstance(inputs, dict) or EMBEDS in inputs:
             return {}
         ids, mask = inputs.get(IDS), inputs.get(MASK)
         if ids is None or ids.dim() != 2 or ids.shape[1] == 0:
