@@ -17,7 +17,7 @@ from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
-from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
+from hookrun.plan.plan import SHOWN, HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_fields, unknown_spans
 from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
@@ -26,7 +26,6 @@ from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Selector
 from hookrun.trust.load import ACTIONS, Trusted, load
 
-_SHOWN = 4
 _COMPUTED = (
     "a pre-hook of torch.nn.utils computes {0!r} from it, which is what the forward reads: make that permanent "
     "(prune.remove), or use torch.nn.utils.parametrizations"
@@ -181,7 +180,7 @@ def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHo
     paths = [match.path for match in source.matches]
     module = paths[0] if value.module is None and len(paths) == 1 else value.module
     if module is None or (path := source.aliases.get(module)) is None:
-        raise HookrunError(f"{value.hook} captures {listed(paths, _SHOWN)}: name one of them with `module`")
+        raise HookrunError(f"{value.hook} captures {listed(paths, SHOWN)}: name one of them with `module`")
     if not (when := source.spec.keys.when).covers(spec.keys.when):
         raise HookrunError(
             f"{value.hook} may not fire when this hook does ({when}): give both the same `when`"
@@ -212,7 +211,7 @@ def _heads(
     if unknown:
         mistakes.note(
             f"{spec.where}.heads",
-            f"the number of heads of {listed(unknown, _SHOWN)} is unknown: the model's configuration has none",
+            f"the number of heads of {listed(unknown, SHOWN)} is unknown: the model's configuration has none",
             f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}",
         )
     return counts
@@ -257,9 +256,12 @@ def _unexpected(hook: HookSpec, matches: Sequence[Match], names: ModelNames) -> 
             "narrow `select`, or change `expect`",
         )
     elif not unmatched:
-        text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
         hint = names.nearest(selector, names_parameters)
-        yield Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path")
+        yield Problem(
+            f"{hook.where}.select",
+            f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}",
+            f"{hint}; `task=modules` lists every path",
+        )
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
@@ -378,9 +380,9 @@ def _fitting(
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
-        yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")
+        yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, SHOWN)}: {reason}")
     for why, paths in never_fired.items():
-        yield Problem(f"{spec.where}.select", f"matches {listed(paths, _SHOWN)}; {why.what}", why.hint)
+        yield Problem(f"{spec.where}.select", f"matches {listed(paths, SHOWN)}; {why.what}", why.hint)
 
 
 def _incompatibility(spec: HookSpec, match: Match, names: ModelNames, own: Collection[str]) -> str | None:

@@ -35,7 +35,7 @@ from hookrun.errors import (
     reason,
 )
 from hookrun.hook_types import SAVED_TENSORS, HookType
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, lies_in
+from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.run_values.runs import RunReferences, with_origins
@@ -64,7 +64,6 @@ Example = tuple[Sequence[Any], Mapping[str, Any]]
 Score = Callable[[Any], Tensor]
 """The model's output -> the score of a backward pass without training; SpecError if there is no such score."""
 
-_SHOWN = 4
 
 T = TypeVar("T")
 
@@ -433,6 +432,6 @@ class TrialSink(Sink):
     def as_problems(self) -> list[Problem]:
         """The failures, each with all its places."""
         return [
-            Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], _SHOWN)}: {what}")
+            Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], SHOWN)}: {what}")
             for (hook, what), paths in self.problems.items()
         ]

@@ -134,8 +134,9 @@ class Wiring:
                 what = f"the parameter {match.path}, which this model does not have"
             else:
                 continue
-            hint = "compile the spec against this model"
-            problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
+            problems.append(
+                Problem(hook.spec.where, f"the plan is for {what}", "compile the spec against this model")
+            )
         problems += sharded_too_early(self.plan, self._model)
         if problems:
             raise CompileError(problems)

@@ -92,8 +92,11 @@ class AttributeTask(TaskOfOneSplit):
         yield from super().model_problems(experiment, info, model)
         self._module(model)
         if self.method == GUIDED and not any(isinstance(each, nn.ReLU) for each in model.modules()):
-            what = "guided_backprop changes the gradient of nn.ReLU, and the model has no such module"
-            raise compile_error(f"{WHERE}.method", what, "make F.relu a module, or use integrated_gradients")
+            raise compile_error(
+                f"{WHERE}.method",
+                "guided_backprop changes the gradient of nn.ReLU, and the model has no such module",
+                "make F.relu a module, or use integrated_gradients",
+            )
 
     def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the method."""
@@ -111,8 +114,9 @@ class AttributeTask(TaskOfOneSplit):
         where = f"{WHERE}.select"
         paths = selected(ModelNames(model), self.select, where)
         if len(paths) > 1:
-            what = f"{str(self.select)!r} matches {len(paths)} modules: {listed(paths, 4)}"
-            raise compile_error(where, what, "name one")
+            raise compile_error(
+                where, f"{str(self.select)!r} matches {len(paths)} modules: {listed(paths, 4)}", "name one"
+            )
         return paths[0]
 
     def perform(self, context: RunContext) -> None:

@@ -224,8 +224,11 @@ def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
 def _why_none(experiment: Experiment) -> Problem:
     metric, task = experiment.settings.objective.metric, task_of(experiment)
     if (hook := stopping(experiment)) is not None:
-        what = f"{hook.name} stops the forward before the model's output, so the run logs no metrics"
-        return Problem(METRIC, what, f"leave the hook out: ~{hook.where}")
+        return Problem(
+            METRIC,
+            f"{hook.name} stops the forward before the model's output, so the run logs no metrics",
+            f"leave the hook out: ~{hook.where}",
+        )
     there = task.measures(experiment.settings)
     if not there:
         return Problem(

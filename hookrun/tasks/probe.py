@@ -56,8 +56,11 @@ class ProbeTask(TaskOfCaptures):
             info = run.data_info()
             if info.target is None:
                 what = f"the data {info.name!r} of {run.path} has no targets to probe for"
-                hint = "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}"
-                raise spec_error("task.run", what, hint)
+                raise spec_error(
+                    "task.run",
+                    what,
+                    "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}",
+                )
             if self.labels is not None and info.tokenizer is None:
                 what = f"the samples of {info.name!r} are not of tokens: they have one target"
                 raise spec_error("task.labels", what, "leave it out")

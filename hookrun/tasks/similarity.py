@@ -26,8 +26,11 @@ class SimilarityTask(TaskOfCaptures):
     def check(self, analysis: Analysis) -> None:
         """Raise SpecError if there are fewer than two modules, or if the analysis needs too much memory."""
         if len(analysis.captures) < 2:
-            what = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
-            raise spec_error("task.capture", what, "capture several modules")
+            raise spec_error(
+                "task.capture",
+                f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with",
+                "capture several modules",
+            )
         self.require_memory(analysis, "comparing the modules", partial(self._needed, analysis))
 
     def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:

@@ -157,11 +157,11 @@ class TaskUnderHooks(Task):
         info, model, loss, hooks, plan = parts.data, parts.model, parts.loss, experiment.hooks, None
         parts.add(self.problems(settings, info))
         if (stop := stopping(experiment)) is not None and (needs := self.needs_output()) is not None:
-            what = f"stops the forward, and {needs} needs the model's output"
-            hint = (
-                f"use task=predict, without metrics and task.backward, or leave the hook out: ~{stop.where}"
+            parts.note(
+                f"{stop.where}.action",
+                f"stops the forward, and {needs} needs the model's output",
+                f"use task=predict, without metrics and task.backward, or leave the hook out: ~{stop.where}",
             )
-            parts.add([Problem(f"{stop.where}.action", what, hint)])
             parts.refuse()  # the trial run, which has no output, would report more
         trained = trained_parameters(parts) if self.trains else None
         notes = self._idle_hooks(parts)
@@ -289,12 +289,17 @@ class TaskUnderHooks(Task):
             yield from score_problems(*scored, info)
         scores = self.scores_with_loss() or asked(metrics_of(self), LOSS)
         if scores and info and info.target is None and train.loss.name in NEED_TARGET:
-            text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
-            hint = "use output, output_mean or output_sum, or name a target"
-            yield Problem("train.loss", text, hint)
+            yield Problem(
+                "train.loss",
+                f"{train.loss.name!r} needs targets, and the data {info.name!r} has none",
+                "use output, output_mean or output_sum, or name a target",
+            )
         if settings.compute.compile and train.loss.name == ACTIVATION:
-            what = "'activation' reads the output of a module, which a compiled model does not have"
-            yield Problem("train.loss", what, "set compute.compile=false")
+            yield Problem(
+                "train.loss",
+                "'activation' reads the output of a module, which a compiled model does not have",
+                "set compute.compile=false",
+            )
         if settings.compute.compile and self.not_compiled:
             yield Problem("compute.compile", self.not_compiled, "set it to false")
         yield from not_installed("task.loggers", self.loggers)

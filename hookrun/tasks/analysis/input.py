@@ -116,9 +116,10 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
         if _is_by_sample(each, by_token)
     }
     if not found:
-        text = f"in {run.path} no module of this hook has one row for each sample"
         hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
-        raise spec_error("task.capture", text, hint)
+        raise spec_error(
+            "task.capture", f"in {run.path} no module of this hook has one row for each sample", hint
+        )
     return found
 
 
@@ -161,8 +162,11 @@ def find_both(experiment: Experiment, path: str | None, other: str | None) -> Tw
         return TwoRuns(experiment, {"": (run, other_run)}, runs=(used, other_used))
     if not all(sweeps):
         sweep, single = (path, other) if sweeps[0] else (other, path)
-        hint = "name two sweeps, or two runs: a job is a run too"
-        raise spec_error("task.other", f"{sweep} is a sweep, and {single} is not", hint)
+        raise spec_error(
+            "task.other",
+            f"{sweep} is a sweep, and {single} is not",
+            "name two sweeps, or two runs: a job is a run too",
+        )
     here, there = map(_by_overrides, sweeps)
     if not here.keys() & there.keys():
         here, there = ({job.name: job for job in jobs} for jobs in sweeps)

@@ -116,8 +116,13 @@ class EffectsTask(TaskOfOneSplit):
         ]
         enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
         if self.hook is not None and self.hook not in enabled:
-            what = f"found {self.hook!r}, which is not an enabled hook of the experiment"
-            problems.append(Problem("task.hook", what, nearest(self.hook, enabled)))
+            problems.append(
+                Problem(
+                    "task.hook",
+                    f"found {self.hook!r}, which is not an enabled hook of the experiment",
+                    nearest(self.hook, enabled),
+                )
+            )
         problems += self._settings_problems(experiment.settings)
         problems += [
             Problem(

@@ -164,8 +164,13 @@ class Grid:
         counts = {"": self._longest()} if key == TOKENS else self._counts(key)
         runs = _runs(values, max(counts.values(), default=0))
         if not runs:
-            text = "there is nothing to count: the model, or its data, does not show how many there are"
-            self._problems.append(Problem(f"{WHERE}.{key}", text, "list the values: [0, 1, 2]"))
+            self._problems.append(
+                Problem(
+                    f"{WHERE}.{key}",
+                    "there is nothing to count: the model, or its data, does not show how many there are",
+                    "list the values: [0, 1, 2]",
+                )
+            )
         return Axis(
             key,
             [start if values == EACH else f"{start}:{end}" for start, end in runs],
@@ -213,9 +218,13 @@ class Grid:
         dims = len(values.window)
         sizes = {tuple(shape[-dims:]) for shape in self.scouted.shapes.values() if len(shape) >= dims}
         if len(sizes) != 1:
-            text = f"the values have the shapes {[list(shape) for shape in self.scouted.shapes.values()]}"
-            hint = f"windows need the same last {dims} dimensions everywhere: list the values"
-            self._problems.append(Problem(f"{WHERE}.{INDEX}", text, hint))
+            self._problems.append(
+                Problem(
+                    f"{WHERE}.{INDEX}",
+                    f"the values have the shapes {[list(shape) for shape in self.scouted.shapes.values()]}",
+                    f"windows need the same last {dims} dimensions everywhere: list the values",
+                )
+            )
             return []
         runs = [_runs(values, size, dim) for dim, size in enumerate(sizes.pop())]
         return list(map(index_of, product(*runs)))
@@ -225,8 +234,9 @@ class Grid:
     def _cells(self) -> list[Cell]:
         """A cell for each place that its modules have."""
         if (count := math.prod(self.sizes)) > MOST_CELLS:
-            text = f"spans {count:,} cells, at most {MOST_CELLS:,} are possible"
-            self._problems.append(Problem(WHERE, text))
+            self._problems.append(
+                Problem(WHERE, f"spans {count:,} cells, at most {MOST_CELLS:,} are possible")
+            )
         if self._problems:
             return []
         hooks, cells = dict[tuple[int, ...], PlannedHook | None](), list[Cell]()

@@ -75,8 +75,11 @@ class GenerateTask(TaskOfSplits):
         ids = _input_ids(info)
         if ids is None or ids.dtype.is_floating_point:
             what = f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none"
-            hint = "use data=prompts, text, names, repeated_tokens or modular_addition, or your own with input_ids"
-            yield Problem("data.name", what, hint)
+            yield Problem(
+                "data.name",
+                what,
+                "use data=prompts, text, names, repeated_tokens or modular_addition, or your own with input_ids",
+            )
         elif isinstance(info.inputs, Mapping) and (more := sorted(info.inputs.keys() - _USED)):
             what = (
                 f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
@@ -91,8 +94,7 @@ class GenerateTask(TaskOfSplits):
         yield from super().model_problems(experiment, info, model)
         if cannot_generate(model):
             what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
-            hint = "use model.args.class=causal_lm or seq2seq_lm"
-            yield Problem("model.args.class", what, hint)
+            yield Problem("model.args.class", what, "use model.args.class=causal_lm or seq2seq_lm")
         vocabulary = vocabulary_of(model, info)
         if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
             what = (
@@ -133,9 +135,11 @@ class GenerateTask(TaskOfSplits):
         ):
             can_pause = hook.action.does == "freeze" or hook.action.adds(hook.name) is not None
             if hook.hook_type.phase == "installation" and not can_pause:
-                what = "changes the model itself, so the pass without hooks would still have the change"
-                hint = f"leave task.without_hooks out, and compare with a run without {hook.name}"
-                yield Problem(f"{hook.where}.hook", what, hint)
+                yield Problem(
+                    f"{hook.where}.hook",
+                    "changes the model itself, so the pass without hooks would still have the change",
+                    f"leave task.without_hooks out, and compare with a run without {hook.name}",
+                )
 
     def example(self, info: DataInfo, model: Module) -> Example:
         """The arguments of a call with prompts; for an encoder-decoder also with the first token of an answer."""

@@ -81,8 +81,11 @@ class LensTask(TaskOfOneSplit):
         else:
             has_ids = "input_ids" in info.inputs
         if info.tokenizer is None and not has_ids:
-            what = f"task=lens reads sequences of tokens, and the samples of the data '{info.name}' are not sequences"
-            yield Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")
+            yield Problem(
+                "data.name",
+                f"task=lens reads sequences of tokens, and the samples of the data '{info.name}' are not sequences",
+                "use data=prompts, text, names, repeated_tokens, …",
+            )
             return
         yield from token_problems(self.positions, info, tokenizer_of(model, info.tokenizer), padding=True)
         self._places(model)

@@ -340,15 +340,16 @@ def _without_fractions(value: Any) -> Any:
     return value
 
 
-def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> list[Problem]:
+def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> Iterator[Problem]:
     """A problem if hooks do not add every tensor of the weights file that the model does not have."""
     added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
-    unknown = sorted(set(leftover) - added)
-    if not unknown:
-        return []
-    names = listed(unknown, 8)
-    text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}"
-    return [Problem("model.weights", text, "use the model and the hooks that the file was saved with")]
+    if unknown := sorted(set(leftover) - added):
+        names = listed(unknown, 8)
+        yield Problem(
+            "model.weights",
+            f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}",
+            "use the model and the hooks that the file was saved with",
+        )
 
 
 def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
@@ -368,11 +369,17 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":
-            text = "each training sample uses its own row, and validation samples have no rows"
-            yield Problem(where, text, "add when: {mode: train}")
+            yield Problem(
+                where,
+                "each training sample uses its own row, and validation samples have no rows",
+                "add when: {mode: train}",
+            )
         elif len(missing := rows.missing(torch.arange(samples))):
-            hint = "capture them in that run too, or limit this run: train.limit_batches"
-            yield Problem(where, rows.lacks(missing), hint)
+            yield Problem(
+                where,
+                rows.lacks(missing),
+                "capture them in that run too, or limit this run: train.limit_batches",
+            )
 
 
 def missing_spans(

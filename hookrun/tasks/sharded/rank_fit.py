@@ -151,8 +151,14 @@ def check_ranks(
         if (dtype := settings.compute.fsdp.mixed_precision) is not None:
             lines.append(f"compute.fsdp.mixed_precision: parameters and activations are in {dtype}")
     if settings.strict:
-        hint = "strict=false makes it a note; compute.strategy=none computes it in one process"
-        problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in lines]
+        problems += [
+            Problem(
+                "compute.strategy",
+                f"differs from one process: {line}",
+                "strict=false makes it a note; compute.strategy=none computes it in one process",
+            )
+            for line in lines
+        ]
     if problems:
         raise CompileError(problems)
     return [f"differs from one process: {line}" for line in lines]
