@@ -117,11 +117,8 @@ def _no_sweep(folder: Path) -> Problem:
         is_job = (folder.parent / MULTIRUN).is_file()
         hint = f"name the sweep's: {RESUME}={folder.parent}" if is_job else "a single run goes on without -m"
         return Problem(RESUME, f"{folder} is the directory of a run, not of a sweep", hint)
-    return Problem(
-        RESUME,
-        f"{folder} is not the directory of a sweep: it has no {MULTIRUN}",
-        f"sweeps are in {SWEEPS}/, single runs in {OUTPUTS}/",
-    )
+    what = f"{folder} is not the directory of a sweep: it has no {MULTIRUN}"
+    return Problem(RESUME, what, f"sweeps are in {SWEEPS}/, single runs in {OUTPUTS}/")
 
 
 def _stored_command(folder: Path) -> tuple[Path, HydraRecord]:

@@ -211,11 +211,8 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
         last = (values != IGNORED).long().mul(torch.arange(1, values.shape[1] + 1)).argmax(1, keepdim=True)
         values = values.gather(1, last).squeeze(1)
     if not values.is_floating_point() and values.dim() > 1:
-        raise spec_error(
-            "task.labels",
-            f"each sample of the data has {list(values.shape[1:])} labels, and a probe predicts one for each row",
-            "name a file: task.labels={file: labels.csv, column: NAME}",
-        )
+        what = f"each sample of the data has {list(values.shape[1:])} labels, and a probe predicts one for each row"
+        raise spec_error("task.labels", what, "name a file: task.labels={file: labels.csv, column: NAME}")
     return Labels(values)
 
 
@@ -243,9 +240,8 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
         if samples != in_order or len(samples) > len(records):
             what = f"{path} has {len(records)} lines and no column `sample` or `file`, and the capture has "
             what += f"{len(samples)} samples of {' and '.join(sorted({split for split, _ in samples}))}"
-            raise spec_error(
-                _FILE, what, "add a column `sample` (and `split`), as in samples.jsonl of the run"
-            )
+            hint = "add a column `sample` (and `split`), as in samples.jsonl of the run"
+            raise spec_error(_FILE, what, hint)
         keys.append("sample")
         records = [{**record, "sample": str(number)} for number, record in enumerate(records)]
     rows = _row_keys(capture, keys)
