@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,23 +16,42 @@ T = TypeVar("T")
 def own_subclasses(package: ModuleType, base: type[T]) -> Iterator[type[T]]:
     """The subclasses of `base` that the direct modules of a package define, not those that they import."""
     for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        for item in vars(module).values():
-            if isinstance(item, type) and issubclass(item, base) and item.__module__ == module.__name__:
-                yield item
+        yield from _defined(f"{package.__name__}.{info.name}", base)
 
 
-def discovered(package: ModuleType, base: type[T], name: str) -> Mapping[str, type[T]]:
-    """Name -> subclass of `base`, in alphabetical order.
+def _defined(name: str, base: type[T]) -> Iterator[type[T]]:
+    module = importlib.import_module(name)
+    for item in vars(module).values():
+        if isinstance(item, type) and issubclass(item, base) and item.__module__ == name:
+            yield item
+
+
+class Registry(Mapping[str, type[T]]):
+    """Name -> subclass of `base`, in alphabetical order; each is in the module of its name, imported when asked for.
 
     name: the class attribute with the name; a class that only inherits it is not in the registry
     """
-    found = {getattr(item, name): item for item in own_subclasses(package, base) if name in vars(item)}
-    return MappingProxyType(dict(sorted(found.items())))
+
+    def __init__(self, package: ModuleType, base: type[T], name: str) -> None:
+        self._package, self._base, self._name = package, base, name
+        self._modules = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+
+    def __getitem__(self, key: str) -> type[T]:
+        if key in self._modules:
+            for item in _defined(f"{self._package.__name__}.{key}", self._base):
+                if vars(item).get(self._name) == key:
+                    return item
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._modules if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def names_in(package: str, name: str) -> list[str]:
-    """The names that `discovered` finds, read off the source text of the modules: none of them is imported.
+    """The names of a Registry, read off the source text of the modules: none of them is imported.
 
     package: its qualified name
     name:    the attribute with the name, which a class sets to a text

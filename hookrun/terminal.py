@@ -93,14 +93,18 @@ class Words:
         """Write the text, or nothing if the reader has gone away."""
         _line.show("")
         again = "\r" if text.startswith("\r") else ""  # the progress bar of a library
-        with _reader_may_leave(self._stream):
+        try:
             self._stream.write(again + printable(text.removeprefix(again), kept="\n\t"))
+        except BrokenPipeError:
+            discard(self._stream)
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
-        with _reader_may_leave(self._stream):
+        """Flush the stream, unless the reader has gone away."""
+        try:
             self._stream.flush()
+        except BrokenPipeError:
+            discard(self._stream)
 
     def isatty(self) -> bool:
         """False."""
@@ -132,11 +136,3 @@ def discard_unread() -> None:
         with suppress(OSError, ValueError, AttributeError):  # it is closed, has no file, or there is none
             if not select.select((), (stream.fileno(),), (), UNREAD)[1]:
                 discard(stream)
-
-
-@contextmanager
-def _reader_may_leave(stream: TextIO) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        discard(stream)

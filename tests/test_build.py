@@ -16,12 +16,8 @@ SMALL = ["compute.device=cpu", "compute.threads=1"]
 
 def test_a_plain_loop_over_it_has_the_weights_of_a_run(tmp_path: Path) -> None:
     train = [
-        "train.epochs=2",
-        "train.limit_batches=3",
-        "train.optimizer.name=SGD",
-        "seed=3",
-        "data.batch_size=16",
-    ]
+        "train.epochs=2", "train.limit_batches=3", "train.optimizer.name=SGD", "seed=3", "data.batch_size=16",
+    ]  # fmt: skip
     assert main([*SMALL, "experiment=clip_fc", *train, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     model, data = hookrun.build(experiment="clip_fc", overrides=[*SMALL, *train])
     spec = hookrun.load_spec(experiment="clip_fc", overrides=train)

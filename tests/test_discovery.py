@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from hookrun.discovery import discovered, names_in, own_subclasses
+from hookrun.discovery import Registry, names_in, own_subclasses
 
 BASE = "class Base:\n    pass\n"
-ONE = "from found_package.base import Base\nclass Two(Base):\n    name = 'two'\nclass Inherits(Two):\n    pass\n"
-OTHER = 'from found_package.one import Two\nclass Own(Two):\n    name = "own"\nclass Other:\n    name = 3\n'
+TWO = "from found_package.base import Base\nclass Two(Base):\n    name = 'two'\nclass Inherits(Two):\n    pass\n"
+OWN = 'from found_package.two import Two\nclass Own(Two):\n    name = "own"\nclass Other:\n    name = 3\n'
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "found_package"
     folder.mkdir()
-    for name, text in (("__init__", ""), ("base", BASE), ("one", ONE.replace("'", '"')), ("other", OTHER)):
+    for name, text in (("__init__", ""), ("base", BASE), ("two", TWO.replace("'", '"')), ("own", OWN)):
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("found_package")
@@ -30,12 +30,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_each_class_with_its_own_name_is_found_once(package: Any) -> None:
     assert names_in("found_package", "name") == ["own", "two"]
-    assert "found_package.one" not in sys.modules, "the names are read off the text"
+    assert "found_package.two" not in sys.modules, "the names are read off the text"
     base = importlib.import_module("found_package.base").Base
+    registry = Registry(package, base, "name")
+    assert registry["two"].__name__ == "Two" and "found_package.own" not in sys.modules, (
+        "one module is imported"
+    )
+    assert registry.get("base") is registry.get("three") is None
+    assert {name: kind.__name__ for name, kind in registry.items()} == {"own": "Own", "two": "Two"}
+    assert list(registry) == ["own", "two"] and len(registry) == 2
     own = [kind.__name__ for kind in own_subclasses(package, base)]
-    assert own == ["Base", "Two", "Inherits", "Own"], "where they are defined, not where they are imported"
-    found = discovered(package, base, "name")
-    assert {name: kind.__name__ for name, kind in found.items()} == {"own": "Own", "two": "Two"}
-    assert list(found) == ["own", "two"]
-    with pytest.raises(TypeError):
-        found["mine"] = base  # type: ignore[index]
+    assert own == ["Base", "Own", "Two", "Inherits"], "where they are defined, not where they are imported"

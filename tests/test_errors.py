@@ -9,16 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookrun.errors import (
-    CompileError,
-    HookrunError,
-    Lookup,
-    Problem,
-    SpecError,
-    at_module,
-    counted,
-    reason,
-)
+from hookrun.errors import CompileError, HookrunError, Lookup, Problem, SpecError, at_module, counted, reason
 
 
 @pytest.mark.parametrize("error", [SpecError, CompileError])

@@ -57,20 +57,14 @@ def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_captu
         ({"select": "4", "action": "add_bias", "value": [1, 2]}, "does not broadcast to the tensor's shape"),
         ({"select": "4", "action": "scale", "factor": 2, "index": "..., 3"}, "index 3 is out of bounds"),
         ({"select": "4", "action": "scale", "factor": 2, "index": ":, 3:9"}, "selects nothing"),
-        (
-            {"select": "4", "action": "scale", "factor": 2, "target": "logits"},
-            "'logits' is not in the tensor",
-        ),
+        ({"select": "4", "action": "scale", "factor": 2, "target": "logits"}, "'logits' is not in the tensor"),
         ({"select": "4", "hook": "forward_pre", "action": "capture", "target": "[1]"}, "is not in the tuple"),
         ({"select": "4", "hook": "grad", "action": "scale", "factor": 2, "index": "7"}, "out of bounds"),
         ({"select": "4", "hook": "output_grad", "action": "add_bias", "value": [1, 2]}, "does not broadcast"),
-        (
-            {"select": "4", "hook": "output_grad", "action": "stats", "target": "[1]"},
-            "target [1]: '[1]' is not in",
-        ),
+        ({"select": "4", "hook": "output_grad", "action": "stats", "target": "[1]"}, "target [1]: '[1]' is not in"),
         ({"select": "4", "hook": "optimizer_step_post", "action": "add_bias", "value": [1, 2]}, "broadcast"),
     ],
-)
+)  # fmt: skip
 def test_a_hook_that_does_not_fit_is_refused(hook: dict[str, Any], said: str) -> None:
     with pytest.raises(CompileError) as caught:
         compile_one(net(), **hook)

@@ -56,21 +56,13 @@ def test_ordinary_files_are_read(text: str) -> None:
 
 
 ODD = (
-    "",
-    "# a comment\n",
-    "text\n",
+    "", "# a comment\n", "text\n",
     "[1, 0x1f, 0o7, 010, 1_000, 1e3, 1.5e-3, .5, -.inf, .nan, yes, on, ~, null, 2026-01-02]\n",
-    "a: {b: 1, c: [x, 'y', \"z\\u00e9\"], d: ${a.b}}\n",
-    "a: &a {b: 1}\nc: {<<: *a, d: 2}\ne: [*a, *a]\n",
-    "a: >-\n  two\n  lines\n\n  more\nb: |\n  as\n   is\n",
-    "? a\n: 1\n? [b]\n: 2\n",
-    "1: a\ntrue: b\n",
-    "a: !!str 1\nb: !!python/object/apply:pathlib.PosixPath [x, y]\n",
-    "a: 1\na: 2\n",
-    "a: [1, 2\n",
-    "%YAML 1.1\n---\na: 1\n...\n",
-    "a: 1\n---\nb: 2\n",
-)
+    "a: {b: 1, c: [x, 'y', \"z\\u00e9\"], d: ${a.b}}\n", "a: &a {b: 1}\nc: {<<: *a, d: 2}\ne: [*a, *a]\n",
+    "a: >-\n  two\n  lines\n\n  more\nb: |\n  as\n   is\n", "? a\n: 1\n? [b]\n: 2\n", "1: a\ntrue: b\n",
+    "a: !!str 1\nb: !!python/object/apply:pathlib.PosixPath [x, y]\n", "a: 1\na: 2\n", "a: [1, 2\n",
+    "%YAML 1.1\n---\na: 1\n...\n", "a: 1\n---\nb: 2\n",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [*ODD, *(file.read_text("utf-8") for file in CONF.rglob("*.yaml"))])

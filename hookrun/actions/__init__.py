@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from hookrun.actions.base import Action
-from hookrun.discovery import discovered
+from hookrun.discovery import Registry
 
 __all__ = ["Action", "actions"]
 
@@ -15,4 +15,4 @@ __all__ = ["Action", "actions"]
 @cache
 def actions() -> Mapping[str, type[Action]]:
     """Every action by name."""
-    return discovered(sys.modules[__name__], Action, "action_name")  # type: ignore[type-abstract]
+    return Registry(sys.modules[__name__], Action, "action_name")  # type: ignore[type-abstract]

@@ -31,7 +31,7 @@ Statistic = Literal[
 ]
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 SIZES = frozenset({"bytes", "numel"})
-CPU_BLOCK = 1 << 18
+CPU_BLOCK = 1 << 19
 """Elements of a part that stays in the cache while it is read several times."""
 MOST_LOST = 8
 """The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hookrun.data.samples import Samples
     from hookrun.data.source import Source
 
-__all__ = ["PYTHON", "DataInfo", "Split", "TensorInfo", "describe", "load", "names", "transforms_draw"]
+__all__ = ["PYTHON", "DataInfo", "Split", "TensorInfo", "describe", "load", "names"]
 
 
 PYTHON = "python"
@@ -93,12 +93,9 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
         return samples
     from hookrun.data.samples import transformed
 
-    return transformed(samples, [transform.function for transform in transforms.values()])
-
-
-def transforms_draw(config: Data, split: Split) -> bool:
-    """Whether the transforms of the split change a sample at random each time."""
-    return not RANDOM.isdisjoint(getattr(config, _transforms_key(config, split)))
+    made = transformed(samples, [transform.function for transform in transforms.values()])
+    made.draws = not RANDOM.isdisjoint(transforms)
+    return made
 
 
 def _transforms_key(config: Data, split: Split) -> str:

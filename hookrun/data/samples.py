@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ Sample = tuple[Inputs, Tensor]
 Step = Callable[[Tensor], Tensor]
 
 
+@dataclass(eq=False, repr=False)
 class Samples(Dataset[Sample]):
     """A data set of fixed order and length, whose samples a function makes each time that they are read.
 
@@ -32,27 +34,24 @@ class Samples(Dataset[Sample]):
 
     field_names: of the fields of the data's own that samples may have
     of_tokens:   a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
+    draws:       its transforms change a sample at random each time that it is read
     """
 
-    field_names: Collection[str] = ()
     of_tokens: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        count: int,
-        make: Callable[[int], Sample],
-        place: Callable[[int], str] | None = None,
-        classes: Sequence[str] = (),
-    ) -> None:
-        self._count, self._make, self._place = count, make, place
-        self.classes = classes
+    count: int
+    make: Callable[[int], Sample]
+    place: Callable[[int], str] | None = None
+    classes: Sequence[str] = ()
+    field_names: Collection[str] = field(default=(), init=False)
+    draws: bool = field(default=False, init=False)
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, index: int) -> Sample:
         """The input and the target of one sample. Raises IndexError past the end."""
-        return self._make(range(self._count)[index])  # negative counts from the end
+        return self.make(range(self.count)[index])  # negative counts from the end
 
     def batch(self, indices: Sequence[int]) -> Sample | None:
         """Inputs and targets [len(indices), ...] of several samples; None if they must be read one by one."""
@@ -60,7 +59,7 @@ class Samples(Dataset[Sample]):
 
     def file(self, index: int) -> str:
         """The file of the sample below the data's root, or a row of a file; ``""`` if it is not known."""
-        return "" if self._place is None else self._place(index)
+        return "" if self.place is None else self.place(index)
 
     def fields(self, index: int) -> Mapping[str, Scalar]:
         """The fields of the sample in the data's file; see `field_names`."""
@@ -92,7 +91,7 @@ class TensorSamples(Samples):
     def batch(self, indices: Sequence[int] | Tensor) -> Sample:
         """Several samples by one indexing operation; indices may also be a tensor [B] int64."""
         rows = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.int64)
-        return self._inputs[rows], self._targets.index_select(0, rows)
+        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
 
 
 def _row(inputs: Tensor, targets: Tensor, number: int) -> Sample:

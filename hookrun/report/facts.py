@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from hookrun.report.draw.text import token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.files import MissingFile, StoreError, is_there, open_inside, read_json
+from hookrun.store.files import MissingFile, StoreError, open_inside, read_json
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -32,7 +33,7 @@ from hookrun.store.format import (
     STATUS,
     TOKENS,
 )
-from hookrun.store.manifest import recorded_files
+from hookrun.store.manifest import read_manifest
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import (
     MOST_NAME,
@@ -229,13 +230,13 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{part} can't be read: {error}")
             return otherwise
 
-    written: Set[str] = frozenset()
-    if not notes:  # else which manifest the status names is not known
-        written = tried("the manifest", lambda: recorded_files(run.path, status), written)
+    written: Collection[str] = ()
+    if sha256 := status.get("manifest"):
+        written = tried("the manifest", lambda: read_manifest(run.path, sha256), {})
 
     def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name
-        is_known = is_there(path) or name in written
+        is_known = os.path.lexists(path) or name in written
         return tried(part, lambda: typed_record(path, model), model()) if is_known else model()
 
     facts = Facts(
@@ -256,7 +257,7 @@ def read_facts(path: Path) -> Facts:
         predicted=tried(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
-        cut_off=tried("the state of the run", lambda: cut_off(status), ""),
+        cut_off=cut_off(status),
         notes=notes,
     )
     for lines in vars(facts).values():

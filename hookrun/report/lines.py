@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from hookrun.store.files import MissingFile, StoreError, decoded_lines, is_there
+from hookrun.store.files import MissingFile, StoreError, decoded_lines
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
 
@@ -57,7 +58,7 @@ def sampled(
     from_start: of a longer file its beginning instead of a sample
     """
     lines, counts, draw, size = SampledLines(), Counter[str](), random.Random(0), 0
-    share = limit / max(path.lstat().st_size if is_there(path) else 0, 1)
+    share = limit / max(path.lstat().st_size if os.path.lexists(path) else 0, 1)
     lines.is_sample = share < 1
     try:
         for line, record in decoded_lines(path, most=MOST_LINE):

@@ -9,10 +9,9 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,7 +21,7 @@ from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw.text import module_name, moment, number
 from hookrun.report.facts import read_facts
-from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection, ordered
+from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection
 from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
@@ -121,12 +120,13 @@ def write_page(
 
     Every text on it is escaped, except `Markup`, which only this package makes.
     """
-    built = [(section, data) for section in ordered(sections) if (data := section.build(facts))]
+    in_order = sorted(sections, key=lambda section: get_args(Place).index(section.place))
+    built = [(section, data) for section in in_order if (data := section.build(facts))]
     style, script = (
         _TEMPLATES.joinpath(name).read_text(encoding="utf-8").strip() for name in ("page.css", "page.js")
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = _environment().get_template(template).render(
+    page = _ENVIRONMENT.get_template(template).render(
         facts=facts,
         sections=built,
         built={section.id: data for section, data in built},
@@ -147,29 +147,26 @@ def write_page(
     return path
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader([_TEMPLATES, _SECTIONS]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.filters |= {
-        "name": printable,
-        "module": module_name,
-        "number": number,
-        "moment": moment,
-        "place": place,
-        "dtype": dtype_name,
-        "counted": counted,
-        "listed": listed,
-    }
-    return environment
-
-
 def _shown(value: Any) -> Any:
     is_text = isinstance(value, str) and not isinstance(value, Markup)
     return printable(value, kept="\n\t") if is_text else value
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader([_TEMPLATES, _SECTIONS]),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_shown,
+)
+_ENVIRONMENT.filters |= {
+    "name": printable,
+    "module": module_name,
+    "number": number,
+    "moment": moment,
+    "place": place,
+    "dtype": dtype_name,
+    "counted": counted,
+    "listed": listed,
+}

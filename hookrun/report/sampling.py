@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
-from hookrun.store.captures.read import StoredCapture, captured_tensors, read_captures, spread
+from hookrun.store.captures.read import StoredCapture, spread, stored_tensors
 from hookrun.store.captures.shard import read_index
 
 MOST_ROWS = 256
@@ -87,8 +87,7 @@ def stored_captures(folder: Path) -> list[StoredCapture]:
 
     Raises StoreError for a malformed index.
     """
-    known = read_captures(folder, read_index(folder), {})
-    return [kind for capture in captured_tensors(known) for kind in capture.by_kind()]
+    return [kind for capture in stored_tensors(folder, read_index(folder)) for kind in capture.by_kind()]
 
 
 def summary(capture: StoredCapture, drawn: CapturedRows) -> Summary:

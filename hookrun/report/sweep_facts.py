@@ -23,7 +23,7 @@ from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import grouped, is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
-from hookrun.store.files import StoreError, is_there
+from hookrun.store.files import StoreError
 from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
 from hookrun.store.records import (
     EnvRecord,
@@ -141,7 +141,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
 def _record(path: Path, model: type[Record]) -> dict[str, Any]:
     """The content of the file; empty if it does not exist or cannot be read, in which case a status says why."""
     try:
-        return read_record(path, model) if is_there(path) else {}
+        return read_record(path, model) if os.path.lexists(path) else {}
     except StoreError as error:
         return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
 
@@ -424,7 +424,7 @@ def read_sweep(folder: Path) -> SweepFacts:
     jobs = find_jobs(folder)
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
-    record = typed_record(folder / SWEEP, SweepRecord) if is_there(folder / SWEEP) else SweepRecord()
+    record = typed_record(folder / SWEEP, SweepRecord) if os.path.lexists(folder / SWEEP) else SweepRecord()
     return SweepFacts(folder, jobs, _asked(folder), record.stopped_by, record.jobs or 0)
 
 

@@ -206,8 +206,9 @@ class Installation:
         causes = dict[tuple[str, str], str]()
         for site in self.sites:
             place = site.hook_name, site.path
-            is_skipped = lies_in(names[place], skipped) or set(names[place]) <= set(skipped)
-            if not site.firings and (stops or is_skipped):
+            if site.firings:
+                continue
+            if stops or lies_in(names[place], skipped) or set(names[place]) <= set(skipped):
                 causes[place] = f": {stops[0] if stops else f'{min(skips)[0]} skips the module'}"
         return causes
 

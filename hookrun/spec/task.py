@@ -24,12 +24,12 @@ def parse_task(
 
     tasks: every task by name
     """
-    known = dict.fromkeys(["name", *(key for task in tasks.values() for key in task.model_fields)])
     if not isinstance(raw, Mapping):
-        return None, [], [not_a_mapping(WHERE, raw, known)]
+        return None, [], [not_a_mapping(WHERE, raw, _keys(tasks))]
     given = dict(raw)
-    default = next((name for name, task in tasks.items() if vars(task).get("is_default", False)), None)
-    name = given.pop("name", default)
+    if "name" not in given:
+        given["name"] = next((name for name, task in tasks.items() if "is_default" in vars(task)), None)
+    name = given.pop("name")
     chosen = tasks.get(name) if isinstance(name, str) else None
     problems = list[Problem]()
     if chosen is None:
@@ -37,6 +37,7 @@ def parse_task(
             Problem(f"{WHERE}.name", f"found {name!r}, which is not a task", nearest(str(name), tasks))
         )
     own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
+    known = _keys(tasks) if len(own) < len(given) else own
     ignored = {key: given[key] for key in given if key in known and key not in own}
     task, wrong = (None, []) if chosen is None else parse(chosen, own, WHERE)
     problems += [*(unknown_key(WHERE, key, known) for key in given if key not in known), *wrong]
@@ -60,6 +61,10 @@ def parse_task(
     ]
     notes = [f"{WHERE}.{key} is not used by {WHERE}={name}" for key in ignored if key not in refused]
     return (None, [], problems) if problems else (task, notes, [])
+
+
+def _keys(tasks: Mapping[str, type[TaskKeys]]) -> list[str]:
+    return list(dict.fromkeys(["name", *(key for task in tasks.values() for key in task.model_fields)]))
 
 
 class Sampling(Section):

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ MOST_COPIED = 2**26
 """The most bytes of tensors that are copied and written in the background. Three copies may be in memory at once."""
 
 
+@dataclass(eq=False)
 class Background:
     """Calls functions one after the other in a thread, which starts with the first one; at most one of them waits.
 
@@ -29,28 +31,21 @@ class Background:
     failed:  called with the error before it is raised; it may raise another one
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        at_once: bool = False,
-        failed: Callable[[BaseException], object] | None = None,
-    ) -> None:
-        self._name = name
-        self._owner = os.getpid()
-        self._at_once = at_once
-        self._failed = failed
-        self._error: BaseException | None = None
-        self._raised = False
-        self._pool: ThreadPoolExecutor | None = None
-        self._handed = deque[Future[None]]()
+    name: str
+    at_once: bool = field(default=False, kw_only=True)
+    failed: Callable[[BaseException], object] | None = field(default=None, kw_only=True)
+    _owner: int = field(default_factory=os.getpid, init=False)
+    _error: BaseException | None = field(default=None, init=False)
+    _raised: bool = field(default=False, init=False)
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+    _handed: deque[Future[None]] = field(default_factory=deque, init=False)
 
     def put(self, call: Callable[[], object]) -> None:
         """Hand over a function; waits while another one waits."""
         if os.getpid() != self._owner:
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, self._name)
+            self._pool = ThreadPoolExecutor(1, self.name)
         while len(self._handed) > 1:  # one is in work, one waits
             wait([self._handed[0]])
             self._handed.popleft()
@@ -68,7 +63,7 @@ class Background:
 
         soon: it may be called in the background; False: call it now
         """
-        if soon and not self._at_once and sum(tensor.nbytes for tensor in tensors.values()) <= MOST_COPIED:
+        if soon and not self.at_once and sum(tensor.nbytes for tensor in tensors.values()) <= MOST_COPIED:
             self.raise_error()
             copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
             self.put(partial(write, copies))
@@ -94,8 +89,8 @@ class Background:
         """Raise the error of a call, unless it was raised before."""
         if self._error is not None and not self._raised:
             self._raised = True
-            if self._failed is not None:
-                self._failed(self._error)
+            if self.failed is not None:
+                self.failed(self._error)
             raise self._error
 
     def _attempt(self, call: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from hookrun.errors import Lookup
 from hookrun.store.captures.tensor_file import read_tensors, write_tensors
-from hookrun.store.files import StoreError, is_there, replacing, write_table
+from hookrun.store.files import StoreError, replacing, write_table
 from hookrun.store.format import EFFECTS, EFFECTS_TABLE, decode, encode
 
 EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS = "exact", "gradient", "restored", "placebo", "seeds"
@@ -125,7 +126,7 @@ def write_effects(folder: Path, effects: Effects) -> None:
 def read_effects(folder: Path) -> Effects | None:
     """The effects of a run directory; None if it has none. StoreError if the file is broken."""
     path = folder / EFFECTS
-    if not is_there(path):
+    if not os.path.lexists(path):
         return None
     tensors, about = read_tensors(path, folder)
     try:

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from csv import DictWriter
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -151,6 +152,7 @@ def sync_folder(path: Path) -> None:
             ) from error
 
 
+@dataclass(eq=False)
 class Lines:
     """A file of one JSON object per line, opened at the first line; lines are only appended.
 
@@ -159,12 +161,11 @@ class Lines:
     A forked child adds nothing.
     """
 
-    def __init__(self, path: Path, *, durable: bool = False) -> None:
-        self.path = path
-        self.count = 0
-        self._owner = os.getpid()
-        self._durable = durable
-        self._file: int | None = None
+    path: Path
+    durable: bool = field(default=False, kw_only=True)
+    count: int = field(default=0, init=False)
+    _owner: int = field(default_factory=os.getpid, init=False)
+    _file: int | None = field(default=None, init=False)
 
     def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add a line for each record, or none of them: StoreError if the file system refuses."""
@@ -175,14 +176,14 @@ class Lines:
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
-                if self._durable:
+                if self.durable:
                     sync_folder(self.path.parent)
             file = self._file
             end = os.fstat(file).st_size
             try:
                 while lines:  # a write may be partial
                     lines = lines[os.write(file, lines) :]
-                if self._durable:
+                if self.durable:
                     os.fsync(file)
             except BaseException:
                 with suppress(OSError):  # readers skip an incomplete last line
@@ -274,11 +275,6 @@ def _require_kind(info: os.stat_result, kind: int) -> None:
 def kind_of(info: os.stat_result) -> str:
     """``a link …``, ``a pipe``; ``""`` for a regular file."""
     return "" if stat.S_ISREG(info.st_mode) else _KINDS.get(stat.S_IFMT(info.st_mode), "not a file")
-
-
-def is_there(path: Path) -> bool:
-    """Whether the name exists, also as a broken link."""
-    return os.path.lexists(path)
 
 
 def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:

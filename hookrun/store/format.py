@@ -197,7 +197,9 @@ def _plain(value: Any) -> Any:
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {_key(key): _plain(item) for key, item in value.items()}
+        if wrong := [key for key in value if not isinstance(key, str | int)]:
+            raise TypeError(f"a {type(wrong[0]).__name__} cannot be a key in JSON: {wrong[0]!r}")
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, PathLike):
@@ -205,12 +207,6 @@ def _plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _plain(value.item())
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON: {value!r}")
-
-
-def _key(key: Any) -> str:
-    if isinstance(key, str | int):
-        return str(key)
-    raise TypeError(f"a {type(key).__name__} cannot be a key in JSON: {key!r}")
 
 
 def _restored(value: Any) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookrun.errors import MOST_LISTED, listed
 from hookrun.store.captures.shard import index_names
@@ -47,7 +48,7 @@ def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
     }
     files = dict[str, dict[str, int | str]]()
     for path, info in _judged_files(folder):
-        if kind_of(info):
+        if not stat.S_ISREG(info.st_mode):
             continue
         size, sha256 = info.st_size, known.get((path, info.st_size), "")
         if not sha256:
@@ -58,12 +59,6 @@ def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
     content = {"files": dict(sorted(files.items()))}
     write_json(folder / MANIFEST, content, flushes_folder=False)  # writing the status afterwards flushes it
     return hashed(folder / MANIFEST)[1]
-
-
-def recorded_files(folder: Path, status: Mapping[str, Any]) -> Set[str]:
-    """The paths in the manifest that a status names; empty if it names none. StoreError if it cannot be read."""
-    sha256 = status.get("manifest")
-    return read_manifest(folder, sha256).keys() if sha256 else frozenset()
 
 
 def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:

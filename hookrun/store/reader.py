@@ -30,7 +30,7 @@ from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
 from hookrun.store.comparison import By, Cka
 from hookrun.store.effects import Effects, read_effects
-from hookrun.store.files import StoreError, collector_paused, is_there, os_reason, read_lines, replacing
+from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     ATTRIBUTIONS,
     CAPTURES,
@@ -49,7 +49,7 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
-from hookrun.store.manifest import recorded_files
+from hookrun.store.manifest import read_manifest
 from hookrun.store.records import (
     MOST_LISTED,
     STREAMS,
@@ -151,7 +151,7 @@ class Run:
         `delta`: by how much a sample's attributions miss the difference of its scores. Empty if the run has none.
         """
         path = self.path / ATTRIBUTIONS
-        return read_tensors(path, self.path)[0] if is_there(path) else {}
+        return read_tensors(path, self.path)[0] if os.path.lexists(path) else {}
 
     @cached_property
     def effects(self) -> Effects:
@@ -382,9 +382,10 @@ class Run:
         return f"<run {self.path}: {self.status['status']}>"
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
-        if is_there(self.path / name):
+        if os.path.lexists(self.path / name):
             return read_record(self.path / name, model)
-        if name in recorded_files(self.path, self.status):
+        sha256 = self.status.get("manifest")
+        if sha256 and name in read_manifest(self.path, sha256):
             raise StoreError(f"{self.path / name} is missing: the run wrote it, as {MANIFEST} says")
         return {}
 
@@ -407,7 +408,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """
     try:
         folder = Path(path).expanduser().resolve()  # the link `latest` may change while the run is read
-        if is_there(folder / STATUS):
+        if os.path.lexists(folder / STATUS):
             return Run(folder)
         raise StoreError(_not_a_run(folder))
     except (

@@ -109,7 +109,7 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self._written = set[str]()
+        self._written = {f"{name}/{INDEX}" for name, before in self._before.items() if before.shards}
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -144,19 +144,18 @@ class RunDir:
             run._started = typed_record(run.path / STATUS, Status).started or ""
         return run
 
-    def position(self, *, on_disk: bool = True) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """How far the files of all ranks reach; a resumable state holds it for `reopen`. Every rank must call it.
 
-        Buffered captured rows are written as shards. StoreError if that fails.
-
-        on_disk: wait until every line is on the disk; False: `sync` is called later
+        Buffered captured rows are written as shards, StoreError if that fails; the lines are on the disk after `sync`.
         """
-        of_ranks = self.ranks.gathered({name: self._writer(name).position() for name in self._before})
+        rank = self.ranks.rank
+        own = {name: before.of_rank(rank).model_dump() for name, before in self._before.items()}
+        own |= {name: writer.position() for name, writer in self._writers.items()}
+        of_ranks = self.ranks.gathered(own)
         if not self.ranks.is_main:
             return {}
         position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
-        if on_disk:
-            self.sync()
         shards = {}
         for name, before in self._before.items():
             others = [of_rank[name] for of_rank in of_ranks[1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.store.captures.shard import Shard, index_names, read_index
-from hookrun.store.files import MissingFile, StoreError, is_there, listed_inside, read_json, read_lines
+from hookrun.store.files import MissingFile, StoreError, listed_inside, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -108,7 +109,9 @@ def verify(path: Path) -> Verified:
     notes = [note for name, note in findings.notes if name not in findings.faults]
     sizes = {name: size for name, (size, _) in (manifest or {}).items()}
     if manifest is None:
-        read = [name for name in (PLAN, ENV, MODEL, HOOKS, *STREAMS, PICTURES) if is_there(folder / name)]
+        read = [
+            name for name in (PLAN, ENV, MODEL, HOOKS, *STREAMS, PICTURES) if os.path.lexists(folder / name)
+        ]
         sizes = {name: (folder / name).lstat().st_size for name in read}
         sizes |= {name: shard.bytes for name, shard in shards.items()}
     return Verified(len(sizes), len(shards), sum(sizes.values()), bad, notes, str(status.get("status", "")))
@@ -176,7 +179,7 @@ def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> None:
     for name, shard in shards.items():
         with findings.judging(name):
             path = folder / name
-            if not is_there(path):
+            if not os.path.lexists(path):
                 raise StoreError(f"{path} is missing")
             require_unchanged(path, folder, shard.bytes, shard.sha256, says="its index")
     for name in (PLAN, ENV, MODEL, HOOKS):

@@ -17,7 +17,7 @@ from hookrun import spec
 from hookrun.data import names as data_names
 from hookrun.data.info import SPLITS
 from hookrun.data.transforms import NAMES as TRANSFORMS
-from hookrun.discovery import discovered
+from hookrun.discovery import Registry
 from hookrun.errors import (
     CompileError,
     HookrunError,
@@ -67,7 +67,7 @@ __all__ = [
 @cache
 def tasks() -> Mapping[str, type[Task]]:
     """Every task class by its name."""
-    return discovered(sys.modules[__name__], Task, "task_name")  # type: ignore[type-abstract]
+    return Registry(sys.modules[__name__], Task, "task_name")  # type: ignore[type-abstract]
 
 
 def parse_experiment(config: Mapping[str, Any]) -> Experiment:

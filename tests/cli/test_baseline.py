@@ -98,9 +98,9 @@ def test_a_value_may_come_from_a_hook_that_is_switched_off(cwd: Path, notes, con
 
 def test_lines_of_jobs_name_the_baseline_and_that_of_the_best_job_has_its_value(cwd: Path, capsys) -> None:
     small = ("train=quick", "objective=val/loss", "compute=cpu", "hydra.sweep.dir=swept")
-    assert main([*CLIP, *small, "hooks.clip_fc.max=0.001,0.01"]) == 0
+    assert main([*CLIP, *small]) == 0
     facts = read_sweep(cwd / "swept")
     assert facts.best is not None and facts.best.result is not None and facts.baselines[0].value is not None
     said = f"val/loss {facts.best.result[0]:.4g} (without hooks: {facts.baselines[0].value:.4g}); to minimize"
     out = capsys.readouterr().out
-    assert said in out and re.search(r"^\[1/3\] hooked=false  loss ", out, re.MULTILINE)
+    assert said in out and re.search(r"^\[1/2\] hooked=false  loss ", out, re.MULTILINE)

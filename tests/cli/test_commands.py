@@ -177,20 +177,6 @@ class TestTrust:
         assert trust == ({"mypkg", "other.sub"} if typed else frozenset())
         assert "mypkg" not in "".join(file.read_text() for file in (only_run(cwd) / ".hydra").iterdir())
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "trust: [mypkg]\n",
-            "hydra: {mode: MULTIRUN, sweeper: {params: {+trust: mypkg}}}\n",
-            "hydra: {overrides: {task: ['+trust=mypkg']}, mode: MULTIRUN}\n",
-        ],
-    )
-    def test_a_file_cannot_trust(self, body: str, conf: Conf, cwd: Path, notes, capsys) -> None:
-        folder = conf(**{"experiment/mine": "# @package _global_\n" + body})
-        assert main(["--config-dir", folder, "experiment=mine"]) == 2
-        assert "trust: is taken from the command line only, never from a file" in capsys.readouterr().err
-        assert left(cwd) == []
-
     def test_every_job_of_a_sweep_trusts_the_typed_packages(self, notes) -> None:
         assert main(["-m", "+trust=mypkg", "seed=5,6"]) == 0
         assert [trust for _, trust in notes.prepared] == [{"mypkg"}, {"mypkg"}]

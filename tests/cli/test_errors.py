@@ -111,14 +111,10 @@ def test_folders_of_the_search_path_are_listed(conf: Conf, said) -> None:
 @pytest.mark.parametrize(
     "typed",
     [
-        "hooks.new.select=fc",
-        "model.args.width=3",
-        "data.transforms.normalize.mean=0",
-        "train.optimizer.momentum=0.9",
-        "train.optimizer={name: SGD, momentum: 0.9}",
-        "train.scheduler.name=StepLR",
+        "hooks.new.select=fc", "model.args.width=3", "data.transforms.normalize.mean=0",
+        "train.optimizer.momentum=0.9", "train.optimizer={name: SGD, momentum: 0.9}", "train.scheduler.name=StepLR",
     ],
-)
+)  # fmt: skip
 def test_a_plus_is_suggested_where_keys_may_be_added_and_works(typed: str, said, capsys) -> None:
     assert f"to add it: +{typed}\n" in said(typed)
     assert main(["--cfg", "job", f"+{typed}"]) == 0

@@ -24,12 +24,8 @@ from hookrun.tasks.run import resuming
 from hookrun.tasks.training import loop as training
 
 SMALL = [
-    "compute.device=cpu",
-    "model=mlp",
-    "train.epochs=2",
-    "train.limit_batches=3",
-    "train.checkpoint.every.steps=1",
-]
+    "compute.device=cpu", "model=mlp", "train.epochs=2", "train.limit_batches=3", "train.checkpoint.every.steps=1",
+]  # fmt: skip
 Say = Callable[[list[str]], tuple[int, str]]
 WRITTEN_AT = re.compile(r"\d\d:\d\d:\d\d UTC")
 
@@ -138,13 +134,6 @@ def test_repeating_the_same_overrides_is_not_a_change(failed: Path) -> None:
         pass
 
 
-def test_resume_anyway_stores_the_new_configuration(failed: Path, say: Say) -> None:
-    code, said = say([f"resume={failed}", "resume_anyway=true", "train.epochs=3"])
-    assert code == 0, said
-    assert "epochs: 3" in (failed / ".hydra" / "config.yaml").read_text()
-    assert hookrun.open_run(failed).metrics[-1]["epoch"] == 2
-
-
 def test_another_version_is_refused(failed: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "__version__", "99")
     before = files(failed)
@@ -168,13 +157,16 @@ def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
     assert code == 2 and "data.safetensors: its content has changed" in said, said
 
 
-def test_a_run_with_only_damaged_states_is_not_changed(failed: Path, say: Say) -> None:
+def test_a_run_with_only_damaged_states_is_not_changed_without_resume_anyway(failed: Path, say: Say) -> None:
+    """Which stores the new configuration."""
     for file in failed.glob("checkpoints/state_*/state.json"):
         file.write_bytes(b"torn")
     before = files(failed)
     code, said = say([f"resume={failed}"])
     assert code == 2 and "has no undamaged state" in said and files(failed) == before
-    assert say([f"resume={failed}", "resume_anyway=true"])[0] == 0
+    assert say([f"resume={failed}", "resume_anyway=true", "train.epochs=3"])[0] == 0
+    assert "epochs: 3" in (failed / ".hydra" / "config.yaml").read_text()
+    assert hookrun.open_run(failed).metrics[-1]["epoch"] == 2
 
 
 def test_a_run_that_cannot_go_on_is_not_told_to_go_on(failed: Path, say: Say) -> None:
@@ -186,16 +178,12 @@ def test_a_run_that_cannot_go_on_is_not_told_to_go_on(failed: Path, say: Say) ->
 
 def test_a_damaged_state_is_named_and_an_earlier_one_is_used(failed: Path, say: Say) -> None:
     (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
+    failed.with_name("latest").unlink()
+    failed.with_name("latest").symlink_to("two")
     code, said = say([f"resume={failed}"])
     assert code == 0, said
     assert "state_000005 is damaged" in said and "resumed from state_000004, step 3" in said
-
-
-def test_a_resumed_run_does_not_become_the_latest_one(failed: Path, say: Say) -> None:
-    failed.with_name("latest").unlink()
-    failed.with_name("latest").symlink_to("two")
-    assert say([f"resume={failed}"])[0] == 0
-    assert os.readlink(failed.with_name("latest")) == "two"
+    assert os.readlink(failed.with_name("latest")) == "two", "a resumed run does not become the latest one"
 
 
 def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) -> None:

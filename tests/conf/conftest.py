@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from made_once import made_once
 from shipped_needs import EXPERIMENTS, copy_needed, needs_of
 from torch import Tensor, nn
 
@@ -18,7 +20,6 @@ import hookrun
 from hookrun.cli import main
 from hookrun.models import build
 from hookrun.spec.experiment import Model
-from hookrun.store.lock import locked
 from hookrun.store.reader import Run
 
 TUTORIALS = EXPERIMENTS / "tutorial"
@@ -32,26 +33,24 @@ def _no_pages(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """outputs/needs with the run of lm/names_model: trained once, by the first process of the tests that needs it."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained"
-    done = folder / "done"
-    lock = folder.with_name("training")  # beside it: nothing runs in a folder that is locked
-    with locked(lock, lambda: None), pytest.MonkeyPatch.context() as patch:
-        if not done.exists():
-            folder.mkdir(exist_ok=True)
+def clamped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where lm/neuron_clamp and before it lm/names_model ended without a warning or a word on stderr; only read."""
+
+    def train(folder: Path) -> None:
+        few = ("task.max_new_tokens=5", "data.batch_size=4", "vars.value=40")
+        with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            few = ("task.max_new_tokens=1", "train.limit_batches=1", "data.batch_size=1")
-            assert main(["experiment=lm/neuron_clamp", "compute.threads=1", "compute.device=cpu", *few]) == 0
-            done.touch()
-    return folder / "outputs/needs"
+            with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+                assert main(["experiment=lm/neuron_clamp", *SMALL, *few]) == 0
+        assert "WARNING" not in out.getvalue() and err.getvalue() == ""
+
+    return made_once(tmp_path_factory, "trained", train)
 
 
 @pytest.fixture
-def names_model(_trained: Path, tmp_path: Path) -> None:
+def names_model(clamped: Path, tmp_path: Path) -> None:
     """The model that several experiments need has been trained in the folder of the test."""
-    shutil.copytree(_trained, tmp_path / "outputs/needs", dirs_exist_ok=True)
+    shutil.copytree(clamped / "outputs/needs", tmp_path / "outputs/needs", dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
@@ -94,23 +93,36 @@ def shipped(
 def tutorial(shipped: Callable[..., Run]) -> Callable[..., Run]:
     """Run the experiment of a row, as `shipped` does."""
 
-    def run(row: int, *overrides: str, name: str = "", code: int = 0) -> Run:
-        (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_{name}*.yaml")]
-        return shipped(f"tutorial/{found}", *overrides, code=code)
+    def run(row: int, *overrides: str) -> Run:
+        (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_*.yaml")]
+        return shipped(f"tutorial/{found}", *overrides)
 
     return run
 
 
 @pytest.fixture
-def in_memory() -> Callable[..., tuple[nn.Module, Any]]:
-    """Makes one forward and backward of a row's model under its hooks, which all fire: the model, and what they saw."""
+def under_hooks() -> Callable[..., tuple[nn.Module, Any]]:
+    """Makes one forward and backward of a row's model under its hooks, which all fire: the model and the hooks."""
 
-    def in_memory(row: int, *overrides: str, inputs: tuple[Any, ...] = ()) -> tuple[nn.Module, Any]:
-        (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_*.yaml")]
+    def under_hooks(
+        row: int, *overrides: str, inputs: tuple[Any, ...] = (), name: str = ""
+    ) -> tuple[nn.Module, Any]:
+        (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_{name}*.yaml")]
         own: Any = {"experiment": f"tutorial/{found}", "overrides": ["compute.device=cpu", *overrides]}
         model, _ = hookrun.build(**own)
         with hookrun.hooked(model, hookrun.load_spec(**own), strict=True) as hooks:
             model(*inputs).mean().backward()
+        return model, hooks
+
+    return under_hooks
+
+
+@pytest.fixture
+def in_memory(under_hooks: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., tuple[nn.Module, Any]]:
+    """As `under_hooks`: the model, and what the hooks captured."""
+
+    def in_memory(row: int, *overrides: str, inputs: tuple[Any, ...] = ()) -> tuple[nn.Module, Any]:
+        model, hooks = under_hooks(row, *overrides, inputs=inputs)
         return model, hooks.captures
 
     return in_memory

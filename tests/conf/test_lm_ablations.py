@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,24 +38,18 @@ def test_heads_and_positions_of_one_trained_model(shipped) -> None:
 
 
 def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(shipped) -> None:
+    """Of the trained model, which is right in over 95 % without the hook: see the test above."""
+
     def accuracy(*more: str) -> float:
         return float(shipped("lm/refusal_direction", *more).metrics[-1]["accuracy"])
 
-    assert accuracy("hooked=false") > 0.95
     assert accuracy() < 0.7
     assert accuracy("+hooks.remove.remove=false") < 0.1
 
 
 def test_what_the_model_would_predict_after_each_layer(shipped) -> None:
-    def lens(*more: str) -> list[dict[str, Any]]:
-        few = ("train.limit_batches=1", "data.batch_size=16", "task.tokens=-1")
-        return [line for line in shipped("lm/logit_lens", *few, *more).metrics if "module" in line]
-
-    stream = lens()
+    few = ("train.limit_batches=1", "data.batch_size=16", "task.tokens=-1")
+    stream = [line for line in shipped("lm/logit_lens", *few).metrics if "module" in line]
     assert [line["module"] for line in stream] == ["embed", "blocks.0.resid_post", "blocks.1.resid_post"]
     assert stream[0]["kl"] > stream[1]["kl"] > 0.1 > stream[2]["kl"] == pytest.approx(0, abs=1e-6)
     assert stream[2]["accuracy"] > 0.9 > 0.5 > stream[0]["accuracy"]
-    parts = lens("task.parts=heads")
-    assert len(parts) == 2 + 2 * (4 + 1 + 1) + 1, "embeddings; heads, their bias and MLP in each layer; bias"
-    total = sum(line["logit_difference"] for line in parts)
-    assert total == pytest.approx(stream[2]["logit_difference"], abs=1e-4)

@@ -17,7 +17,10 @@ def weights(run: Run) -> dict[str, Tensor]:
 
 
 def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipped) -> None:
-    ticket = shipped("lottery")
+    first = (
+        "{select: [conv1.weight, conv2.weight, fc.weight], hook: weight, action: capture, when: {step: 0}}"
+    )
+    ticket = shipped("lottery", f"+hooks.first={first}")
     (checkpoints,) = Path("outputs/needs").glob("*/*/checkpoints")
     dense = hookrun.open_run(checkpoints.parent)
     chosen_at_random = shipped(
@@ -26,18 +29,13 @@ def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipp
     accuracy = [each.metrics[-1]["accuracy"] for each in (dense, ticket, chosen_at_random)]
     assert accuracy[0] > 0.97 and accuracy[1] > 0.95 and accuracy[1] > accuracy[2] + 0.02
     trained, of_ticket = weights(dense), weights(ticket)
+    initial, _ = hookrun.build(experiment="lottery_dense", overrides=["compute.device=cpu"])
     for name in ("conv1.weight", "conv2.weight", "fc.weight"):
         smallest = trained[name].abs().flatten().argsort()[: round(0.8 * trained[name].numel())]
         pruned = of_ticket[name].flatten() == 0
         assert set(pruned.nonzero().flatten().tolist()) == set(smallest.tolist())
-
-
-def test_the_ticket_begins_with_the_initial_weights_of_the_dense_network(shipped) -> None:
-    still = ("train.optimizer.lr=0", "+train.optimizer.weight_decay=0", "train.epochs=1")
-    before, _ = hookrun.build(experiment="lottery_dense", overrides=["compute.device=cpu"])
-    ticket = weights(shipped("lottery", *still))
-    for name, weight in before.state_dict().items():
-        assert ticket[name].equal(weight * (ticket[name] != 0))
+        begins = ticket.captures["first"][name][0]
+        assert begins.equal(initial.get_parameter(name) * (begins != 0)), "of the dense network"
 
 
 def test_eight_bits_lose_nothing_and_two_bits_need_a_scale_for_each_channel(shipped) -> None:

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
+from torch.testing import assert_close
 
 import hookrun
 from hookrun.compose.compose import compose_dict
@@ -23,7 +26,8 @@ SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 def test_every_row_has_an_experiment_and_a_test_that_runs_it() -> None:
     assert sorted({int(name[:2]) for name in NAMES}) == list(range(1, 23))
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_tutorials_of_*.py"))
-    assert {int(row) for row in re.findall(r"(?:tutorial|in_memory)\((\d+)", tests)} == set(range(1, 23))
+    rows = re.findall(r"(?:tutorial|in_memory|under_hooks)\((\d+)", tests)
+    assert {int(row) for row in rows} == set(range(1, 23))
     assert [name for name in NAMES if name.startswith("21")] == [
         f"21_saved_tensors_{form}" for form in ("smaller", "to_cpu", "to_disk")
     ], "the test of row 21 runs these"
@@ -53,10 +57,17 @@ def test_the_readme_has_every_row_and_its_hooks_are_those_of_the_experiments() -
             assert yaml.safe_load(cell.strip("`")) in hooks.values(), name
 
 
-def test_it_runs_as_a_command(tmp_path: Path) -> None:
+def test_it_runs_as_a_command_and_a_hook_that_prints_changes_nothing(tmp_path: Path, model_of) -> None:
     command = [sys.executable, "-m", "hookrun", "experiment=tutorial/01_print_gradient", *SMALL]
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in done.stdout.splitlines()
-    assert hookrun.open_run(tmp_path / "outputs/latest").status["status"] == "done"
+    run = hookrun.open_run(tmp_path / "outputs/latest")
+    assert run.status["status"] == "done"
+    plain = model_of("tutorial/doubling")
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    plain().mean().backward()
+    optimizer.step()
+    weights = load_file(run.path / "checkpoints/last.safetensors")
+    assert_close(weights, dict(plain.state_dict()), rtol=0, atol=0)

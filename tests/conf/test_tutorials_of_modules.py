@@ -47,17 +47,10 @@ RESNET = {
 }
 
 
-def test_11_every_child_of_a_resnet_and_its_output_shape(tutorial: Runs, capsys: Any) -> None:
-    tutorial(11)
+def test_11_every_child_of_a_resnet_and_its_output_shape(in_memory, capsys: Any) -> None:
+    in_memory(11, inputs=(torch.rand(10, 3, 28, 28),))
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shapes  ")]
     assert printed == [f"shapes  {name}  shape={shape}" for name, shape in RESNET.items()]
-
-
-def test_12_two_layers_features(tutorial: Runs) -> None:
-    run = tutorial(12)
-    for name in ("layer4", "avgpool"):
-        assert run.captures["features"][name].shape == (10, 512, 1, 1)
-        assert run.captures["features"][name].sample_ids.tolist() == list(range(10))
 
 
 def test_12_on_pictures_in_a_folder_the_rows_are_in_their_order(tutorial, tmp_path, outputs_of) -> None:
@@ -102,28 +95,16 @@ def test_13_the_activations_of_every_leaf(tutorial: Runs, model_of: Models, outp
         assert_close(kept[name][:], rows)
 
 
-def test_14_both_inputs_and_the_output_in_this_order(tutorial: Runs, capsys: Any, model_of: Models) -> None:
-    model, seen = model_of("tutorial/add"), list[Tensor]()
-    model.add.register_forward_pre_hook(lambda module, args: seen.extend(args))
-    model.add.register_forward_hook(lambda module, args, output: seen.append(output))
-    model()
+def test_14_both_inputs_and_the_output_in_this_order(in_memory, capsys: Any) -> None:
     shown = [
         f"+hooks.{name}={{select: add, hook: {hook}, action: print}}"
         for name, hook in (("shown_inputs", "forward_pre"), ("shown_output", "forward"))
     ]
-    run = tutorial(14, *shown)
-    inputs = run.captures["inputs"]["add"]
-    found = [inputs["[0]"][0], inputs["[1]"][0], run.captures["output"]["add"][0]]
-    assert_close(found, [value.detach() for value in seen])
-
-    printed = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines() if "shape=" in line]
-    assert printed == ["add [0]  shape=[1]", "add [1]  shape=[1]", "add  shape=[1]"]
-
-
-def test_14_in_memory_the_inputs_are_one_entry(in_memory) -> None:
-    model, captures = in_memory(14)
+    model, captures = in_memory(14, *shown)
     assert_close(captures["inputs"]["add"], [(model.x1.detach(), model.x2.detach())])
     assert_close(captures["output"]["add"], [(model.x1 + model.x2).detach()])
+    printed = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines() if "shape=" in line]
+    assert printed == ["add [0]  shape=[1]", "add [1]  shape=[1]", "add  shape=[1]"]
 
 
 def test_15_five_is_added_to_the_output(in_memory, model_of: Models) -> None:
@@ -154,17 +135,16 @@ def test_16_a_single_value_is_wrapped_into_a_tuple_as_pytorch_wraps_it(model_of:
     assert_close(model(), torch.full((5,), 2.0))
 
 
-def test_19_every_parameter_of_the_class_is_one(tutorial: Runs, model_of: Models) -> None:
+def test_19_every_parameter_of_the_class_is_one(in_memory, model_of: Models) -> None:
     def ones(module: nn.Module) -> None:
         if type(module).__name__.startswith("Function_"):
             for parameter in module.parameters():
                 nn.init.ones_(parameter)
 
     by_hand = model_of("tutorial/functions").apply(ones)
-    assert_close(tutorial(19).captures["output"]["cd.d"][0], by_hand().detach())
-    model = model_of("tutorial/functions")
-    with hookrun.hooked(model, hookrun.load_spec(experiment="tutorial/19_fill_parameters")):
-        assert_close(model.state_dict(), by_hand.state_dict())
+    model, captures = in_memory(19)
+    assert_close(captures["output"]["cd.d"][0], by_hand().detach())
+    assert_close(model.state_dict(), by_hand.state_dict())
     assert sum(bool((parameter == 1).all()) for parameter in model.parameters()) == 4
 
 

@@ -201,7 +201,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hookrun.store.states.checkpoint import save
+from hookrun.store.states.files import save_weights
 from hookrun.store.run_dir import RunDir
 from hookrun.store.captures.write import CaptureWriter
 
@@ -238,7 +238,7 @@ def write_a_run(path):
         run.captures.flush()
         run.log_metrics(step=step)
         nn.init.constant_(model.weight, step)
-        save(model, run.checkpoints / "last.safetensors")
+        save_weights(model, run.checkpoints / "last.safetensors")
     run.close()
     run.set_status("done")
 

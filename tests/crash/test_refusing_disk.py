@@ -22,7 +22,7 @@ from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import Lines, StoreError, read_lines
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states import checkpoint
+from hookrun.store.states.files import save_weights
 from hookrun.store.verify import verify
 from hookrun.tasks.run.context import RunContext
 
@@ -116,10 +116,10 @@ def test_an_index_that_cannot_grow_has_no_partial_line(tmp_path: Path) -> None:
 
 def test_a_failed_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
     path, model = tmp_path / "last.safetensors", nn.Linear(100, 100)
-    checkpoint.save(model, path)
+    save_weights(model, path)
     before = path.read_bytes()
     with files_limited_to(10_000), pytest.raises(StoreError) as caught:
-        checkpoint.save(model, path)
+        save_weights(model, path)
     assert str(caught.value) == f"cannot write {path}: File too large; what it held before is kept"
     assert path.read_bytes() == before
     assert names(tmp_path) == ["last.safetensors"]
@@ -162,7 +162,7 @@ def test_a_read_only_folder_is_named(read_only: Path) -> None:
         f"cannot write {read_only}/status.json: ": lambda: run.set_status("running"),
         f"cannot append to {read_only}/metrics.jsonl: ": lambda: run.log_metrics(step=0),
         f"cannot make the folder {read_only}/captures: ": run.captures.flush,
-        f"cannot write {read_only}/checkpoints/last.safetensors: ": lambda: checkpoint.save(
+        f"cannot write {read_only}/checkpoints/last.safetensors: ": lambda: save_weights(
             nn.Linear(1, 1), run.checkpoints / "last.safetensors"
         ),
     }
@@ -310,7 +310,6 @@ def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward
     tasks = {
         "task=train train.log_every=1": "metrics.jsonl was removed during the run",
         "task=predict task.split=train compute.capture_buffer=1": "samples.jsonl was removed during the run",
-        "task=evaluate": "No such file or directory",
     }
     for task, said in tasks.items():
         calls = at_forward(2, lambda: remove(path))
@@ -338,13 +337,12 @@ def test_a_run_does_not_write_into_another_run_of_its_name(tmp_path: Path, at_fo
     }
 
 
-@pytest.mark.parametrize("lost", ["captures/000000.safetensors", "plan.json", ".hydra"])
-def test_a_run_that_has_lost_a_file_of_its_own_fails_at_the_end(
-    tmp_path, at_forward, capsys, lost: str
-) -> None:
-    at_forward(20, lambda: remove(tmp_path / "run" / lost))
+def test_a_run_that_has_lost_files_of_its_own_fails_at_the_end(tmp_path, at_forward, capsys) -> None:
+    lost = (".hydra", "captures/000000.safetensors", "plan.json")
+    at_forward(20, lambda: [remove(tmp_path / "run" / name) for name in lost])
     assert main([*SMALL, *PREDICT, "task.split=train"]) == 1
-    assert f"has lost files that were written to it: {lost}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has lost files that were written to it: .hydra" in said and all(name in said for name in lost)
     assert '"failed"' in (tmp_path / "run/status.json").read_text()
 
 

@@ -67,10 +67,8 @@ SIGNALS: dict[str, list[tuple[float, int]]] = {
 CASES = {
     name: Case([f"hydra.run.dir={name}"], f"{name}/metrics.jsonl", signals)
     for name, signals in SIGNALS.items()
-} | {
-    "sweep": Case(["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"], "sweep/0/metrics.jsonl", [(0, TERM)]),
-    "workers": Case(["data.workers=1", "hydra.run.dir=workers"], "workers/metrics.jsonl", [(0, TERM)]),
-}
+} | {"sweep": Case(["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"], "sweep/0/metrics.jsonl", [(0, TERM)])}
+CASES["HUP"].more.append("data.workers=1")
 
 
 class Ended(NamedTuple):
@@ -90,6 +88,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Ende
 
 
 def test_a_signalled_run_is_interrupted_by_the_first_signal_and_readable(ended: Ended) -> None:
+    """One of them has a worker that loads its data."""
     for name, signals in SIGNALS.items():
         run, number = open_run(ended.folder / name), signals[0][1]
         code = ended.codes[name]
@@ -117,9 +116,3 @@ def test_a_signalled_sweep_starts_no_further_job(ended: Ended) -> None:
     assert f"1 interrupted, 2 not started, in {ended.folder / 'sweep'}" in said
     assert "not started: #1 (seed=2), #2 (seed=3)" in said
     assert (ended.folder / "sweep/report.html").is_file() and "Traceback" not in said
-
-
-def test_a_run_with_workers_ends_like_any_other(ended: Ended) -> None:
-    assert ended.codes["workers"] == 143
-    assert open_run(ended.folder / "workers").status["reason"] == "interrupted by SIGTERM"
-    assert "Traceback" not in ended.said("workers")

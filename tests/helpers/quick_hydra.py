@@ -144,13 +144,8 @@ def _deepcopy(original: Original) -> Original:
 
 
 _VALUES = (
-    nodes.AnyNode,
-    nodes.StringNode,
-    nodes.IntegerNode,
-    nodes.FloatNode,
-    nodes.BooleanNode,
-    nodes.EnumNode,
-)
+    nodes.AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode,
+)  # fmt: skip
 _COPIED: frozenset[type] = frozenset({DictConfig, ListConfig, *_VALUES})
 
 REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [

@@ -58,9 +58,6 @@ def ended_process() -> int:
     return process.pid
 
 
-SHORT = ("-m", "compute.device=cpu", "model=mlp", "train.limit_batches=1", "train.epochs=1")
-
-
 def table(path: Path) -> list[dict[str, str]]:
     with (path / "sweep.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

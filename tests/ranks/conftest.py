@@ -6,7 +6,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -136,10 +136,11 @@ class Same:
             assert torch.allclose(each, Same.stored(two, name)[key], atol=atol), (name, key)
 
     @staticmethod
-    def rows(one: Run, two: Run, rtol: float = 1e-4) -> None:
-        assert set(one.captures) == set(two.captures)
-        for hook, modules in one.captures.items():
-            for module in modules:
+    def rows(one: Run, two: Run, rtol: float = 1e-4, hooks: Iterable[str] | None = None) -> None:
+        """Of these hooks; None: of all, which are the same."""
+        assert hooks or set(one.captures) == set(two.captures)
+        for hook in hooks or one.captures:
+            for module in one.captures[hook]:
                 rows, others = Same.rows_of(one, hook, module), Same.rows_of(two, hook, module)
                 for column in ("sample_ids", "epochs", "steps", "calls", "split_numbers", "positions"):
                     assert torch.equal(getattr(rows, column), getattr(others, column)), (hook, column)

@@ -16,17 +16,16 @@ KEEPS = "+hooks.keeps={select: conv1, hook: forward, action: capture, keep: {res
 STEPS = "+hooks.steps={select: fc.weight, hook: optimizer_step_pre, action: stats, when: {rank: 1}}"
 NOISE = "+hooks.noise={select: conv2, hook: forward, action: noise, std: 0.1}"
 CASES = [
-    (2, 8, ["train.on_nonfinite=skip", STEPS], 0),
-    (2, 8, ["train.on_nonfinite=stop"], 3),
-    (3, 7, [CHECK, KEEPS, "train.accumulate=2"], 3),
-    (3, 2, [KEEPS, NOISE, STEPS, "train.on_nonfinite=skip", "train.checkpoint.every={steps: 1}"], 0),
-    (3, 7, [CHECK, KEEPS, "task=evaluate"], 3),
-    (3, 7, [KEEPS, "task=predict", "task.backward={score: top}"], 0),
+    ("fsdp", 2, 8, ["train.on_nonfinite=skip", STEPS], 0),
+    ("ddp", 2, 8, ["train.on_nonfinite=stop"], 3),
+    ("fsdp", 3, 7, [CHECK, KEEPS, "train.accumulate=2"], 3),
+    ("ddp", 3, 2, [KEEPS, NOISE, STEPS, "train.on_nonfinite=skip", "train.checkpoint.every={steps: 1}"], 0),
+    ("fsdp", 3, 7, [CHECK, KEEPS, "task=evaluate"], 3),
+    ("fsdp", 3, 7, [KEEPS, "task=predict", "task.backward={score: top}"], 0),
 ]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("ranks, rows, typed, code", CASES)
+@pytest.mark.parametrize("strategy, ranks, rows, typed, code", CASES)
 def test_what_one_rank_meets_alone_changes_no_collective(
     strategy: str, ranks: int, rows: int, typed: list[str], code: int, workers: Any, tmp_path: Path
 ) -> None:

@@ -25,6 +25,12 @@ def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -
     (tripped,) = (line for line in run.stats if line["hook"] == "trips")
     assert tripped["of_rank"] == 1 and len(tripped["samples"]) == 32
     assert f"among the samples {tripped['samples'][0]}, " in run.status["reason"]
+    (state,) = (tmp_path / "stop" / "checkpoints").glob("state_*/state.json")
+    state.write_text("{")
+    since = time.monotonic()
+    ended = workers.run(tmp_path, "resume=stop")
+    assert ended.codes == [2, 2] and time.monotonic() - since < 50, "what rank 0 refuses is refused by all"
+    assert "has no undamaged state" in ended.said[0]
     ended = workers.run(tmp_path, *argv, TRIPS + "}", "hydra.run.dir=error", leave=True)
     assert ended.codes == [3, 3], ended.said
     assert "rank 1 failed: hook 'trips' (forward, check) on fc" in ended.said[0]
@@ -68,14 +74,3 @@ def test_an_edit_on_some_ranks_only_is_refused(tmp_path, monkeypatch, capsys) ->
     for wrong in ("-1", "true", "[]", "x"):
         assert main([*SMALL, "task=plan", TRIPS.replace("rank: 1", f"rank: {wrong}") + "}"]) == 2
         assert "hooks.trips.when.rank" in capsys.readouterr().err
-
-
-def test_a_run_that_rank_0_cannot_resume_is_refused_by_all(workers: Any, tmp_path: Path) -> None:
-    argv = (*SMALL, "compute.timeout=60", "train.epochs=1", "train.limit_batches=2")
-    assert workers.run(tmp_path, *argv, TRIPS + ", policy: stop}", "hydra.run.dir=run").codes == [3, 3]
-    (state,) = (tmp_path / "run" / "checkpoints").glob("state_*/state.json")
-    state.write_text("{")
-    since = time.monotonic()
-    ended = workers.run(tmp_path, "resume=run")
-    assert ended.codes == [2, 2] and time.monotonic() - since < 50, ended.said
-    assert "has no undamaged state" in ended.said[0]

@@ -9,18 +9,10 @@ import hookrun
 from hookrun.cli import main
 
 SMALL = (
-    "model=decoder",
-    "model.args.width=16",
-    "model.args.layers=1",
-    "model.args.heads=2",
-    "data=names",
-    "data.args.train_size=11",
-    "data.args.val_size=7",
-    "compute.device=cpu",
-    "compute.threads=1",
-    "compute.timeout=120",
-    "train.log_every=1",
-)
+    "model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2", "data=names",
+    "data.args.train_size=11", "data.args.val_size=7", "compute.device=cpu", "compute.threads=1",
+    "compute.timeout=120", "train.log_every=1",
+)  # fmt: skip
 METRICS = (
     "task.metrics=[loss,accuracy,perplexity,rank,kl,{name: loss, by: position},{name: rank, by: sample},"
     "{name: kl, by: sample}]"
@@ -37,14 +29,10 @@ BROKEN = (
     "when: {step: 1, mode: train}}"
 )
 TRAINED = (
-    "train.epochs=2",
-    "train.accumulate=2",
-    "train.ema={decay: 0.9}",
-    "train.clip_grad_norm=0.5",
+    "train.epochs=2", "train.accumulate=2", "train.ema={decay: 0.9}", "train.clip_grad_norm=0.5",
     "+train.optimizer={name: SGD, lr: 0.1, momentum: 0.9, groups: [{select: 'blocks.*', lr: 0.05}]}",
-    "train.scheduler={name: ReduceLROnPlateau, interval: epoch, patience: 0}",
-    "train.on_nonfinite=skip",
-)
+    "train.scheduler={name: ReduceLROnPlateau, interval: epoch, patience: 0}", "train.on_nonfinite=skip",
+)  # fmt: skip
 
 
 def test_four_ranks_train_as_one(workers: Any, same: Any, cwd: Path) -> None:
@@ -63,26 +51,19 @@ def test_four_ranks_train_as_one(workers: Any, same: Any, cwd: Path) -> None:
     assert ended.said[1:] == ["", "", ""]
 
 
-def test_a_pass_of_two_ranks_has_the_metrics_of_one(workers: Any, same: Any, cwd: Path) -> None:
-    argv = (*SMALL, "task=evaluate", METRICS, NOISE, SEEN, "data.batch_size=3", "train.limit_batches=2")
+def test_a_pass_of_two_ranks_has_the_metrics_of_one_and_they_divide_max_bytes(workers, same, cwd) -> None:
+    argv = (*SMALL, "task=evaluate", METRICS, NOISE, SEEN, "data.batch_size=3")
     assert main([*argv, "hydra.run.dir=one"]) == 0
-    ended = workers.run(cwd, *argv, "compute.strategy=ddp", "hydra.run.dir=two")
+    few = SEEN.replace("seen", "few").replace("}", ", max_bytes: 4000}")
+    ended = workers.run(cwd, *argv, few, "compute.strategy=ddp", "hydra.run.dir=two")
     assert ended.codes == [0, 0], ended.said
     one, two = hookrun.open_run(cwd / "one"), hookrun.open_run(cwd / "two")
     same.metrics(one, two)
-    same.rows(one, two)
+    same.rows(one, two, hooks=["seen"])
     assert {line["of"] for line in two.metrics} == {"position", "sample", "epoch"}
-
-
-def test_the_ranks_divide_max_bytes_among_themselves(workers: Any, same: Any, cwd: Path) -> None:
-    few = SEEN.replace("}", ", max_bytes: 4000}")
-    argv = (*SMALL, "task=evaluate", few, "data.batch_size=3", "compute.strategy=ddp")
-    ended = workers.run(cwd, *argv, "hydra.run.dir=two")
-    assert ended.codes == [0, 0], ended.said
-    run = hookrun.open_run(cwd / "two")
-    sizes = [same.rows_of(run, "seen", module)[:].nbytes for module in run.captures["seen"]]
+    sizes = [same.rows_of(two, "few", module)[:].nbytes for module in two.captures["few"]]
     assert 3_000 < sum(sizes) <= 4_000
-    assert sorted(line["of_rank"] for line in run.stats if "spent" in line) == [0, 1]
+    assert sorted(line["of_rank"] for line in two.stats if "spent" in line) == [0, 1]
     assert ended.said[0].count("max_bytes are used up") == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import re
 import shutil
@@ -9,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from made_once import made_once
 
 import hookrun
 from hookrun.cli import main
@@ -86,39 +87,39 @@ def run(folder: Path) -> Callable[..., Path]:
     """Run a command line that must end with `code`; returns its directory."""
     count = 0
 
-    def run(*overrides: str, code: int = 0, **hooks: dict[str, Any] | str) -> Path:
+    def run(*overrides: str, code: int = 0, path: Path | None = None, **hooks: str) -> Path:
         nonlocal count
         count += 1
+        path = path or folder / f"run{count}"
         entries = [f"+hooks.{name}={entry}" for name, entry in hooks.items()]
-        assert main([*SMALL, f"hydra.run.dir=run{count}", *overrides, *entries]) == code
-        return folder / f"run{count}"
+        assert main([*SMALL, f"hydra.run.dir={path}", *overrides, *entries]) == code
+        return path
 
     return run
 
 
 @pytest.fixture(scope="session")
-def shared(run: Callable[..., Path]) -> Callable[..., Path]:
+def shared(run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """As `run`, but tests that type the same command line share its directory, which they only read."""
-    paths = dict[str, Path]()
 
     def shared(*overrides: str, **hooks: str) -> Path:
-        typed = repr((overrides, hooks))
-        if typed not in paths:
-            paths[typed] = run(*overrides, **hooks)
-        return paths[typed]
+        typed = hashlib.sha256(repr((overrides, hooks)).encode()).hexdigest()
+        folder = f"run-{typed[:16]}"
+        return made_once(tmp_path_factory, folder, lambda path: run(*overrides, path=path, **hooks))
 
     return shared
 
 
 @pytest.fixture(scope="session")
-def analysed(shared: Callable[..., Path]) -> Callable[[str], Path]:
+def predictions(shared: Callable[..., Path]) -> Path:
+    """A run that captured three layers."""
+    return shared("task=predict", seen="{select: [flatten, layers.1, fc], hook: forward, action: capture}")
+
+
+@pytest.fixture(scope="session")
+def analysed(shared: Callable[..., Path], predictions: Path) -> Callable[[str], Path]:
     """An analysis of captures of three layers."""
-    seen = "{select: [flatten, layers.1, fc], hook: forward, action: capture}"
-
-    def analysed(task: str) -> Path:
-        return shared(f"task={task}", f"task.run={shared('task=predict', seen=seen)}")
-
-    return analysed
+    return lambda task: shared(f"task={task}", f"task.run={predictions}")
 
 
 @pytest.fixture
@@ -134,9 +135,9 @@ def remade() -> Callable[[Path], Page]:
 
 
 @pytest.fixture(scope="session")
-def observed(run: Callable[..., Path]) -> Path:
-    """A training run whose hooks look at everything, and one that never fires."""
-    return run(
+def observed(shared: Callable[..., Path]) -> Path:
+    """A training run whose hooks look at everything, one that never fires and one that uses up its budget."""
+    return shared(
         "train.epochs=3",
         "train.limit_batches=6",
         "train.log_every=2",
@@ -147,15 +148,36 @@ def observed(run: Callable[..., Path]) -> Path:
         halved="{select: fc, hook: forward, action: scale, factor: 0.5}",
         said="{select: fc, hook: forward, action: print, what: shape, when: {step: {end: 2}}}",
         late="{select: fc, hook: forward, action: capture, when: {epoch: {start: 99}}}",
+        few="{select: fc, hook: forward, action: capture, max_bytes: 6000, when: {mode: eval}}",
     )
 
 
 @pytest.fixture(scope="session")
-def sweep(folder: Path) -> Path:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a sweep, once for all tests: they only read it."""
+
+    def swept(name: str, *argv: str) -> Path:
+        def sweep(folder: Path) -> None:
+            small = ("compute.device=cpu", "compute.threads=1")
+            assert main(["-m", *small, *argv, f"hydra.sweep.dir={folder}"]) == 0
+
+        return made_once(tmp_path_factory, name, sweep)
+
+    return swept
+
+
+@pytest.fixture(scope="session")
+def sweep(swept: Callable[..., Path]) -> Path:
     """Six jobs over two keys, all of them done."""
-    argv = ["-m", *SMALL, "train.epochs=1", "train.limit_batches=4", "hydra.sweep.dir=sweep"]
-    assert main([*argv, "train.optimizer.lr=0.001,0.01,0.1", "seed=0,1"]) == 0
-    return folder / "sweep"
+    argv = ("model=mlp", "train.epochs=1", "train.limit_batches=4")
+    return swept("sweep", *argv, "train.optimizer.lr=0.001,0.01,0.1", "seed=0,1")
+
+
+@pytest.fixture(scope="session")
+def convolved(shared: Callable[..., Path]) -> Path:
+    """The outputs of a convolution, with 128 channels."""
+    entry = "{select: conv2, hook: forward, action: capture}"
+    return shared("task=evaluate", "model=cnn", "train.limit_batches=1", seen=entry)
 
 
 PATCH = (
@@ -165,16 +187,14 @@ PATCH = (
 
 
 @pytest.fixture(scope="session")
-def patched(folder: Path) -> Path:
+def patched(swept: Callable[..., Path]) -> Path:
     """A sweep over position and layer, with baselines, on one prompt of random tokens."""
-    argv = [
-        "-m", "model=decoder", "model.args.layers=2", "model.args.heads=2", "model.args.width=16",
+    return swept(
+        "patched", "model=decoder", "model.args.layers=2", "model.args.heads=2", "model.args.width=16",
         "data=repeated_tokens", "data.args.half=[3,3]", "data.args.vocab_size=12", "data.args.val_size=1",
         "task=evaluate", "task.metrics=[loss]", "baseline=true", "+vars={layer: 0, position: 1}",
-        f"+hooks.off={PATCH}", "vars.position=-1,1", "vars.layer=0,1", "hydra.sweep.dir=patched",
-    ]  # fmt: skip
-    assert main([*argv, "compute.device=cpu", "compute.threads=1"]) == 0
-    return folder / "patched"
+        f"+hooks.off={PATCH}", "vars.position=-1,1", "vars.layer=0,1",
+    )  # fmt: skip
 
 
 SIZE = ("data.args.half=[2,5]", "data.args.vocab_size=12", "data.args.val_size=6", "data.batch_size=4")
@@ -196,13 +216,10 @@ HOOKS = {
 
 
 @pytest.fixture(scope="session")
-def predicted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def predicted(shared: Callable[..., Path]) -> Run:
     """A random decoder on sequences of different lengths, padded on the left."""
-    path = tmp_path_factory.mktemp("tokens") / "run"
-    hooks = [f"+hooks.{name}={entry}" for name, entry in HOOKS.items()]
-    argv = ["model=decoder", "data=repeated_tokens", "data.args.padding=left", "task=predict", *SIZE, *hooks]
-    assert main([*argv, "compute.device=cpu", "compute.threads=1", f"hydra.run.dir={path}"]) == 0
-    return hookrun.open_run(path)
+    argv = ("model=decoder", "data=repeated_tokens", "data.args.padding=left", "task=predict", *SIZE)
+    return hookrun.open_run(shared(*argv, **HOOKS))
 
 
 @pytest.fixture

@@ -242,16 +242,12 @@ def test_tokens_show_the_space_before_them() -> None:
     [
         (["transformer.h.0.attn", "transformer.h.1.attn"], "transformer.h.", ["0.attn", "1.attn"]),
         (["a.long_name_0", "b.long_name_1"], "", ["…g_name_0", "…g_name_1"]),
-        (
-            ["blocks.0.attn.out", "blocks.11.attn.out", "embed.attn.out"],
-            "",
-            ["blocks.0…", "…ocks.11…", "embed…"],
-        ),
+        (["blocks.0.attn.out", "blocks.11.attn.out", "embed.attn.out"], "", ["blocks.0…", "…ocks.11…", "embed…"]),
         (["a.b", "a.b.c"], "a.", ["b", "b.c"]),
         (["0.001", "0.003"], "", ["0.001", "0.003"]),
         (["a.alone"], "", ["a.alone"]),
     ],
-)
+)  # fmt: skip
 def test_names_lose_what_they_share_and_never_their_difference(
     names: list[str], start: str, shown: list[str]
 ) -> None:

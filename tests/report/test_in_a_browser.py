@@ -192,10 +192,10 @@ def test_the_links_of_a_sweep_open_its_jobs(sweep: Path, show) -> None:
     assert page.inner_text(".stamp").lower() == "done"
 
 
-def test_a_picture_is_saved_and_channels_are_switched(made, tmp_path: Path, show) -> None:
+def test_a_picture_is_saved_and_channels_are_switched(convolved: Path, tmp_path: Path, show) -> None:
     from PIL import Image
 
-    page = show(made("captures"))
+    page = show(convolved)
     assert page.inner_text(".sheet-x > span") == "channels 0–11 of 128"
     before = page.get_attribute(".sheet img.mosaic", "src")
     page.click("button[aria-label='later ones']")
@@ -227,20 +227,12 @@ def three_keys(copied: Path) -> Path:
 def made(shared: Callable[..., Path], analysed: Callable[[str], Path]) -> Callable[[str], Path]:
     """The run of a kind of page."""
     argv = {"lens": ("task=lens", *NAMES), "generate": ("task=generate", "task.max_new_tokens=4", *NAMES)}
-    of_cnn = ("task=evaluate", "model=cnn", "train.limit_batches=1")
-    entry = "{select: conv2, hook: forward, action: capture}"
-
-    def made(kind: str) -> Path:
-        if kind in argv:
-            return shared(*argv[kind])
-        return shared(*of_cnn, seen=entry) if kind == "captures" else analysed(kind)
-
-    return made
+    return lambda kind: shared(*argv[kind]) if kind in argv else analysed(kind)
 
 
 KINDS = {
-    "train": "#metrics ~ * svg.chart",
-    "captures": "img.mosaic",
+    "observed": "#metrics ~ * svg.chart",
+    "convolved": "img.mosaic",
     "predicted": ".heads svg.attention",
     "lens": "table.lens",
     "generate": ".generated",
@@ -257,8 +249,8 @@ KINDS = {
 def test_the_answer_is_on_the_first_screen_and_on_the_second_of_a_phone(
     kind: str, request: pytest.FixtureRequest, made: Callable[[str], Path], show
 ) -> None:
-    is_made = kind in ("captures", "lens", "generate", "probe", "similarity")
-    path = made(kind) if is_made else request.getfixturevalue("observed" if kind == "train" else kind)
+    is_made = kind in ("lens", "generate", "probe", "similarity")
+    path = made(kind) if is_made else request.getfixturevalue(kind)
     page = show(getattr(path, "path", path))
     for width, height, screens in ((1400, 900, 1), (390, 844, 2)):
         page.set_viewport_size({"width": width, "height": height})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tracemalloc
 from pathlib import Path
 
@@ -22,10 +23,17 @@ from hookrun.store.files import StoreError
 from hookrun.store.records import MetricsLine, ModelRecord
 
 
-def test_it_is_written_at_the_end_of_a_run_and_its_path_is_printed(run, page, capsys) -> None:
-    path = run("task=evaluate", "train.limit_batches=1")
+def test_it_is_written_at_the_end_and_names_the_packages_that_were_trusted(
+    run, page, capsys, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOOKRUN_TRUST", "one, two")
+    bound = "{select: fc, hook: forward, action: check, max: 0.1, policy: warn}"
+    path = run("task=evaluate", "train.limit_batches=1", bound=bound)
     assert f"report: {path}/report.html" in capsys.readouterr().out
-    assert "evaluate" in page(path).text and "done" in page(path).text
+    found = page(path)
+    assert "evaluate" in found.text and 'class="stamp s-done">done<' in found.source
+    assert "Failed checks: first bound at fc (Linear), epoch 0, step 0" in found.text
+    assert shlex.split(found.command)[:2] == ["HOOKRUN_TRUST=one,two", "python"]
 
 
 def test_it_shows_the_experiment_and_the_versions(observed: Path, page) -> None:
@@ -65,14 +73,15 @@ def test_a_section_is_one_entry_of_the_list(copied_run: Path, remade, monkeypatc
     assert hooks < mine < plan  # the last of the answers
 
 
-def test_the_module_writes_pages_of_any_directory(observed: Path, tmp_path: Path, capsys) -> None:
-    page = observed / "report.html"
+def test_the_module_writes_pages_of_any_directory(copied_run: Path, tmp_path: Path, capsys) -> None:
+    page = copied_run / "report.html"
     page.unlink()
-    assert report_main([str(observed)]) == 0
+    assert report_main([str(copied_run)]) == 0
     assert capsys.readouterr().out.strip() == str(page) and page.is_file()
     assert report_main([str(tmp_path / "nowhere")]) == 2
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
-    assert report_main([str(tmp_path)]) == 2
+    (tmp_path / "empty").mkdir()
+    assert report_main([str(tmp_path / "empty")]) == 2
     assert "holds no run" in capsys.readouterr().err
 
 

@@ -12,15 +12,15 @@ import re
 import shutil
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from PIL import Image
-from report_pages import SHORT, change_status, ended_process, read_lines, table, write_lines
+from report_pages import change_status, ended_process, read_lines, table, write_lines
 
 import hookrun
-from hookrun.cli import main
 from hookrun.report.draw.charts import is_geometric
 from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, read_sweep, read_yaml
 
@@ -73,22 +73,6 @@ def test_texts_of_the_table_are_not_formulas_and_numbers_stay(copied: Path, rema
     assert all(not cell.startswith(("=", "+", "@")) for row in rows for cell in (*row, *row.values()))
 
 
-def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> None:
-    from hookrun import tasks
-
-    ran, seen = tasks.execute, []
-
-    def interrupted(prepared, path, **options):
-        seen.append(path)
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        return ran(prepared, path, **options)
-
-    monkeypatch.setattr(tasks, "execute", interrupted)
-    assert main([*SHORT, "hydra.sweep.dir=cut", "seed=1,2,3"]) == 130
-    assert "done 1" in page(folder / "cut").text
-
-
 def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied: Path, remade) -> None:
     for job in range(1, 6):
         shutil.rmtree(copied / str(job))
@@ -105,11 +89,11 @@ def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied:
 
 
 @pytest.fixture(scope="module")
-def compared(folder: Path) -> Path:
+def compared(swept: Callable[..., Path]) -> Path:
     """A sweep over two seeds, with baselines."""
     hook = "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}"
-    assert main([*SHORT, hook, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
-    return folder / "compared"
+    small = ("model=mlp", "train.limit_batches=1", "train.epochs=1")
+    return swept("compared", *small, hook, "baseline=true", "seed=0,1")
 
 
 def test_metrics_that_only_the_baselines_have_are_not_drawn(compared: Path, remade, tmp_path: Path) -> None:
@@ -281,21 +265,17 @@ def test_an_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
     assert read_yaml(path, tmp_path, dict) == {}
 
 
-def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> None:
-    assert main([*SHORT, "hydra.sweep.dir=unlucky", "train.optimizer.name=SGD,SparseAdam"]) == 1
-    found, rows = page(folder / "unlucky"), table(folder / "unlucky")
-    assert "done 1" in found.text and "failed 1" in found.text
-    assert "1 job did not end well" in found.text
-    assert "SparseAdam does not support dense gradients" in found.text
-    assert [(row["status"], row["exit_code"]) for row in rows] == [("done", "0"), ("failed", "1")]
-    assert "SparseAdam" in rows[1]["reason"]
-
-
-def test_a_failed_job_is_listed_with_the_keys_that_it_was_given(copied: Path, remade) -> None:
-    change_status(copied / "0", status="failed", exit_code=1)
+def test_a_failed_job_is_listed_with_its_reason_and_the_keys_that_it_was_given(copied: Path, remade) -> None:
+    reason = "SparseAdam does not support dense gradients"
+    change_status(copied / "0", status="failed", exit_code=1, reason=f"RuntimeError: {reason}")
     give(copied / "0", "seed=7")
-    rows = re.findall('<td class="mono long">(.*?)</td>', remade(copied).source)
-    assert [row.strip() for row in rows] == ["seed=7"]
+    found, rows = remade(copied), table(copied)
+    assert "done 5" in found.text and "failed 1" in found.text
+    assert "1 job did not end well" in found.text and reason in found.text
+    keys = re.findall('<td class="mono long">(.*?)</td>', found.source)
+    assert [key.strip() for key in keys] == ["seed=7"]
+    assert [(row["status"], row["exit_code"]) for row in rows[:2]] == [("failed", "1"), ("done", "0")]
+    assert reason in rows[0]["reason"]
 
 
 def test_it_can_be_made_while_jobs_run(copied: Path, remade) -> None:

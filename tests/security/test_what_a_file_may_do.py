@@ -25,7 +25,6 @@ from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, opened
 from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved
 from hookrun.errors import SpecError
-from hookrun.trust import of_environment, read_once
 
 GLOBAL = "# @package _global_\n"
 
@@ -107,10 +106,14 @@ class TestFile:
 
 
 class TestCommandLine:
-    def test_it_may_choose_the_logging_and_the_environment_of_jobs(self, cwd: Path) -> None:
+    def test_it_may_choose_the_logging_the_environment_and_the_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all"))
         typed = ["hydra/job_logging=default", "+hydra.job.env_set.HOOKRUN_SEEN=1", "train.epochs=0"]
-        assert main([*typed, "hydra.run.dir=run"]) == 0
+        assert main([*typed, "hydra.run.dir=../mine"]) == 0
         assert "HOOKRUN_SEEN" not in os.environ
+        assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
 
     def test_it_may_not_copy_the_environment(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["hydra.job.env_copy=[PATH]"]) == 2
@@ -153,11 +156,6 @@ class TestOutput:
         assert len(list((tmp_path / "all my runs").glob("outputs/2*/plan.json"))) == 1
         assert len(list((tmp_path / "all my runs").glob("multirun/2*/0/plan.json"))) == 1
 
-    def test_a_typed_directory_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all"))
-        assert main(["hydra.run.dir=../mine", "train.epochs=1", "train.limit_batches=1"]) == 0
-        assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
-
     def test_a_folder_that_a_configuration_cannot_name_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -167,27 +165,14 @@ class TestOutput:
 
 
 class TestTrust:
-    def test_it_is_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOOKRUN_TRUST", "first, second")
-        with read_once():
-            monkeypatch.setenv("HOOKRUN_TRUST", "late")
-            assert of_environment() == {"first", "second"}
-            with read_once(frozenset({"job"})):
-                assert of_environment() == {"job"}
-        assert of_environment() == {"late"}
-
     def test_the_environment_of_a_job_grants_none(
         self, cwd: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Not even if it was typed: trust is given as +trust=[...], where it can be seen."""
         typed = [
-            "-m",
-            "seed=1",
-            "task=predict",
-            "model=python",
-            "model.factory=subprocess:getoutput",
+            "-m", "seed=1", "task=predict", "model=python", "model.factory=subprocess:getoutput",
             "+model.args.cmd='touch PWNED'",
-        ]
+        ]  # fmt: skip
         assert main([*typed, "+hydra.job.env_set.HOOKRUN_TRUST=subprocess"]) == 2
         assert "the package 'subprocess' is not trusted" in capsys.readouterr().err
         assert not list(cwd.rglob("PWNED"))
@@ -337,10 +322,12 @@ ACTING = {
     "a help group of an installed name": {"hydra/help/hookrun": f"x: {TOUCH}\n", "experiment/mine": GLOBAL + QUICK},
     "a target in the model": {"experiment/mine": f"{GLOBAL}{QUICK}hooks: {{a: {TOUCH}}}\n"},
     "a target in arguments": {"experiment/mine": f"{GLOBAL}model: {{name: mlp, args: {TOUCH}}}\n"},
+    "a target in a list": {"experiment/mine": f"{GLOBAL}model: {{name: mlp, args: {{a: [{TOUCH}]}}}}\n"},
     "a target by merge": {"experiment/mine": f"{GLOBAL}x: &x {TOUCH}\nmodel: {{name: mlp, args: {{<<: *x}}}}\n"},
     "a python tag": {"experiment/mine": f"{GLOBAL}seed: !!python/object/apply:os.system ['touch PWNED']\n"},
     "a python name": {"experiment/mine": f"{GLOBAL}seed: !!python/name:os.system\n"},
     "a custom search of the sweeper": own("{mode: MULTIRUN, sweeper: {custom_search_space: evil.touch}}"),
+    "too many processes of a launcher": own("{mode: MULTIRUN, launcher: {n_jobs: 1000000000}}"),
     "a setup of a launcher": own("{mode: MULTIRUN, launcher: {setup: ['touch PWNED']}}"),
     "a python of a launcher": own("{mode: MULTIRUN, launcher: {python: 'touch PWNED'}}"),
     "a batch script by a newline": own('{mode: MULTIRUN, launcher: {partition: "a\\ntouch PWNED"}}'),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states.checkpoint import save
+from hookrun.store.states.files import save_weights
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Path:
             "h", "m", torch.full((4, 100), float(step)), sample_ids=range(4), epoch=0, step=step, call=0
         )
         made.captures.flush()
-    save(nn.Linear(2, 2), made.checkpoints / "last.safetensors")
+    save_weights(nn.Linear(2, 2), made.checkpoints / "last.safetensors")
     made.log_metrics(step=1)
     made.close()
     made.set_status("failed", "an error")
@@ -40,7 +40,7 @@ def whole(run: Path) -> Path:
     )
     made.log_metrics(split="train", step=2, loss=0.5)
     made.log_metrics(split="val", step=2, loss=0.25)
-    save(nn.Linear(2, 2), made.checkpoints / "best.safetensors")
+    save_weights(nn.Linear(2, 2), made.checkpoints / "best.safetensors")
     made.predictions.add(
         "predictions", "output", torch.ones(2, 3), sample_ids=[0, 1], epoch=0, step=0, call=0
     )

@@ -263,17 +263,11 @@ class TestNames:
         [
             (["featurs"], "no hook 'featurs' in the captures of"),
             (["featurs"], "did you mean 'features'?"),
-            (
-                ["features", "layer3"],
-                "no module 'layer3' in the captures of 'features': did you mean 'layer4'?",
-            ),
-            (
-                ["features", "head", "logit"],
-                "no tensor 'logit' in features at 'head': did you mean 'logits'?",
-            ),
+            (["features", "layer3"], "no module 'layer3' in the captures of 'features': did you mean 'layer4'?"),
+            (["features", "head", "logit"], "no tensor 'logit' in features at 'head': did you mean 'logits'?"),
             (["features", "lstm", "[2]"], "no tensor '[2]' in features at 'lstm': did you mean"),
         ],
-    )
+    )  # fmt: skip
     def test_an_unknown_name_is_an_error_with_the_nearest(
         self, found: Any, keys: list[str], said: str
     ) -> None:

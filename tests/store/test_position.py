@@ -167,11 +167,7 @@ def test_a_position_beyond_the_directory_s_files_is_refused_and_changes_nothing(
     secret.write_text("not yours\n")
     first = next(each for each in sorted((path / "captures").iterdir()) if each.suffix == ".safetensors")
     mistakes: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
-        (
-            lambda: None,
-            {"metrics": 10**6},
-            r"metrics.jsonl has 2\d\d bytes, and no line ends at byte 1,000,000",
-        ),
+        (lambda: None, {"metrics": 10**6}, r"metrics.jsonl has 2\d\d bytes, and no line ends at byte 1,000,000"),
         (lambda: None, {"stats": position["stats"] - 3}, r"stats.jsonl has .*, and no line ends at byte"),
         (lambda: None, {"samples": -1}, "greater than or equal to 0"),
         (
@@ -179,21 +175,13 @@ def test_a_position_beyond_the_directory_s_files_is_refused_and_changes_nothing(
             {"captures": {**position["captures"], "shards": 2}},
             "index of captures names 2 shards in .* bytes, the state says 2 in ",
         ),
-        (
-            lambda: None,
-            {"captures": {"index": 0, "shards": 2}},
-            r"2 shards in [\d,]+ bytes, the state says 2 in 0",
-        ),
+        (lambda: None, {"captures": {"index": 0, "shards": 2}}, r"2 shards in [\d,]+ bytes, the state says 2 in 0"),
         (lambda: replace_by_link(path / "samples.jsonl", secret), {}, "it is a link"),
         (lambda: first.write_bytes(b"x"), {}, "captures/000000.safetensors has 1 bytes, its index says"),
         (first.unlink, {}, "captures/000000.safetensors: No such file"),
         (lambda: (path / "captures" / "index.jsonl").unlink(), {}, "index.jsonl: No such file"),
-        (
-            lambda: replace_by_link(path / "predictions", tmp_path),
-            {},
-            "predictions is not a folder of its own",
-        ),
-    ]
+        (lambda: replace_by_link(path / "predictions", tmp_path), {}, "predictions is not a folder of its own"),
+    ]  # fmt: skip
     for damage, change, message in mistakes:
         damage()
         before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}

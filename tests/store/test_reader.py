@@ -183,12 +183,7 @@ def folder_of_runs(path: Path) -> None:
     ("make", "opened", "begins", "ends"),
     [
         (sweep, "", "HERE is a sweep of 12 runs: 0, 1, 2, 3, ", "Open one of them: open_run('HERE/11')"),
-        (
-            folder_of_runs,
-            "",
-            "HERE is a folder of 2 runs: 2025-01-01_12, latest\n",
-            "open_run('HERE/latest')",
-        ),
+        (folder_of_runs, "", "HERE is a folder of 2 runs: 2025-01-01_12, latest\n", "open_run('HERE/latest')"),
         (lambda path: None, "", "HERE is not a run directory: it has no status.json", "; it is empty"),
         (lambda path: (path / ".hydra").mkdir(), "", "HERE is not a run directory", "it is with .hydra"),
         (
@@ -197,15 +192,10 @@ def folder_of_runs(path: Path) -> None:
             "there is no HERE/output/latest; ",
             "the nearest directory is HERE, with outputs",
         ),
-        (
-            lambda path: (path / "x").touch(),
-            "x",
-            "HERE/x is a file, not a run directory",
-            "holds status.json",
-        ),
+        (lambda path: (path / "x").touch(), "x", "HERE/x is a file, not a run directory", "holds status.json"),
     ],
     ids=["a sweep", "a folder of runs", "an empty folder", "another folder", "nothing", "a file"],
-)
+)  # fmt: skip
 def test_what_is_no_run_is_named_with_the_next_step(
     make: Callable[[Path], object], opened: str, begins: str, ends: str, tmp_path: Path
 ) -> None:
@@ -228,12 +218,8 @@ HOOKS = (
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run") / "run"
     command = (
-        "model=mlp",
-        "task=predict",
-        "compute.device=cpu",
-        "data.batch_size=50",
-        f"hydra.run.dir={folder}",
-    )
+        "model=mlp", "task=predict", "compute.device=cpu", "data.batch_size=50", f"hydra.run.dir={folder}",
+    )  # fmt: skip
     assert main([*command, *HOOKS]) == 0
     return hookrun.open_run(folder)
 

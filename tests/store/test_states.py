@@ -18,8 +18,7 @@ from torch import nn, optim
 
 from hookrun.store.files import StoreError
 from hookrun.store.format import decode, encode
-from hookrun.store.states import checkpoint
-from hookrun.store.states.files import VERSION, newest_state, remove_states, write_state
+from hookrun.store.states.files import VERSION, newest_state, remove_states, save_weights, write_state
 from hookrun.store.states.tree import NotPlain, flatten, unflatten
 from hookrun.tasks.training.optimizers import OPTIMIZERS, SCHEDULERS
 
@@ -58,7 +57,7 @@ for name in ("a/b", "line\nbreak", "nul\0", "x" * 300):
 def test_every_key_is_read_back_equal(tmp_path: Path, model: nn.Module) -> None:
     path = tmp_path / "checkpoints" / "last.safetensors"
     expected = {name: value.clone() for name, value in model.state_dict().items()}
-    checkpoint.save(model, path)
+    save_weights(model, path)
     with safe_open(path, framework="pt") as file:
         aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
     stored = load_file(path)
@@ -71,7 +70,7 @@ def test_every_key_is_read_back_equal(tmp_path: Path, model: nn.Module) -> None:
 
 def test_shared_tensors_are_stored_once_with_their_other_names(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
-    checkpoint.save(Tied(), path)
+    save_weights(Tied(), path)
     with safe_open(path, framework="pt") as file:
         assert list(file.keys()) == ["embed.weight"]
         assert json.loads(file.metadata()["aliases"]) == {"head.weight": "embed.weight"}
@@ -86,7 +85,7 @@ def test_a_state_that_is_not_a_tensor_is_named_and_nothing_is_written(tmp_path: 
     with pytest.raises(
         StoreError, match=r"cannot save '_extra_state' of the model in .*: it is a dict, not a tensor"
     ):
-        checkpoint.save(Extra(1, 1), path)
+        save_weights(Extra(1, 1), path)
     assert list(tmp_path.iterdir()) == []
 
 

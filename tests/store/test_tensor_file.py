@@ -106,15 +106,12 @@ def test_without_a_digest_the_same_is_written(rows: int, tmp_path: Path) -> None
     ("tensor", "said"),
     [
         (torch.eye(2).to_sparse(), "sparse or nested"),
-        (
-            torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged),
-            "sparse or nested",
-        ),
+        (torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged), "sparse or nested"),
         (torch.empty(2, device="meta"), "a meta tensor has no values"),
         (torch.zeros(2, dtype=torch.complex128), "safetensors has no complex128"),
         (torch.zeros(2), ""),
     ],
-)
+)  # fmt: skip
 def test_tensors_without_a_format_on_disk_are_refused_before_writing(tensor: Tensor, said: str) -> None:
     assert said in unstorable(tensor)
     assert bool(said) == bool(unstorable(tensor))

@@ -24,8 +24,7 @@ from hookrun.store.files import StoreError, open_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states.checkpoint import save
-from hookrun.store.states.files import write_state
+from hookrun.store.states.files import save_weights, write_state
 from hookrun.store.states.tree import flatten
 from hookrun.store.verify import verify
 from hookrun.verify import main
@@ -175,8 +174,8 @@ CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit of a checkpoint": (lambda run: flip(run / LAST), f"{LAST} was changed: its SHA-256 is"),
     "a checkpoint cut off": (lambda run: (run / LAST).write_bytes((run / LAST).read_bytes()[:-1]), LAST),
     "a checkpoint emptied": (lambda run: (run / LAST).write_bytes(b""), f"{LAST} has 0 bytes"),
-    "other weights of the same shape": (lambda run: save(nn.Linear(2, 2), run / LAST), f"{LAST} was changed"),
-    "weights of another shape": (lambda run: save(nn.Linear(3, 2), run / LAST), LAST),
+    "other weights of the same shape": (lambda run: save_weights(nn.Linear(2, 2), run / LAST), f"{LAST} was changed"),
+    "weights of another shape": (lambda run: save_weights(nn.Linear(3, 2), run / LAST), LAST),
     "one checkpoint for the other": (lambda run: shutil.copy(run / BEST, run / LAST), f"{LAST} was changed"),
     "a checkpoint more": (lambda run: shutil.copy(run / BEST, run / "checkpoints/x.safetensors"), "was added after"),
     "a checkpoint of another name": (lambda run: (run / LAST).rename(run / "checkpoints/x"), f"{LAST} is missing"),

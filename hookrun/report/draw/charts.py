@@ -221,24 +221,21 @@ def of_curves(
     title: str, curves: Sequence[Series], x: str, y: str, labels: Sequence[str] | None
 ) -> tuple[str, Table]:
     """A text with the ends and extremes of each curve, and a table of the values of all curves by x."""
-
-    def place(at: float) -> str:
-        return labels[int(at)] if labels else number(at)
-
+    known = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
+    names = {at: labels[int(at)] if labels else number(at) for at in sorted(set().union(*known))}
     said = [f"{title}: {y} by {x}"]
     for curve in curves[:MOST_SERIES]:
         finite = [value for value in curve.y if math.isfinite(value)]
         if not finite:
             said.append(f"{curve.name}: no finite value")
             continue
-        ends = f"{number(curve.y[0])} at {place(curve.x[0])}, {number(curve.y[-1])} at {place(curve.x[-1])}"
+        ends = f"{number(curve.y[0])} at {names[curve.x[0]]}, {number(curve.y[-1])} at {names[curve.x[-1]]}"
         said.append(f"{curve.name}: {ends}, least {number(min(finite))}, largest {number(max(finite))}")
     if len(curves) > MOST_SERIES:
         said.append(f"and {counted(len(curves) - MOST_SERIES, 'curve')} more")
-    known = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
-    places = sorted(set().union(*known))
-    rows = [(place(at), *(number(each.get(at)) for each in known)) for at in evenly_spaced(places, MOST_ROWS)]
-    return "; ".join(said), _table((x, *(curve.name for curve in curves)), rows, len(places), "point")
+    places = evenly_spaced(list(names), MOST_ROWS)
+    rows = [(names[at], *(number(each.get(at)) for each in known)) for at in places]
+    return "; ".join(said), _table((x, *(curve.name for curve in curves)), rows, len(names), "point")
 
 
 def _notes(note: str, lost: int, kind: str) -> str:

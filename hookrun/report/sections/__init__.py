@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
 from hookrun.report.facts import Facts
 from hookrun.report.sections import (
@@ -51,11 +51,6 @@ class ReportSection(Generic[F]):
     build: Callable[[F], Any | None]
     template: str
     place: Place = "answer"
-
-
-def ordered(sections: Iterable[ReportSection[F]]) -> list[ReportSection[F]]:
-    """The sections from top to bottom."""
-    return sorted(sections, key=lambda section: get_args(Place).index(section.place))
 
 
 OF_A_RUN: tuple[ReportSection[Facts], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -17,7 +18,6 @@ from hookrun.report.draw.pictures import encoded
 from hookrun.report.facts import Facts
 from hookrun.report.token_pictures import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
 from hookrun.store.captures.tensor_file import open_tensors
-from hookrun.store.files import is_there
 from hookrun.store.format import ATTRIBUTIONS
 
 MOST_PICTURES = 24
@@ -33,7 +33,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
 
     Attributions that are neither are not drawn, and a file that cannot be read is a note.
     """
-    if not is_there(facts.path / ATTRIBUTIONS):
+    if not os.path.lexists(facts.path / ATTRIBUTIONS):
         return None
     drawn: dict[str, Any] = {"overlays": [], "figures": [], "note": ""}
     try:

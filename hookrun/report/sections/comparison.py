@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
-from hookrun.store.files import StoreError, is_there
+from hookrun.store.files import StoreError
 from hookrun.store.format import COMPARE_JSON
 from hookrun.store.records import Comparison, typed_record
 
@@ -27,7 +28,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
 
     problem: why the file cannot be read
     """
-    if not is_there(facts.path / COMPARE_JSON):
+    if not os.path.lexists(facts.path / COMPARE_JSON):
         return None
     try:
         record = typed_record(facts.path / COMPARE_JSON, Comparison)

@@ -194,7 +194,7 @@ def build(facts: Facts) -> list[dict[str, Any]]:
     )
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
-    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
+    names = list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS]
     order = {name: place for place, name in enumerate(facts.planned)}
     names.sort(key=lambda name: order.get(name, len(order)))
     shown = [

@@ -180,15 +180,19 @@ def _norm(rows: Tensor) -> Tensor:
 
 
 def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
-    """[R]: the variance; where E[x²] - E[x]² loses digits, around the rounded mean."""
-    squares: Tensor = known["norm"].double().square()
-    spread: Tensor = squares - known["mean"].double().square() * n
-    is_exact = squares < spread * MOST_LOST
-    if not is_exact.all():
+    """[R]: the variance; where E[x²] - E[x]² loses digits, around the rounded mean.
+
+    From Python's numbers: with so few rows a call of torch takes longer than the arithmetic.
+    """
+    means, squares = known["mean"].tolist(), [norm * norm for norm in known["norm"].tolist()]
+    spreads = [square - mean * mean * n for mean, square in zip(means, squares, strict=True)]
+    spread = torch.tensor(spreads, dtype=torch.float64, device="cpu")
+    is_exact = [square < spread * MOST_LOST for square, spread in zip(squares, spreads, strict=True)]
+    if not all(is_exact):
         around = rows - known["mean"].unsqueeze(1)
-        off = around.sum(1).double()
-        squares = _norm(around).double().square()
-        spread = torch.where(is_exact, spread, (squares - off.square() / n).clamp_min_(0))
+        off, norms = around.sum(1).double(), _norm(around).double()
+        corrected = (norms.square() - off.square() / n).clamp_min_(0)
+        spread = torch.where(torch.tensor(is_exact, device="cpu"), spread, corrected)
     return spread / (n - 1)
 
 

@@ -382,10 +382,10 @@ class _Shards:
         return type(self), (self.folder,)
 
 
-def read_captures(
-    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], samples: SampleTable | None = None
-) -> Lookup[Lookup[Leaf]]:
-    """Hook -> module -> its captures. No shard is opened before a row is read.
+def stored_tensors(
+    folder: Path, shards: Sequence[Shard], samples: SampleTable | None = None
+) -> list[StoredCapture]:
+    """Every captured tensor, in the order of the first recordings. No shard is opened before a row is read.
 
     samples: the names of the samples; those of the run by default
     """
@@ -394,10 +394,19 @@ def read_captures(
         for entry in shard.entries:
             parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
     opened, table = _Shards(folder), samples or SampleTable(folder.parent)
+    return [
+        StoredCapture(*place, of_tensor, opened, table, number)
+        for number, (place, of_tensor) in enumerate(parts.items())
+    ]
+
+
+def read_captures(
+    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], samples: SampleTable | None = None
+) -> Lookup[Lookup[Leaf]]:
+    """Hook -> module -> its captures, as `stored_tensors` gives them."""
     captures = dict[str, dict[str, dict[str, StoredCapture]]]()
-    for number, ((hook, module, path), rows) in enumerate(parts.items()):
-        tensors = captures.setdefault(hook, {}).setdefault(module, {})
-        tensors[path] = StoredCapture(hook, module, path, rows, opened, table, number)
+    for tensor in stored_tensors(folder, shards, samples):
+        captures.setdefault(tensor.hook, {}).setdefault(tensor.module, {})[tensor.path] = tensor
     hooks = dict[str, Lookup[Leaf]]()
     for hook, modules in captures.items():
         leaves = {

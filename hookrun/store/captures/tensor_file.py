@@ -57,7 +57,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
 
 
-_SMALL, _LARGE = 1 << 16, 1 << 20
+_SMALL, _LARGE = 1 << 18, 1 << 20
 _MOST_UNHASHED = 1 << 26
 
 

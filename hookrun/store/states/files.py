@@ -1,5 +1,6 @@
-"""Resumable states of a run: each is a folder `checkpoints/state_000001` of two files, without pickle.
+"""The folder `checkpoints/`: weights, each a safetensors file, and resumable states, without pickle.
 
+A state of the run is a folder `state_000001` of two files.
 `tensors.safetensors` holds the tensors, `state.json` everything else, with a checksum of the tensors' file and of its
 own content. A state is written under another name and renamed, so that it is complete or absent. Damage by the disk is
 detected when it is read.
@@ -7,6 +8,7 @@ detected when it is read.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,17 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookrun.errors import shortened
-from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
+from hookrun.store.background import Background
+from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, unstorable, write_tensors
 from hookrun.store.files import (
     StoreError,
+    make_folder,
     names_inside,
     new_file,
     os_errors,
     os_reason,
     read_json,
+    replacing,
     sync_folder,
 )
 from hookrun.store.format import CHECKPOINTS, encode
@@ -45,6 +50,8 @@ SECONDS = 30.0
 """A task that does not train saves a state at least this often."""
 
 _NAME = re.compile(r"state_(\d{6}|[1-9]\d{6,11})")
+_ALIASES = "aliases"
+_APPLIED = "applied"
 
 
 @dataclass(frozen=True)
@@ -173,3 +180,50 @@ def state_names(run: Path) -> list[str]:
     if (run / CHECKPOINTS).is_symlink():
         return []
     return names_inside(run / CHECKPOINTS, _NAME, folders=True)
+
+
+def save_weights(
+    model: nn.Module,
+    path: str | Path,
+    writer: Background | None = None,
+    *,
+    applied: Iterable[str] = (),
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the model's state dict; an old file at `path` stays until the new one is complete.
+
+    writer:  writes the file, in the background if the state dict is not too large; None: it is written now
+    applied: the identities of the hooks that changed the model at installation, for the file's metadata
+    state:   the whole state dict of a model that is sharded over several ranks; None: the model's own
+
+    Tied weights are stored once, under one name; the file's metadata has the other names.
+    StoreError if an entry is not a tensor that a file can hold, or if the disk refuses.
+    """
+    path = Path(path)
+    stored: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for name, tensor in (model.state_dict() if state is None else state).items():
+        kind = type(tensor).__name__
+        problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {kind}, not a tensor"
+        if problem:
+            raise StoreError(f"cannot save {name!r} of the model in {path}: {problem}")
+        # Two names of one tensor are equal in all of these; other overlapping views are stored separately.
+        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        same = first.setdefault(identity, name)
+        if same == name:
+            stored[name] = tensor
+        else:
+            aliases[name] = same
+    metadata = {_ALIASES: aliases, _APPLIED: sorted(applied)}
+    texts = {key: json.dumps(value) for key, value in metadata.items() if value}
+
+    def write(tensors: Mapping[str, Tensor]) -> None:
+        make_folder(path.parent, parents=False)
+        with replacing(path) as file:  # without a hash: that of the last file is in the manifest
+            write_tensors(file, tensors, texts)
+
+    if writer is None:
+        write(stored)
+    else:
+        writer.write(stored, write)

@@ -69,7 +69,9 @@ class FolderPosition(IndexPosition):
 
     def of_rank(self, rank: int) -> IndexPosition:
         """The position of one rank; empty if it has not written anything."""
-        return self.parts[rank] if rank <= len(self.others) else IndexPosition()
+        if rank > len(self.others):
+            return IndexPosition()
+        return self.others[rank - 1] if rank else self
 
 
 class PositionRecord(Record):

@@ -47,28 +47,19 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
             pairs = [[flat(key, where), flat(item, (*where, key))] for key, item in value.items()]
             return {_COUNTER if is_counter else _ITEMS: pairs}
         if isinstance(value, Tensor):
-            return {_TENSOR: named(value, where)}
+            if problem := unstorable(value):
+                raise NotPlain(f"{_place(where)}: {problem}")
+            same: list[object] = [value.device, value.data_ptr(), value.dtype, value.shape, value.stride()]
+            if not value.numel():
+                same.append(len(tensors))  # tensors without elements have no address
+            name = names.setdefault(tuple(same), str(len(tensors)))
+            tensors.setdefault(name, value.detach())
+            return {_TENSOR: name}
         if isinstance(value, str):
             return value
         if isinstance(value, int | float):  # NumPy's float64 is a subclass of float
             return int(value) if isinstance(value, int) else float(value)
         raise NotPlain(f"{_place(where)} is a {kind.__module__}.{kind.__qualname__}")
-
-    def named(tensor: Tensor, where: tuple[Any, ...]) -> str:
-        if problem := unstorable(tensor):
-            raise NotPlain(f"{_place(where)}: {problem}")
-        same: tuple[object, ...] = (
-            tensor.device,
-            tensor.data_ptr(),
-            tensor.dtype,
-            tensor.shape,
-            tensor.stride(),
-        )
-        if not tensor.numel():
-            same = (*same, len(tensors))  # tensors without elements have no address
-        name = names.setdefault(same, str(len(tensors)))
-        tensors.setdefault(name, tensor.detach())
-        return name
 
     return flat(tree, ()), tensors
 

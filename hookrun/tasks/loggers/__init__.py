@@ -8,21 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
-from hookrun.discovery import discovered
+from hookrun.discovery import Registry
 from hookrun.errors import Problem, reason
 from hookrun.tasks.loggers.base import LoggedRun, RunLogger
-
-if TYPE_CHECKING:
-    from hookrun.runtime.site import HookSite
-    from hookrun.store.records import Of
 
 
 @cache
 def loggers() -> Mapping[str, type[RunLogger]]:
     """Every logger class by its name."""
-    return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
+    return Registry(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
 
 
 def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
@@ -62,19 +57,8 @@ class Loggers:
         for logger in self._working:
             logger.reached = step
 
-    def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
-        """Log a line of metrics.jsonl."""
-        self._each(lambda logger: logger.metrics(split, values, step, of))
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Log a line of stats.jsonl."""
-        self._each(lambda logger: logger.record(record))
-
-    def value(self, site: HookSite, value: Any) -> None:
-        """Log a captured value."""
-        self._each(lambda logger: logger.value(site, value))
-
-    def _each(self, call: Callable[[RunLogger], None]) -> None:
+    def tell(self, call: Callable[[RunLogger], None]) -> None:
+        """Make the call with each logger; one that fails is closed and used no more."""
         for logger in tuple(self._working):
             with _failure_shown(logger.logger_name):
                 try:

@@ -19,6 +19,9 @@ Cell = tuple[Tensor | float, int]
 Column = tuple[str, str, str]
 """The name of a metric, and if it is shown by position or by sample, which of these and the split."""
 
+_WHOLE = ("", "")
+"""The rest of the column of the mean over all samples, which has one cell, 0."""
+
 
 class Average:
     """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
@@ -69,12 +72,12 @@ class Average:
         self.samples += size
         if loss is not None and weight:
             # On the CPU `item` gives the same float64 number at a tenth of the cost.
-            self._add(_total(LOSS), 0, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
+            self._add((LOSS, *_WHOLE), 0, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         values = self._values(rows)
         for name, (source, column) in values.items():
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
-            self._add(_total(name), 0, total, len(source))
+            self._add((name, *_WHOLE), 0, total, len(source))
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
@@ -95,7 +98,8 @@ class Average:
                     with torch.no_grad():
                         column_parts.append(metric.of_batch(*source.whole()).expand(len(source)))
                 if column_parts:
-                    values[metric.name] = source, torch.cat(column_parts)
+                    whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
+                    values[metric.name] = source, whole
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
                     raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")
@@ -185,8 +189,9 @@ class Average:
     def read(self) -> dict[str, float]:
         """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
         shown = {LOSS: float, **{metric.name: metric.shown for metric in self._metrics}}
-        totals = {name: self._cells[_total(name)][0] for name in shown if _total(name) in self._cells}
-        return {name: shown[name](float(total) / count) for name, (total, count) in totals.items()}
+        totals = {name: self._cells.get((name, *_WHOLE)) for name in shown}
+        means = {name: float(cells[0][0]) / cells[0][1] for name, cells in totals.items() if cells}
+        return {name: shown[name](mean) for name, mean in means.items()}
 
     def lines(self) -> Iterator[tuple[str, Line]]:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
@@ -202,11 +207,6 @@ class Average:
                 line[name] = shown[name](float(total) / count)
         for place in sorted(lines):
             yield groups[place[0]][1], lines[place]
-
-
-def _total(name: str) -> Column:
-    """The column of the mean over all samples, which has one cell, 0."""
-    return name, "", ""
 
 
 def losses(rows: BatchRows, of_loss: Callable[[Any, Tensor], Tensor]) -> Tensor:

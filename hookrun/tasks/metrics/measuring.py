@@ -98,10 +98,11 @@ class Measuring:
         self._names = {metric.name for metric in prepared.metrics}
         backward = getattr(prepared.task, "backward", None)
         self._needs_answers = LOGIT_DIFFERENCE in self._names | {backward and backward.score}
-        self._has_decoder = DECODER_IDS in parameters_of(prepared.model)
-        tokens = metric_tokens_of(prepared.task)
-        texts, _ = texts_of(tokens, "task", FoundTokenizer(prepared.data.tokenizer))
-        self._rule = None if tokens is None else Rule(tokens, False, texts)
+        tokenizer, self._rule = prepared.data.tokenizer, None
+        self._has_decoder = tokenizer is not None and DECODER_IDS in parameters_of(prepared.model)
+        if (tokens := metric_tokens_of(prepared.task)) is not None:
+            texts, _ = texts_of(tokens, "task", FoundTokenizer(tokenizer))
+            self._rule = Rule(tokens, False, texts)
         kl = next((metric for metric in prepared.metrics if metric.name == KL), None)
         self.without_hooks = kl is not None and kl.against is None
         against = None if kl is None else kl.against
@@ -150,7 +151,7 @@ class Measuring:
         others: the output of the model without its hooks, if a metric compares with it
         """
         found = self._tokens(output, batch) if batch.data.of_tokens else of_samples(output, batch.target)
-        return self._compared(found, batch, others)
+        return self._compared(found, batch, others) if KL in self._names else found
 
     def _loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
@@ -209,7 +210,7 @@ class Measuring:
 
     def _compared(self, rows: BatchRows, batch: Batch, others: Any) -> BatchRows:
         """The rows with the scores to compare them with. HookrunError if these have another shape."""
-        if KL not in self._names or rows.scores is None or rows.scores.dim() != 2:
+        if rows.scores is None or rows.scores.dim() != 2:
             return rows
         if self._predicted is not None:
             if batch.split not in self._predicted_rows:

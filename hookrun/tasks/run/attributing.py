@@ -285,10 +285,11 @@ class AttributionRows:
             )
 
     def write(self, folder: Path, metadata: Mapping[str, str]) -> None:
-        """Write all rows, by sample; sequences are as long as the longest, with 0 behind their end."""
-        save_file(self._whole(), folder / ATTRIBUTIONS, dict(metadata))
+        """Write all rows, by sample."""
+        save_file(self.state_dict(), folder / ATTRIBUTIONS, dict(metadata))
 
-    def _whole(self) -> Values:
+    def state_dict(self) -> Values:
+        """The rows so far; sequences are as long as the longest, with 0 behind their end."""
         whole: Values = {}
         for name, parts in self._parts.items():
             longest = max((part.shape[1] for part in parts if part.dim() > 1), default=0)
@@ -307,10 +308,6 @@ class AttributionRows:
         if "delta" in self._parts:
             found["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows so far."""
-        return self._whole()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones."""

@@ -82,7 +82,7 @@ class Batch:
     @property
     def weight(self) -> Tensor | int:
         """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
-        return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
+        return (self.target != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
 
     def copied(self) -> Batch:
         """The batch with copies of its inputs, into which a model may write."""
@@ -180,7 +180,7 @@ class Batches:
             ranks.meet()  # rank 0 may have downloaded the data for the other ranks
         self.data = samples
         self.samples = len(samples)
-        draws: Seeded | None = seeded if data.transforms_draw(settings.data, split) else None
+        draws: Seeded | None = seeded if samples.draws else None
         if settings.data.name == data.PYTHON:
             draws = all_seeded
         self._numbered = _Numbered(samples, settings.seed, draws)

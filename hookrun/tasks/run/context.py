@@ -59,10 +59,6 @@ class PartialPass:
         sums = {name: each.state_dict() for name, each in self.holding.items()}
         return {"step": self.step, "batches": self.batches, "holding": sums}
 
-    def sums(self) -> dict[str, Average]:
-        """Key path in the state -> the sums over the rows of this rank only."""
-        return {f"holding.{name}": each for name, each in self.holding.items() if isinstance(each, Average)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the progress by a saved one."""
         self.step, self.batches = state["step"], state["batches"]
@@ -185,13 +181,14 @@ class RunContext:
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The loss of the batch."""
         with self.autocast():
-            return self.prepared.loss(output, batch.target)
+            return self.prepared.loss.function(output, batch.target)
 
     def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
         """The writer of samples.jsonl for these splits, with the texts of tokens."""
-        data = self.prepared.data
-        decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
-        log_texts = None if decode is None else partial(self.sink.log_texts, decode)
+        data, log_texts = self.prepared.data, None
+        if any(batches.data.of_tokens for batches in parts.values()):
+            decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
+            log_texts = None if decode is None else partial(self.sink.log_texts, decode)
         return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
 
     def sum_over_ranks(self, average: Average) -> Average:
@@ -225,8 +222,9 @@ class RunContext:
         clock = self.hooks.clock
         about = {"split": split, "epoch": clock.epoch, "step": clock.step}
         about |= {} if of is None else {"of": of}
-        self.run_dir.log_metrics(**about, **values, **more)
-        self.sink.loggers.metrics(split, {**values, **more}, clock.step, of)
+        values = {**values, **more}
+        self.run_dir.log_metrics(**about, **values)
+        self.sink.loggers.tell(lambda logger: logger.metrics(split, values, clock.step, of))
 
     def read(self, split: str, average: Average) -> dict[str, float]:
         """The means of a whole pass. Metrics by position or sample are written to metrics.jsonl here.
@@ -329,7 +327,8 @@ class RunContext:
             self.ranks.from_main(list(self.model.buffers()))
         clock, training, saves = self.hooks.clock, self.model.training, holding is not None
         at = PartialPass(clock.step, holding or {})
-        with self.resuming.hold("pass", at, at.sums) if saves else nullcontext(False) as resumed:
+        sums = {f"holding.{name}": each for name, each in at.holding.items() if isinstance(each, Average)}
+        with self.resuming.hold("pass", at, sums) if saves else nullcontext(False) as resumed:
             clock.training_at = at.step if self.prepared.task.trains else None
             clock.step = clock.step if resumed else 0
             self.sink.loggers.reach(at.step)
@@ -359,7 +358,8 @@ class RunContext:
     ) -> Generator[Batch]:
         """The remaining batches; a request for the next batch means that the last one is finished."""
         rest = batches.epoch(0, at.batches)
-        trains, shards = self.prepared.task.trains, self.run_dir.shards
+        trains = self.prepared.task.trains
+        shards = 0 if trains else self.run_dir.shards
         with closing(self.screen.track(rest, len(batches), label, shown, at.batches)) as tracked:
             for batch in tracked:
                 yield batch
@@ -374,7 +374,7 @@ class RunContext:
                     # Rows that are on the disk are not computed again. Saving writes buffered rows too, so that
                     # indexes and the state agree.
                     due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
-                    if self.resuming.point(due):
+                    if self.resuming.point(due) and not trains:
                         shards = self.run_dir.shards
                 elif (signal := pending()) is not None:
                     raise signal  # without saving: a state would lack the task's sums

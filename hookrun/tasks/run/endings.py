@@ -106,8 +106,7 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     weights: the source of the model's weights; None: not known
     """
     names = ModelNames(model)
-    paths = dict.fromkeys(map(names.first_name, names.modules))
-    matches = [names.match(path, on_parameters=False) for path in paths]
+    matches = [names.match(path, on_parameters=False) for path, _ in model.named_modules()]
     return {
         "class": class_name(model),
         **({} if weights is None else {"weights": weights}),

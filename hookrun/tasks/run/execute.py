@@ -31,15 +31,15 @@ from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.signals import listening, shielded
-from hookrun.store.format import ENV, HOOKS, MODEL, PLAN
-from hookrun.store.reader import open_run
+from hookrun.store.format import ENV, HOOKS, METRICS, MODEL, PLAN
+from hookrun.store.records import MetricsLine, read_records
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.store.scores import result
 from hookrun.store.states.files import newest_state, read_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready, goal_of
 from hookrun.tasks.loggers import Loggers
 from hookrun.tasks.loggers.base import LoggedRun
-from hookrun.tasks.metrics.activation import ActivationLoss
+from hookrun.tasks.metrics.losses import ActivationLoss
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.endings import (
     ending,
@@ -86,7 +86,9 @@ def execute(
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # the captures of the other ranks are on disk now
-        objective = None if goal is None else result(open_run(path).metrics, goal).model_dump()
+        objective = None
+        if goal is not None:
+            objective = result(read_records(run_dir.path / METRICS, MetricsLine), goal).model_dump()
         run_dir.write_manifest()
         with shielded():
             if stopped is None:

@@ -27,9 +27,8 @@ from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
-from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.metrics.losses import WHERE as LOSS
-from hookrun.tasks.metrics.losses import TrainLoss, load_loss
+from hookrun.tasks.metrics.losses import ActivationLoss, TrainLoss, load_loss
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
 from hookrun.tasks.metrics.metrics import Metric, load_metrics
 from hookrun.tasks.run.session import device_named, session

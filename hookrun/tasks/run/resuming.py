@@ -64,7 +64,7 @@ class Resuming:
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
         self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
-        self._held: dict[str, tuple[Stateful, Callable[[], Mapping[str, Average]]]] = {}
+        self._held: dict[str, tuple[Stateful, Mapping[str, Average]]] = {}
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
         saved = run_dir.resumed
@@ -82,12 +82,12 @@ class Resuming:
             hooks.sink.stop = None  # a check that stopped the run may stop it again
 
     @contextmanager
-    def hold(self, name: str, part: Stateful, sums: Callable[[], Mapping[str, Average]]) -> Iterator[bool]:
+    def hold(self, name: str, part: Stateful, sums: Mapping[str, Average]) -> Iterator[bool]:
         """Within the block every state has a part `name`, with the plain values and tensors that `part` returns.
 
         The part is loaded from the state from which the run is resumed; yields whether this state has it.
 
-        sums: returns key path in this part -> an Average over the rows of this rank only
+        sums: key path in this part -> an Average over the rows of this rank only
         """
         resumed = name in self._waiting
         if resumed and self._run_dir.resumed is not None:
@@ -150,14 +150,14 @@ class Resuming:
                     "sums": {
                         f"{name}.{place}": average.state_dict()
                         for name, (_, sums) in self._held.items()
-                        for place, average in sums().items()
+                        for place, average in sums.items()
                     },
                 }
                 self._run_dir.take_kept()
                 tree = {
                     "held": {name: part.state_dict() for name, (part, _) in self._held.items()},
                     "model": model_state(self._model, trains=self._ready.task.trains),
-                    "files": self._run_dir.position(on_disk=False),
+                    "files": self._run_dir.position(),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
                 clock = self._hooks.clock
@@ -224,6 +224,7 @@ def results_of(ready: Ready, run_dir: RunDir) -> Results:
 
     def save(parts: dict[str, Any]) -> None:
         content = flatten({"results": parts, "files": run_dir.position()})
+        run_dir.sync()
         write_state(run_dir.path, facts, *content, keep=keep)
 
     return Results(saved, save)

@@ -8,6 +8,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,7 @@ MOST_TOKENS = 2**18
 """The largest number of tokens of a split, padding included, that are written: the tokens of its first samples."""
 
 
+@dataclass(eq=False)
 class SampleNames:
     """Writes the file, the class, the predicted class and the loss of each sample.
 
@@ -41,23 +43,16 @@ class SampleNames:
     seen:      split -> how many of its samples were written
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        parts: Mapping[Split, Batches],
-        num_classes: int | None,
-        log_texts: Callable[[list[int]], None] | None = None,
-    ) -> None:
-        self._run_dir = run_dir
-        self._log_texts = log_texts
-        self._data = {split: batches.data for split, batches in parts.items()}
-        self._num_classes = num_classes
-        self.seen = Counter[str]()
-        self._worst = list[tuple[float, str, int]]()
+    run_dir: RunDir
+    parts: Mapping[Split, Batches]
+    num_classes: int | None
+    log_texts: Callable[[list[int]], None] | None = None
+    seen: Counter[str] = field(default_factory=Counter, init=False)
+    _worst: list[tuple[float, str, int]] = field(default_factory=list, init=False)
 
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is the model's output for it."""
-        samples = self._data[batch.split]
+        samples = batch.data
         columns = self._classes(batch.target, output)
         self.seen[batch.split] += batch.whole
         tokens = self._tokens(batch) if batch.data.of_tokens else {}
@@ -72,7 +67,7 @@ class SampleNames:
                 self._worst.append((loss, batch.split, number))
             lines.append({**line, **tokens.get(row, {})})
         self._worst = heapq.nlargest(MOST_WORST, self._worst)
-        self._run_dir.append(SAMPLES, lines)
+        self.run_dir.append(SAMPLES, lines)
 
     def _classes(self, target: Tensor, output: Any) -> dict[str, list[Any]]:
         """`class`, `predicted_class` (with the largest score) and `loss` (cross-entropy) of each sample of a batch.
@@ -82,7 +77,7 @@ class SampleNames:
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
             return {}
-        columns, least = {"class": target.tolist()}, max(self._num_classes or 2, 2)
+        columns, least = {"class": target.tolist()}, max(self.num_classes or 2, 2)
         if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(target):
             return columns
         if not output.is_floating_point() or output.shape[1] < least:
@@ -96,7 +91,7 @@ class SampleNames:
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
-        of_ranks = self._run_dir.ranks.gathered(self._worst)
+        of_ranks = self.run_dir.ranks.gathered(self._worst)
         samples = {
             (float(loss), str(split), int(number)) for worst in of_ranks for loss, split, number in worst
         }
@@ -108,21 +103,22 @@ class SampleNames:
         Every rank calls it, and rank 0 writes.
         """
         wanted = {(split, number) for _, split, number in self._worst_of_all()}
-        if not self._run_dir.ranks.is_main:
+        if not self.run_dir.ranks.is_main:
             return
         for split, count in self.seen.items():
             wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
             wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # the samples in the report
         lines = list[dict[str, Any]]()
         for split, number in sorted(wanted):
-            samples = self._data.get(cast(Split, split))
+            batches = self.parts.get(cast(Split, split))
+            samples = None if batches is None else batches.data
             if samples is None or samples.of_tokens or not 0 <= number < len(samples):
                 continue
             if (picture := picture_of(samples[number][0])) is None:
                 break  # then the other samples are not images either
             lines.append({"split": split, "sample": number, "png": picture})
         if lines:
-            self._run_dir.write_pictures(lines)
+            self.run_dir.write_pictures(lines)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and the samples with the highest loss so far, on all ranks; every rank calls it."""
@@ -160,9 +156,9 @@ class SampleNames:
             if targets is not None:
                 of_each = targets[row, first:end].tolist()
                 lines[row]["targets"] = [None if each == IGNORED else each for each in of_each]
-        if self._log_texts is not None:
+        if self.log_texts is not None:
             written = (line["tokens"] + line.get("targets", []) for line in lines.values())
-            self._log_texts([token for tokens in written for token in tokens if token is not None])
+            self.log_texts([token for tokens in written for token in tokens if token is not None])
         return lines
 
 

@@ -79,7 +79,7 @@ class RunSink(RecordSink):
                 if tokens is not None and (decode := decoder_of(site.tokenizer)) is not None:
                     self.log_texts(decode, tokens.token_ids.tolist())
                 if clock.counting:
-                    loggers.value(site, value)
+                    loggers.tell(lambda logger: logger.value(site, value))
 
         return self.within_budget(site, keep)
 
@@ -143,4 +143,4 @@ class RunSink(RecordSink):
             return
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.append(STATS, [record])
-        self.loggers.record(record)
+        self.loggers.tell(lambda logger: logger.record(record))

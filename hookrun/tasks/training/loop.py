@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookrun.store.states.checkpoint import save
+from hookrun.store.states.files import save_weights
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.progress import numbers
@@ -54,7 +54,7 @@ def train(context: RunContext) -> None:
         context.measuring.average(),
         average,
     )
-    with resuming.hold("train", training, training.sums):
+    with resuming.hold("train", training, {"means": training.means}):
         resuming.begin()
         context.model.train()
         while training.epoch < settings.epochs:
@@ -84,7 +84,7 @@ def _save(context: RunContext, name: str) -> None:
         state = whole_state(context.model, keeps=is_main)
     if is_main:  # the other ranks have the same weights
         path, applied = context.run_dir.checkpoints / name, context.prepared.plan.applied()
-        save(context.model, path, context.resuming.writer, applied=applied, state=state)
+        save_weights(context.model, path, context.resuming.writer, applied=applied, state=state)
         context.run_dir.wrote(path)
 
 

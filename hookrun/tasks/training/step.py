@@ -84,10 +84,6 @@ class Training:
             "average": None if self.average is None else self.average.state_dict(),
         }
 
-    def sums(self) -> dict[str, Average]:
-        """Key path in the state -> the sums over the rows of this rank only."""
-        return {"means": self.means}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state of training by a saved one."""
         self.epoch, self.batches = state["epoch"], state["batches"]

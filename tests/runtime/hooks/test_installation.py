@@ -11,7 +11,7 @@ from torch import nn
 import hookrun
 from hookrun.runtime import Installation
 from hookrun.spec import parse_spec
-from hookrun.store.states import checkpoint
+from hookrun.store.states.files import save_weights
 
 ONES = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
 
@@ -58,10 +58,10 @@ def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path: Path) -> N
         {"ones": ONES, "seen": {"select": "0", "hook": "forward", "action": "print"}}, net()
     )
     path = tmp_path / "last.safetensors"
-    checkpoint.save(net(), path, applied=plan.applied())
+    save_weights(net(), path, applied=plan.applied())
     assert applied_hooks(str(path)) == {plan.hooks[0].spec.identity}
     assert set(load_file(path)) == set(net().state_dict())
-    checkpoint.save(net(), path)
+    save_weights(net(), path)
     assert applied_hooks(str(path)) == frozenset()
 
 
