@@ -176,7 +176,7 @@ def build(
     parts.add(problems)
     if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
         parts.add(function.problems(parts.model))
-    if info is not None and parts.model is not None:
+    if of_tokens and info is not None and parts.model is not None:
         parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
     parts.weights = models.origin(settings.model)
     return parts
