@@ -96,6 +96,12 @@ def compile_error(where: str, what: str, hint: str = "") -> CompileError:
     return CompileError([Problem(where, what, hint)])
 
 
+def refuse(problems: Iterable[Problem], kind: type[Refusal] = SpecError) -> None:
+    """Raise an error of this kind with the problems, if there are any."""
+    if errors := list(problems):
+        raise kind(errors)
+
+
 @dataclass
 class Mistakes:
     """Collects mistakes, to tell them all at once.

@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import hookrun
-from hookrun.ranks.alone import share
+from hookrun.ranks import share
 from hookrun.runtime import Installation
 from hookrun.runtime.clock import RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients

@@ -51,6 +51,21 @@ def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_captu
     assert (target.bytes, target.per_sample) == (12, True)
 
 
+def test_the_plan_shows_the_shape_of_the_arguments_where_a_hook_sees_these() -> None:
+    hooks = {
+        kind: {"select": ["3", "4"], "hook": kind, "action": "stats"}
+        for kind in ("forward_pre", "backward", "output_grad")
+    }
+    plan = hookrun.compile(hooks, net(), example=EXAMPLE)
+    found = {hook.spec.name: [match.shape for match in hook.matches] for hook in plan.hooks}
+    of_arguments = ["[2, 4, 6, 6]", "[2, 144]"]
+    assert found == {
+        "forward_pre": of_arguments,
+        "backward": of_arguments,
+        "output_grad": ["[2, 144]", "[2, 3]"],
+    }
+
+
 @pytest.mark.parametrize(
     ("hook", "said"),
     [

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from hookrun.errors import Refusal
-from hookrun.ranks.alone import is_main
+from hookrun.ranks import is_main
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.terminal import waiting, waiting_for, words

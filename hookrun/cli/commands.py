@@ -34,7 +34,7 @@ from hookrun.compose.hydra import (
 from hookrun.compose.overrides import GROUPS, meant, take, take_resume, take_trust
 from hookrun.config import ROOT_KEYS
 from hookrun.discovery import names_in
-from hookrun.errors import Problem, SpecError, spec_error, whole_characters
+from hookrun.errors import Problem, SpecError, refuse, spec_error, whole_characters
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.terminal import waiting_for
 from hookrun.trust import of_environment, read_once
@@ -136,8 +136,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         elif flag in known and known[flag].nargs == 0 and joined:
             hint = f"put a space there: {joined[0].replace('=', ' ', 1)}"
         raise spec_error(flag, error.message, hint) from None
-    if others:
-        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
+    refuse(Problem(text, "is not a flag", _WRITTEN) for text in others)
     return args
 
 

@@ -18,7 +18,7 @@ from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume, latest_in
 from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
-from hookrun.ranks.alone import ALONE, Ranks, is_main, started
+from hookrun.ranks import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences
 from hookrun.store.records import Status, read_record

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.errors import composed, experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, existing_folder, opened
 from hookrun.config.interpolations import literal, resolved
-from hookrun.errors import SpecError, spec_error, whole_characters
+from hookrun.errors import refuse, spec_error, whole_characters
 from hookrun.spec import Experiment
 from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
@@ -123,8 +123,7 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
 
     Such a file has no header, or sets `task.name` so that a typed ``task=`` has no effect.
     """
-    if problems := lost_keys(cfg):
-        raise SpecError(problems)
+    refuse(lost_keys(cfg))
     choices = cfg.hydra.runtime.choices
     overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
     typed = [text for text in overrides if text.startswith("task=")]

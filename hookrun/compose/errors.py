@@ -251,9 +251,14 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
         inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
         key = inside if inside.startswith(f"{key}.") else key
         near, to_add = _near(key, cfg), f"to add it: +{override.input_line}"
-        if _is_key_of_hook(key, cfg):
-            return Problem(key, _NO_KEY, to_add)
-        return Problem(key, _NO_KEY, f"{near}; {to_add}" if key.startswith(_OPEN) else near)
+        if keys := _keys_of_hook(key, cfg):
+            hook, own = key.split(".")[1:3]
+            if own in keys:
+                return Problem(key, _NO_KEY, to_add)
+            if alike := get_close_matches(own, keys):
+                near = f"did you mean {' or '.join(repr(f'hooks.{hook}.{each}') for each in alike)}?"
+        hints = [near, to_add] if key.startswith(_OPEN) or not near else [near]
+        return Problem(key, _NO_KEY, "; ".join(filter(None, hints)))
     except OmegaConfBaseException as error:
         if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
             one = "a sweep has one: objective=val/accuracy"
@@ -291,28 +296,24 @@ def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
     return hint
 
 
-def _is_key_of_hook(key: str, cfg: DictConfig) -> bool:
-    """Whether it is a key that a hook of the configuration may have, by its hook type and action.
-
-    Actions, which take a tenth of a second to import, are asked only about keys that are like none of the hook's.
-    """
-    section, name, own = [*key.split(".", 2), "", ""][:3]
-    body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" else None
+def _keys_of_hook(key: str, cfg: DictConfig) -> set[str]:
+    """The keys that the hook with this key may have, by its hook type and action; empty if it is not there."""
+    section, name, own = [*key.split("."), "", ""][:3]
+    body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" and own else None
     if not OmegaConf.is_dict(body):
-        return False
-    hook_type, own = HOOK_TYPES.get(str(body.get("hook"))), own.partition(".")[0]
-    if own in OF_EVERY_HOOK or (hook_type is not None and own in hook_type.takes):
-        return True
-    if get_close_matches(own, map(str, body)):
-        return False
+        return set()
     from hookrun.actions import actions
 
-    action = actions().get(str(body.get("action")))
-    return action is not None and own in action.model_fields
+    hook_type, action = HOOK_TYPES.get(str(body.get("hook"))), actions().get(str(body.get("action")))
+    takes = hook_type.takes if hook_type is not None else ()
+    return {*map(str, body), *OF_EVERY_HOOK, *takes, *(action.model_fields if action is not None else ())}
 
 
 def _near(key: str, cfg: DictConfig) -> str:
-    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part."""
+    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part.
+
+    "" if that part is right, and only not in this configuration.
+    """
     paths = [group for group in cfg.hydra.runtime.choices if "/" not in group] + key_paths(cfg)
     above, part, rest = "", *key.partition(".")[::2]
     near = [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]
@@ -322,6 +323,8 @@ def _near(key: str, cfg: DictConfig) -> str:
             above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
         below = (path.removeprefix(above) for path in paths if path.startswith(above))
         siblings = dict.fromkeys([path.partition(".")[0] for path in below] + ([] if above else [*ROOT_KEYS]))
+        if part in siblings:  # a key such as `vars`, which is not in every configuration
+            return ""
         whole = [f"{above}{name}.{rest}".rstrip(".") for name in get_close_matches(part, siblings)]
         near = [path for path in whole if path in paths] or whole
     if not near and above:  # train.lr for train.optimizer.lr

@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose import hydra_section
 from hookrun.config.interpolations import guarded
 from hookrun.config.yaml_files import parsed, reading
-from hookrun.errors import Problem, SpecError, spec_error
+from hookrun.errors import Problem, SpecError, refuse, spec_error
 
 MAX_LOADS = 1_000
 """The most configs that one composition may load; an ordinary composition loads about thirty."""
@@ -64,8 +64,7 @@ def _read(source: ConfigSource, file: Path, config_path: str) -> ConfigResult:
         content = cast(DictConfig, parsed(text))  # a list is refused when it is merged
         if not _is_ours(source):
             plain: Any = OmegaConf.to_container(content, resolve=False)
-            if problems := list(_acting_content(plain, file, posixpath.dirname(config_path))):
-                raise SpecError(problems)
+            refuse(_acting_content(plain, file, posixpath.dirname(config_path)))
     path = f"{source.scheme()}://{source.path}"
     return ConfigResult(config=content, path=path, provider=source.provider, header=header)
 
@@ -307,9 +306,10 @@ class Loader(ConfigLoaderImpl):
             if posixpath.dirname(path) in self._typed_groups:
                 installed = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
                 plugins = [f"{plugin.__module__}.{plugin.__name__}" for plugin in installed]
-            if problems := hydra_section.wrong_settings(plain["hydra"], groups, plugins):
-                file = _file(source, path)
-                raise SpecError([Problem(f"{file}: {each.where}", each.what, each.hint) for each in problems])
+            refuse(
+                Problem(f"{_file(source, path)}: {each.where}", each.what, each.hint)
+                for each in hydra_section.wrong_settings(plain["hydra"], groups, plugins)
+            )
         return loaded
 
     def _wrong_place(

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hookrun.errors import Problem, counted, nearest
+from hookrun.errors import Problem, SpecError, counted, nearest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,6 +39,14 @@ def parse(model: type[M], given: Mapping[str, Any], where: str) -> tuple[M | Non
         return model.model_validate(dict(given)), []
     except ValidationError as error:
         return None, problems_of(error, where, model)
+
+
+def validated(model: type[M], given: Mapping[str, Any], where: str) -> M:
+    """The validated model, as `parse`. Raises SpecError with every mistake in `given`."""
+    content, problems = parse(model, given, where)
+    if content is None:
+        raise SpecError(problems)
+    return content
 
 
 _TAGS = ("a name", "a run")

@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hookrun.config.validation import parse
+from hookrun.config.validation import validated
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.transforms import RANDOM, after_transforms, parse_transforms
-from hookrun.errors import Mistakes, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, nearest, spec_error
 from hookrun.spec.experiment import Data
 from hookrun.trust.load import DATA
 from hookrun.trust.load import load as load_trusted
@@ -117,10 +117,7 @@ def _source(config: Data) -> Source:
         raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
     module, name = _SOURCES[config.name]
     cls: type[Source] = getattr(import_module(f"{__name__}.{module}"), name)
-    source, problems = parse(cls, config.args, "data.args")
-    if source is None:
-        raise SpecError(problems)
-    return source
+    return validated(cls, config.args, "data.args")
 
 
 def _readable(read: Callable[..., T], *args: Any) -> T:

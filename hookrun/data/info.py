@@ -79,7 +79,11 @@ class DataInfo:
         }
         if self.target is not None and not self.target.shape and not self.target.dtype.is_floating_point:
             count = self.num_classes
-            known |= {"class": None, "label": None if count is None else [*map(typed, range(count))]}
+            labels = None if count is None else range(count)
+            known |= {
+                "class": None if labels is None else [typed(str(label)) for label in labels],
+                "label": None if labels is None else [*map(typed, labels)],
+            }
         return {**known, **self.fields}
 
     @property

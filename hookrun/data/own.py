@@ -15,7 +15,7 @@ from hookrun.config.validation import takes, wrong_call
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
-from hookrun.errors import HookrunError, SpecError, reason, spec_error
+from hookrun.errors import HookrunError, reason, refuse, spec_error
 from hookrun.trust.load import Trusted
 
 FACTORY = "data.factory"
@@ -71,8 +71,7 @@ class OwnData(Source):
     def _made(self, split: Split, seed: int) -> Any:
         """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
         factory = self.factory
-        if problems := wrong_call(factory.target, self.args, _ARGS, factory.text, first=1, also=["seed"]):
-            raise SpecError(problems)
+        refuse(wrong_call(factory.target, self.args, _ARGS, factory.text, first=1, also=["seed"]))
         seeded = {"seed": seed} if takes(factory.target, "seed") else {}
         try:
             with torch.random.fork_rng(devices=[]):

@@ -21,7 +21,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, refuse, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +169,32 @@ def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _F
             hint = f"set {key}" + (", to null if there is none" if key == "data.args.target" else "")
             problems.append(Problem(key, f"{path} has no tensor '{name}'; {nearest(name, header)}", hint))
         elif info is None:
-            what = f"the tensor '{name}' in {path} is of a type that is not supported"
-            problems.append(Problem(key, what, "write it as a float, integer or bool tensor"))
+            problems.append(
+                Problem(
+                    key,
+                    f"the tensor '{name}' in {path} is of a type that is not supported",
+                    "write it as a float, integer or bool tensor",
+                )
+            )
         elif not info.shape:
-            what = f"the tensor '{name}' in {path} is a single number"
-            problems.append(Problem(key, what, "give it a first dimension, one row for each sample"))
+            problems.append(
+                Problem(
+                    key,
+                    f"the tensor '{name}' in {path} is a single number",
+                    "give it a first dimension, one row for each sample",
+                )
+            )
         else:
             tensors[name] = info
     if len({info.shape[0] for info in tensors.values()}) > 1:
-        what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
-        problems.append(Problem(where, what, "write one row of each for each sample"))
-    if problems:
-        raise SpecError(problems)
+        problems.append(
+            Problem(
+                where,
+                f"the tensors in {path} differ in their number of rows: {_shown(tensors)}",
+                "write one row of each for each sample",
+            )
+        )
+    refuse(problems)
     row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
     return _File(path, next(iter(tensors.values())).shape[0], row)
 

@@ -18,6 +18,7 @@ from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples, transformed, unit_float
 from hookrun.data.source import Source, require_root
 from hookrun.errors import Problem, SpecError, reason, spec_error
+from hookrun.spec.when import typed
 
 _CONNECT_TIMEOUT = 30.0  # seconds; without it a network that drops packets blocks a download for minutes
 
@@ -58,12 +59,15 @@ class _TorchvisionSet(Source):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         folder, is_complete = self.folder(root)
         sizes, shape = self.sizes_and_shape(folder) if is_complete else self.as_published
+        # those of CIFAR are in its files
+        classes: Sequence[str] | None = getattr(self.published, "classes", None)
         return DataInfo(
             name=self.name,
             inputs=TensorInfo(shape, torch.float32),
             target=TensorInfo((), torch.int64),
             num_classes=self.num_classes,
             sizes=sizes,
+            fields={"class": None if classes is None else [*map(typed, classes)]},
         )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
@@ -143,8 +147,9 @@ class _IdxFiles(_TorchvisionSet):
                 raise self._damaged(path, f"torchvision cannot read it as IDX ({reason(error)})") from error
         images, labels = tensors
         if len(images) != len(labels):
-            what = f"{len(images)} images and {len(labels)} labels for the split '{split}'"
-            raise self._damaged(folder, what)
+            raise self._damaged(
+                folder, f"{len(images)} images and {len(labels)} labels for the split '{split}'"
+            )
         return images.unsqueeze(1), labels
 
     def _damaged(self, path: Path, what: str) -> SpecError:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from pydantic import AfterValidator, Field, create_model
 
-from hookrun.config.validation import Args, parameters, parse
+from hookrun.config.validation import Args, parameters, validated
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.errors import Mistakes, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, nearest, spec_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,7 @@ def make_transform(name: str, args: Mapping[str, Any], where: str) -> Transform:
     """
     if name not in NAMES:
         raise spec_error(where, "unknown transform", nearest(name, NAMES))
-    parsed, problems = parse(_arguments(name), args, where)
-    if parsed is None:
-        raise SpecError(problems)
+    parsed = validated(_arguments(name), args, where)
     given = {key: getattr(parsed, key) for key in parsed.model_fields_set}
     try:
         with warnings.catch_warnings():

@@ -143,8 +143,9 @@ class Callback(LoopFollower, LightningCallback):
             return  # on_sanity_check_end closes
         self._evaluation.close()
         if not trainer.predicting:
-            every = trainer.logged_metrics.items()
-            by_loader = {name: value for name, value in every if _OF_A_LOADER in name}
+            by_loader = {
+                name: value for name, value in trainer.logged_metrics.items() if _OF_A_LOADER in name
+            }
             self.write("test" if trainer.testing else "val", {**_logged(trainer), **by_loader})
 
     on_test_start = on_predict_start = on_validation_start

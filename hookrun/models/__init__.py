@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, shown, spec_error
+from hookrun.errors import Mistakes, Problem, nearest, refuse, shown, spec_error
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin, require_weights
@@ -104,10 +104,12 @@ def _own(config: Model, data: DataDefaults) -> partial[Any]:
         asked = {key: value for key, value in asked.items() if value is not None}
         if "path" in asked:
             path = asked["path"]
-            what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
-            hint = f"use model=transformers model.args.path={path} model.args.attention=points"
-            hint += ", with the module names of GPT-2"
-            raise spec_error("model.args.path", what, hint)
+            raise spec_error(
+                "model.args.path",
+                f"found {shown(path)}: the decoder does not read GPT-2 from a folder",
+                f"use model=transformers model.args.path={path} model.args.attention=points"
+                ", with the module names of GPT-2",
+            )
     args = data.values() | asked
     problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
@@ -118,8 +120,7 @@ def _own(config: Model, data: DataDefaults) -> partial[Any]:
             # Sizes multiply: each of them may be right, and the model larger than any memory.
             if why := too_large(lambda: cls(**args)):
                 problems = [Problem("model.args", why, "give smaller sizes")]
-    if problems:
-        raise SpecError(problems)
+    refuse(problems)
     return partial(cls, **args)
 
 
@@ -133,6 +134,5 @@ def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
         except Exception as error:
             raise spec_error("model.args", factory.failure(error), "correct it, or its arguments") from error
 
-    if problems := wrong_call(factory.target, config.args, "model.args", factory.text):
-        raise SpecError(problems)
+    refuse(wrong_call(factory.target, config.args, "model.args", factory.text))
     return partial(call, **config.args)

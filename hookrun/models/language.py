@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.config.validation import Args, parse
-from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, spec_error
+from hookrun.config.validation import Args, validated
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of
 
@@ -112,9 +112,7 @@ class TransformersArgs(Args):
 
 def prepare(config: Model, data: DataDefaults) -> partial[Any]:
     """The call that builds the model. Raises SpecError for invalid arguments."""
-    args, problems = parse(TransformersArgs, config.args, "model.args")
-    if args is None:
-        raise SpecError(problems)
+    args = validated(TransformersArgs, config.args, "model.args")
     try:
         import transformers  # noqa: F401 - whether it is there
     except ImportError as error:
@@ -158,8 +156,11 @@ def _random(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     except SpecError:
         raise
     except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
-        what = f"transformers cannot build the model: {_message(error)}"
-        raise _failure(args, error, Problem(CONFIG, what, "correct the values")) from error
+        raise _failure(
+            args,
+            error,
+            Problem(CONFIG, f"transformers cannot build the model: {_message(error)}", "correct the values"),
+        ) from error
 
 
 def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
@@ -178,18 +179,21 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
         filled["num_labels"] = data.num_classes
     cls = CONFIG_MAPPING[kind]
     known = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
-    problems = [
+    unknown = (
         Problem(f"{CONFIG}.{key}", f"{kind} has no such key; {nearest(str(key), known)}", "correct it")
         for key in filled
         if key not in known and not _forbidden(key)
-    ]
-    problems += _large(filled, CONFIG)
-    for key, _, at in _entries(filled, CONFIG):
-        if _forbidden(key):
-            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
-            problems.append(Problem(at, "a file may not choose what code a model runs", hint))
-    if problems:
-        raise SpecError(problems)
+    )
+    forbidden = (
+        Problem(
+            at,
+            "a file may not choose what code a model runs",
+            "model.args.attention chooses the attention" if "attn" in key else "leave it out",
+        )
+        for key, _, at in _entries(filled, CONFIG)
+        if _forbidden(key)
+    )
+    refuse([*unknown, *_large(filled, CONFIG), *forbidden])
     filled.pop("model_type")
     try:
         return AutoConfig.for_model(kind, **filled)
@@ -269,8 +273,7 @@ def _saved(args: TransformersArgs) -> nn.Module:
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
     try:
         given, _ = PreTrainedConfig.get_config_dict(place, **options)
-        if problems := list(_large(given, PATH)):
-            raise SpecError(problems)
+        refuse(_large(given, PATH))
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
@@ -292,8 +295,8 @@ def _saved(args: TransformersArgs) -> nn.Module:
         raise _failure(args, error, _unread(place, local, _message(error))) from error
     _check_loaded(model, report, place)
     changes = list(_changed(model, report, config, place))
-    if problems := differing(place, "of another kind", changes, len(model.state_dict()), SCALES):
-        raise SpecError([replace(each, where=PATH) for each in problems])
+    problems = differing(place, "of another kind", changes, len(model.state_dict()), SCALES)
+    refuse(replace(problem, where=PATH) for problem in problems)
     return model
 
 

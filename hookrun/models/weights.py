@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import MOST_COMPARED, Problem, SpecError, listed, nearest, reason, spec_error
+from hookrun.errors import MOST_COMPARED, Problem, listed, nearest, reason, refuse, spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -93,8 +93,7 @@ def load_weights(model: nn.Module, weights: str) -> dict[str, Tensor]:
     path = _absolute(weights)
     state = read_weights(path)
     own = model.state_dict(keep_vars=True)
-    if problems := [*_missing(own, state, path), *_mismatched(own, state, path)]:
-        raise SpecError(problems)
+    refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
     model.load_state_dict({name: state[name] for name in own if name in state}, strict=False)
     return {name: tensor for name, tensor in state.items() if name not in own}
 
@@ -218,8 +217,13 @@ def differing(path: Path | str, how: str, names: Sequence[str], total: int, hint
     """The problem of the tensors of the file that differ from the model's, which has `total`, if there are any."""
     if not names:
         return []
-    what = f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}"
-    return [Problem(_WHERE, what, hint)]
+    return [
+        Problem(
+            _WHERE,
+            f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}",
+            hint,
+        )
+    ]
 
 
 def kind_of(dtype: torch.dtype) -> str:

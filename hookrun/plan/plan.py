@@ -34,7 +34,8 @@ class Match:
     names:       all of its names; `path` is one of them
     type:        class of the module, or of the module that owns the parameter
     parameters:  number of elements of the parameter, or of all parameters of the module and its descendants
-    shape:       shape of the module's output with the example, or of the parameter; None: not known
+    shape:       shape of the module's output with the example; of its arguments for `forward_pre` and `backward`; or
+                 of the parameter; None: not known
     called:      whether the example called it; None: not known
     bytes:       size of what one firing captures with the example; None: it captures nothing, or not known
     per_sample:  `bytes` is the size for one sample

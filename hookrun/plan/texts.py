@@ -145,3 +145,15 @@ def unknown_fields(wanted: Wanted, where: str, data: DataInfo) -> Iterator[Probl
                 what = f"no sample of the data '{data.name}' has the value {text}"
                 near = nearest(text, (text_of(value) for _, value in there))
                 yield Problem(f"{where}.{field}", f"{what}; {near}")
+        elif data.tokenizer is None and field in _TYPES:  # data of tokens has own fields, of any type
+            kind, needed = _TYPES[field]
+            for text in (text_of(value) for value in values if type(value) is not kind):
+                yield Problem(f"{where}.{field}", f"found {text}, and no sample has it: {needed}")
+
+
+_TYPES = {
+    "class": (str, "the names of classes are texts; `label` is the number"),
+    "file": (str, "the names of files are texts"),
+    "sample": (int, "samples are numbered"),
+}
+"""Type of the values of a field, which are not known before the run."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,7 +35,7 @@ from hookrun.errors import (
     listed,
     reason,
 )
-from hookrun.hook_types import SAVED_TENSORS, HookType
+from hookrun.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
@@ -47,12 +48,14 @@ from hookrun.runtime.snapshot import held
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Spec
 from hookrun.values.containers import (
+    arguments,
     describe,
     differentiable,
     form_changed,
     members,
     rebuild,
     tensors,
+    unwrapped,
 )
 
 if TYPE_CHECKING:
@@ -325,16 +328,17 @@ def _unproven(error: HookError) -> str:
     return f"{own.hook} cannot run without data: {why}"
 
 
-def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[str, str]:
-    """Path of a hooked module -> the shape of its output, which is filled in at the module's first call."""
-    shapes, modules = dict[str, str](), dict(model.named_modules(remove_duplicate=False))
-    paths = {
+def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[str, tuple[str, str]]:
+    """Path of a hooked module -> the shapes of its arguments and of its output, filled in at its first call."""
+    shapes, modules = dict[str, tuple[str, str]](), dict(model.named_modules(remove_duplicate=False))
+
+    def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        shapes.setdefault(path, (describe(unwrapped(arguments(args, kwargs))), describe(output)))
+
+    for path in {
         match.path for hook in plan.hooks if not hook.spec.hook_type.on_parameters for match in hook.matches
-    }
-    for path in paths:
-        modules[path].register_forward_hook(
-            lambda module, args, output, path=path: shapes.setdefault(path, describe(output)) and None
-        )
+    }:
+        modules[path].register_forward_hook(partial(note, path), with_kwargs=True)
     return shapes
 
 
@@ -349,10 +353,12 @@ def _backward_and_step(output: Any, model: nn.Module, types: Iterable[HookType])
 
 
 def _seen(
-    hook: PlannedHook, match: Match, shapes: Mapping[str, str], findings: TrialSink, batch: int
+    hook: PlannedHook, match: Match, shapes: Mapping[str, tuple[str, str]], findings: TrialSink, batch: int
 ) -> Match:
-    """The match with the shape of its output and the bytes of its capture. batch: samples of the example."""
-    match = replace(match, shape=shapes.get(match.path), called=match.path in shapes)
+    """The match with the shape of what it sees and the bytes of its capture. batch: samples of the example."""
+    of_arguments, of_output = shapes.get(match.path, (None, None))
+    shape = of_arguments if hook.spec.hook_type in (FORWARD_PRE, BACKWARD) else of_output
+    match = replace(match, shape=shape, called=match.path in shapes)
     captured = findings.captured.get((hook.spec.name, match.path))
     if captured is None:
         return match

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hookrun.errors import HookrunError
-from hookrun.ranks.alone import Ranks, Started
+from hookrun.ranks import Ranks, Started
 from hookrun.signals import ignore_next
 from hookrun.values.private_names import require
 
@@ -204,8 +204,10 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     if device == "cuda":
         devices = torch.cuda.device_count()
         if started.local >= devices:
-            what = f"rank {started.rank} is process {started.local} of its machine, which has {devices} CUDA devices"
-            raise HookrunError(f"compute.device: {what}: start at most one process for each device")
+            raise HookrunError(
+                f"compute.device: rank {started.rank} is process {started.local} of its machine, which has {devices} "
+                "CUDA devices: start at most one process for each device"
+            )
         torch.cuda.set_device(started.local)
     size, limit = started.size, timedelta(seconds=timeout)
     try:
@@ -217,9 +219,9 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
             backend, store=store, rank=started.rank, world_size=size, timeout=limit
         )
     except (RuntimeError, ValueError) as error:
-        what = f"rank {started.rank} of {size} did not connect to the other ranks within {timeout:g} seconds"
         raise HookrunError(
-            f"compute.timeout: {what}: {_first_line(error)}: check that every process was started"
+            f"compute.timeout: rank {started.rank} of {size} did not connect to the other ranks within {timeout:g} "
+            f"seconds: {_first_line(error)}: check that every process was started"
         ) from error
     group = RankGroup(started.rank, size, store)
     try:

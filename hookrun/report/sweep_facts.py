@@ -106,7 +106,7 @@ def job_folders(folder: Path) -> Iterator[Path]:
 
 
 def _job(folder: Path, path: Path) -> JobFacts:
-    status = _record(path / STATUS, Status)
+    status = record_in(path / STATUS, Status)
     if reason := cut_off(status):
         status = {**status, "status": "cut off", "reason": reason}
     lines = sampled(path / METRICS, MetricsLine, limit=_ENOUGH, always=is_kept).records
@@ -133,12 +133,12 @@ def _job(folder: Path, path: Path) -> JobFacts:
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
         objective=objective if isinstance(objective, dict) else {},
-        env=EnvRecord.model_validate(_record(path / ENV, EnvRecord)),
+        env=EnvRecord.model_validate(record_in(path / ENV, EnvRecord)),
         has_report=(path / REPORT).is_file(),
     )
 
 
-def _record(path: Path, model: type[Record]) -> dict[str, Any]:
+def record_in(path: Path, model: type[Record]) -> dict[str, Any]:
     """The content of the file; empty if it does not exist or cannot be read, in which case a status says why."""
     try:
         return read_record(path, model) if os.path.lexists(path) else {}

@@ -283,17 +283,17 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
         try:
             source = part(source, value.index.items)
         except (IndexError, RuntimeError) as error:
-            shape = list(source.shape)
             raise HookrunError(
-                f"index {value.index} of the value, which has shape {shape}: {error}"
+                f"index {value.index} of the value, which has shape {list(source.shape)}: {error}"
             ) from error
     if value.minus is not None:
         other = _read(value.minus, names, runs)
         if isinstance(other, PendingRun):
             return other
         if tuple(source.shape) != tuple(other.shape):
-            shapes = f"has shape {list(other.shape)}, {value} has {list(source.shape)}"
-            raise HookrunError(f"minus: {value.minus} {shapes}")
+            raise HookrunError(
+                f"minus: {value.minus} has shape {list(other.shape)}, {value} has {list(source.shape)}"
+            )
         source = difference(source, other)
     if isinstance(value.factor, Ramp) or value.factor == 1:  # the hook multiplies by a Ramp when it fires
         return source
@@ -371,8 +371,7 @@ def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCaptur
 
 def _mean(capture: StoredCapture) -> Tensor:
     blocks = (block.double().sum(0) for block in capture.batches(ROWS_AT_ONCE))
-    total = sum(blocks, start=capture[0].double() * 0)
-    return (total / len(capture)).float()
+    return (sum(blocks, start=capture[0].double() * 0) / len(capture)).float()
 
 
 def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:

@@ -92,9 +92,13 @@ class RunReferences:
         if run is None:
             return None
         plan, manifest = run.plan.get("hash"), run.status.get("manifest")
-        need = name in self.known and name != PREVIOUS
         return UsedRunRecord(
-            where=where, run=name, path=str(run.path), need=need, plan=plan, manifest=manifest
+            where=where,
+            run=name,
+            path=str(run.path),
+            need=name in self.known and name != PREVIOUS,
+            plan=plan,
+            manifest=manifest,
         )
 
 
@@ -167,8 +171,10 @@ def require_same_split(capture: StoredCapture, named: str, split: Split) -> None
     """
     theirs = sorted({SPLITS[part] for part in capture.split_numbers.unique().tolist() if part >= 0})
     if theirs and split not in theirs:
-        what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
-        raise HookrunError(f"{named} has other samples: {what}")
+        raise HookrunError(
+            f"{named} has other samples: its samples are of the split {' and '.join(map(repr, theirs))}, "
+            f"these of {split!r}"
+        )
 
 
 def require_same_model(run: Run, named: str, settings: Settings) -> None:
@@ -179,8 +185,9 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
     theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
     for key in ("name", "factory"):
         if theirs and theirs.get(key) != ours[key]:
-            what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
-            raise HookrunError(f"{named} is of another model: {what}")
+            raise HookrunError(
+                f"{named} is of another model: model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
+            )
 
 
 def padded_otherwise(value: object, runs: RunReferences) -> str | None:

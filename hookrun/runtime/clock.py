@@ -13,7 +13,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookrun.ranks.alone import own_rank
+from hookrun.ranks import own_rank
 from hookrun.runtime.checkpointing import (
     NO_BACKWARD,
     Call,

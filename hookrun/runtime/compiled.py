@@ -66,7 +66,7 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
         member = value if path is None else containers.get(value, path)
         olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
         news = iter(function(olds) if together and olds else map(function, olds))
-        changed = _rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
+        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
         return changed if path is None else containers.put(value, path, changed)
 
     def fire(value: Any) -> Any:
@@ -81,8 +81,7 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
         return value if new is None else new
 
     def watch(tensor: Tensor) -> None:
-        if counted():
-            tensor.register_hook(edited)
+        tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
 
     always = path is None and not together and is_open is None and all(holds_in.values())
     return InGraph(fire_always if always else fire, watch)
@@ -108,7 +107,7 @@ def refusal(problems: Sequence[Problem]) -> InGraph:
     return InGraph(refused, refused)
 
 
-def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with `change` applied to every member that is not a container; all containers are new.
 
     `containers.rebuild` keeps unchanged containers, but torch.compile cannot trace its `is` comparison of tuples.
@@ -116,4 +115,4 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     members = containers.children(value)
     if not members:
         return change(value)
-    return containers.replaced(value, {key: _rebuilt(member, change) for key, member in members})
+    return containers.replaced(value, {key: rebuilt(member, change) for key, member in members})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed
+from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
 from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
@@ -263,8 +263,7 @@ class Installation:
 
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
-        if problems := uncompilable(self.plan):
-            raise CompileError(problems)
+        refuse(uncompilable(self.plan), CompileError)
         torch.compiler.reset()
         model = self._model
         call_through_torch(model.modules())

@@ -15,19 +15,26 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
-from hookrun.errors import CompileError, HookrunError, Problem
+from hookrun.errors import CompileError, HookrunError, Problem, refuse
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
-from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared, listen
+from hookrun.runtime.hooks.base import (
+    BoundHook,
+    ModuleHook,
+    ParameterHook,
+    RegisteredHook,
+    Shared,
+    listen,
+    registered_hooks,
+)
 from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
-from hookrun.runtime.hooks.kept_zero import KeptZero
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
+from hookrun.runtime.hooks.parameter_grad import KeptZero
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.part import part_of
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
@@ -138,8 +145,7 @@ class Wiring:
                 Problem(hook.spec.where, f"the plan is for {what}", "compile the spec against this model")
             )
         problems += sharded_too_early(self.plan, self._model)
-        if problems:
-            raise CompileError(problems)
+        refuse(problems, CompileError)
 
     def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
         """Each hook with each of its matches; only hooks that are registered as one of `kinds`, if any are given."""

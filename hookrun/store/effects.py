@@ -35,6 +35,7 @@ class Effects(Lookup[Tensor]):
 
     axes:    name of an axis of `exact` -> its labels
     samples: the number of each sample
+    faults:  cells in which the metric of a sample is not finite, as lines of text
     about:   hook, metric, split
     """
 
@@ -44,8 +45,10 @@ class Effects(Lookup[Tensor]):
         axes: Mapping[str, Sequence[Any]],
         samples: Sequence[int],
         about: Mapping[str, str],
+        faults: Sequence[str] = (),
     ) -> None:
         super().__init__("tensor", "the effects", tensors)
+        self.faults = faults
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
@@ -115,6 +118,7 @@ def write_effects(folder: Path, effects: Effects) -> None:
         **effects.about,
         "axes": encode(effects.axes),
         "samples": encode(effects.samples),
+        "faults": encode(effects.faults),
         "dims": encode(dims),
     }
     with replacing(folder / EFFECTS) as file:
@@ -131,6 +135,7 @@ def read_effects(folder: Path) -> Effects | None:
     tensors, about = read_tensors(path, folder)
     try:
         axes, samples = decode(about.pop("axes").encode()), decode(about.pop("samples").encode())
+        faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
         for name, tensor in tensors.items():
@@ -139,4 +144,4 @@ def read_effects(folder: Path) -> Effects | None:
                 raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {sizes}")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
-    return Effects(tensors, axes, samples, about)
+    return Effects(tensors, axes, samples, about, faults)

@@ -354,7 +354,7 @@ class Run:
             plan=comparison.differing(comparison.plan(self.plan), comparison.plan(run.plan)),
             config=comparison.differing(self.config, run.config),
         )
-        return found.model_copy(update={"reasons": comparison.reasons(found)})
+        return found.model_copy(update={"reasons": list(comparison.reasons(found))})
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.

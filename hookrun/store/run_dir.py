@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import whole_characters
-from hookrun.ranks.alone import ALONE, Ranks, own_rank
+from hookrun.ranks import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
     StoreError,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -21,15 +21,16 @@ from hookrun.compose.compose import plain
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal, unguarded
 from hookrun.errors import HookrunError, SpecError, spec_error
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks import ALONE, Ranks
+from hookrun.report.sweep_facts import record_in
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import Need
 from hookrun.spec.objective import Goal
-from hookrun.store.files import StoreError, replacing, write_json
+from hookrun.store.files import replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
-from hookrun.store.records import Status, read_record
+from hookrun.store.records import Status
 from hookrun.sweeps.composed_jobs import hash_of
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.resumed import refuse_links
@@ -118,13 +119,8 @@ class JobLines:
             for text in map(str, hydra.overrides.task)
             if key_of(text) in self.swept or text == "hooked=false"
         ]
-        status: dict[str, Any] = {"status": "not started"}
-        if (run_dir / STATUS).is_file():
-            try:
-                status = read_record(run_dir / STATUS, Status)
-            except StoreError:  # somebody has damaged it; the sweep goes on
-                status = {"status": "unreadable"}
-        result, ended = status.get("objective") or {}, str(status.get("status"))
+        status = record_in(run_dir / STATUS, Status)  # if somebody has damaged it, the sweep goes on
+        result, ended = status.get("objective") or {}, str(status.get("status", "not started"))
         # in a resumed sweep the numbers may go beyond its jobs
         of = "" if self.total is None or number > self.total else f"/{self.total}"
         parts = [f"[{number}{of}] {' '.join(settings)}".rstrip()]

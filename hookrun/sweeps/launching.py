@@ -114,11 +114,15 @@ class SweepRun(Launcher):
     def _chosen(self, job_overrides: Sequence[Overrides]) -> list[ComposedJob]:
         """The jobs that a sweeper has just chosen."""
 
-        # the last override of a key wins, and `+` must come before its subkeys
-        def typed_place(text: str) -> int:
-            return self._order.get(text.partition("=")[0], len(self._order))
-
-        jobs = [composed_job(self.app, self.cfg, sorted(each, key=typed_place)) for each in job_overrides]
+        jobs = [
+            composed_job(
+                self.app,
+                self.cfg,
+                # as typed: the last override of a key wins, and `+` must come before its subkeys
+                sorted(each, key=lambda text: self._order.get(text.partition("=")[0], len(self._order))),
+            )
+            for each in job_overrides
+        ]
         for number, job in enumerate(jobs, self._launched):
             job.number = number
         if self.known is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -26,13 +26,13 @@ from hookrun.compose.errors import composed
 from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
 from hookrun.compose.loader import options
 from hookrun.config import root_of
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, refuse, spec_error
+from hookrun.report.sweep_facts import record_in
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
-from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
-from hookrun.store.records import Status, read_record
+from hookrun.store.records import Status
 from hookrun.store.run_dir import newest_finished, newest_unchanged, outputs_folder
 from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory, near_path
 from hookrun.version import __version__
@@ -140,8 +140,7 @@ class NeededRuns:
                 if self.resumes
                 else nearest(need.experiment, names),
             )
-        if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
-            raise SpecError(problems)
+        refuse(self._wrong_overrides(f"{where}.overrides", need.overrides))
         chosen = f"experiment={need.experiment}"
         if parse_override(chosen).value() != need.experiment:
             chosen = f"experiment='{need.experiment}'"
@@ -206,7 +205,7 @@ class NeededRuns:
 
 def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
     """Raise SpecError if a run that a need needs is not among the needs named before it."""
-    problems = [
+    refuse(
         Problem(
             f"needs.{name}",
             f"is {need}, which is not among the needs named before this one",
@@ -214,9 +213,7 @@ def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
         )
         for name, need in needs.items()
         if need not in before
-    ]
-    if problems:
-        raise SpecError(problems)
+    )
 
 
 def with_made_needs(
@@ -288,9 +285,8 @@ def _named(where: str, need: Need) -> Iterator[None]:
 
 def _why(needed: ComposedNeed, run_dir: Path, code: int) -> str:
     what = f"{needed.where}: {needed.need} ended with exit code {code}"
-    with suppress(StoreError):
-        if reason := read_record(run_dir / STATUS, Status).get("reason"):
-            what += f": {reason}"
+    if reason := record_in(run_dir / STATUS, Status).get("reason"):
+        what += f": {reason}"
     return f"{what}\n    its run directory: {run_dir}"
 
 

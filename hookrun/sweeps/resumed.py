@@ -23,7 +23,7 @@ from hookrun.compose.hydra import numbered, parse_override
 from hookrun.compose.overrides import LATEST, RESUME, latest_in
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal
-from hookrun.errors import Problem, SpecError, spec_error
+from hookrun.errors import Problem, SpecError, refuse, spec_error
 from hookrun.report.sweep_facts import job_folders
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
@@ -78,8 +78,7 @@ def sweep_command(
     problems = list(hydra_section.wrong_params(swept, str(file), groups, "sweep over"))
     for text in kept:
         problems += _wrong_setting(key_of(text), text, file, groups)
-    if problems:
-        raise SpecError(problems)
+    refuse(problems)
     return name or record.config_name or "config", [*record.task_overrides, *kept, *overrides]
 
 
@@ -115,10 +114,16 @@ def _no_sweep(folder: Path) -> Problem:
         return Problem(RESUME, f"there is no directory {folder}", f"name one that a sweep left: {RESUME}=DIR")
     if (folder / STATUS).is_file():
         is_job = (folder.parent / MULTIRUN).is_file()
-        hint = f"name the sweep's: {RESUME}={folder.parent}" if is_job else "a single run goes on without -m"
-        return Problem(RESUME, f"{folder} is the directory of a run, not of a sweep", hint)
-    what = f"{folder} is not the directory of a sweep: it has no {MULTIRUN}"
-    return Problem(RESUME, what, f"sweeps are in {SWEEPS}/, single runs in {OUTPUTS}/")
+        return Problem(
+            RESUME,
+            f"{folder} is the directory of a run, not of a sweep",
+            f"name the sweep's: {RESUME}={folder.parent}" if is_job else "a single run goes on without -m",
+        )
+    return Problem(
+        RESUME,
+        f"{folder} is not the directory of a sweep: it has no {MULTIRUN}",
+        f"sweeps are in {SWEEPS}/, single runs in {OUTPUTS}/",
+    )
 
 
 def _stored_command(folder: Path) -> tuple[Path, HydraRecord]:
@@ -169,11 +174,12 @@ class JobDirectories:
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that cannot be identified, or that another process still runs."""
         self._folder = folder
-        self.found = dict[str, tuple[str, int | None]]()
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
-        for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
-            if (path / JOB).exists() or (path / STATUS).exists():
-                self.found[path.relative_to(folder).as_posix()] = _known_job(path)
+        self.found = {
+            path.relative_to(folder).as_posix(): _known_job(path)
+            for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name))
+            if (path / JOB).exists() or (path / STATUS).exists()
+        }
         self._left, self._used = defaultdict[str, list[str]](list), set(self.found)
         for name, (config, _) in self.found.items():
             self._left[config].append(name)

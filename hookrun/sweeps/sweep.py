@@ -37,7 +37,7 @@ from hookrun.errors import (
     reason,
     spec_error,
 )
-from hookrun.ranks.alone import is_main, size_of_world
+from hookrun.ranks import is_main, size_of_world
 from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Direction, Goal

@@ -29,7 +29,7 @@ from hookrun.errors import (
     nearest,
     spec_error,
 )
-from hookrun.ranks.alone import ALONE, Ranks, size_of_world
+from hookrun.ranks import ALONE, Ranks, size_of_world
 from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import (
     JobCache,
@@ -83,8 +83,9 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
     if not (unused := task.unused(experiment)):
         return experiment
     verb = "is" if len(unused) == 1 else "are"
-    note = f"{', '.join(unused)} {verb} not used by task={task.name}"
-    return replace(experiment, notes=(*experiment.notes, note))
+    return replace(
+        experiment, notes=(*experiment.notes, f"{', '.join(unused)} {verb} not used by task={task.name}")
+    )
 
 
 def prepare(
@@ -265,5 +266,6 @@ def _unknown(raw: Any, where: str, what: str, names: Collection[str], own: Kind)
     """The problem of a name, or of a mapping with a name, that is neither hookrun's nor of the form of a user's own."""
     name = raw.get("name") if isinstance(raw, Mapping) else raw
     if isinstance(name, str) and name not in names and not is_user_code(name, own):
-        known = [*names, *short_names(own)]
-        yield Problem(where, f"found {name!r}, which is not {what}", nearest(name, known))
+        yield Problem(
+            where, f"found {name!r}, which is not {what}", nearest(name, [*names, *short_names(own)])
+        )

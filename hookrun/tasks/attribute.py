@@ -126,10 +126,9 @@ class AttributeTask(TaskOfOneSplit):
         from hookrun.tasks.run.batches import Batches
 
         batches = Batches(context.prepared, self.split)
-        scoring = Scoring(self.score, SCORE, context.prepared.loss, context.measuring)
         attributing = Attributing(
             context,
-            scoring,
+            Scoring(self.score, SCORE, context.prepared.loss, context.measuring),
             self._module(context.model),
             method=self.method,
             steps=self.steps,

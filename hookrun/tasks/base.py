@@ -163,8 +163,10 @@ class JobCache:
 
 def model_key(settings: Settings) -> str:
     """A key that is equal for jobs with the same model, data, task, `compute` and frozen parameters."""
-    sections = [settings.model, settings.data, settings.task, settings.compute]
-    dumped = [each.model_dump(mode="json") for each in sections]
+    dumped = [
+        each.model_dump(mode="json")
+        for each in [settings.model, settings.data, settings.task, settings.compute]
+    ]
     return json.dumps([settings.task.name, str(settings.train.parameters), *dumped])
 
 
@@ -245,5 +247,8 @@ def _why_none(experiment: Experiment) -> Problem:
             "write maximize or minimize",
         )
     near, every = nearest(metric, there), f"task={task.name} logs {listed(there, _SHOWN)}"
-    hint = f"{near} {every}" if near.startswith("did you mean") else every
-    return Problem(METRIC, f"found {metric!r}, which this run does not log", hint)
+    return Problem(
+        METRIC,
+        f"found {metric!r}, which this run does not log",
+        f"{near} {every}" if near.startswith("did you mean") else every,
+    )

@@ -75,8 +75,9 @@ class CompareTask(TaskOfRuns):
         jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
         for job, (run, other) in prepared.jobs.items():
             screen.say(" ".join(filter(None, [job, f"{run.path} and {other.path}"])))
-            cka = self._cka if self.cka else None
-            comparison = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
+            comparison = run.compare(
+                other, by=self.by, tolerance=self.tolerance, cka=self._cka if self.cka else None
+            )
             rows += [({"job": job} if job else {}) | row for row in comparison.captures]
             reasons += [f"{job}: {reason}" if job else reason for reason in comparison.reasons]
             jobs[job] = comparison.to_dict()
@@ -123,8 +124,9 @@ class CompareTask(TaskOfRuns):
         if shown:
             show_table(screen.console, ["capture", *_COLUMNS, ""], shown)
         if comparison.captures:
-            every = counted(len(comparison.captures), "row")
-            screen.say(f"{len(rows)} of {every} of {COMPARE_CSV} are shown")
+            screen.say(
+                f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
+            )
         for line in comparison.config[:_LINES]:
             value, other = (json.dumps(line[side], ensure_ascii=False)[:100] for side in ("run", "other"))
             screen.say(f"configuration: {line['key']}: {value}, other {other}")

@@ -48,8 +48,13 @@ class EvaluateTask(TaskOfSplits):
 
         if not self.scores and self.metrics is None:
             return {}
-        info = data.describe(settings.data, self.splits[0])
-        return measured(self.metrics, settings.train, info, (self.split,), with_loss=self.scores)
+        return measured(
+            self.metrics,
+            settings.train,
+            data.describe(settings.data, self.splits[0]),
+            (self.split,),
+            with_loss=self.scores,
+        )
 
     def scored(self) -> tuple[str, BackwardPass] | None:
         """The key path and the score of `task.backward`."""

@@ -84,16 +84,17 @@ class ModulesTask(Task):
         console = screen.console
         width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
         is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
-        tree = _tree(matches, shown, picked, "ellipsis" if is_utf else "crop")
-        console.print(tree, soft_wrap=False)
+        console.print(_tree(matches, shown, picked, "ellipsis" if is_utf else "crop"), soft_wrap=False)
         console.width = width
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if picked:
             names = ", ".join(path or "(root)" for path in picked)
             screen.say(f"* {str(parse_selector(self.select))!r} matches {len(picked)}: {names}")
         if hidden := len(matches) - len(shown):
-            more = f"task.depth={(depth or 0) + 1} shows one more level, task.full=true everything"
-            screen.say(f"{counted(hidden, 'module')} further down: {more}")
+            screen.say(
+                f"{counted(hidden, 'module')} further down: task.depth={(depth or 0) + 1} shows one more level, "
+                "task.full=true everything"
+            )
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)

@@ -41,8 +41,11 @@ class TaskOfRuns(Task):
     def unused(self, experiment: Experiment) -> list[str]:
         """Hooks, and the sections `train` and `compute`: the captures exist already."""
         settings = experiment.settings
-        hooks = ["hooks"] if experiment.hooks.hooks else []
-        return [*changed("train", settings.train), *changed("compute", settings.compute), *hooks]
+        return [
+            *changed("train", settings.train),
+            *changed("compute", settings.compute),
+            *(["hooks"] if experiment.hooks.hooks else []),
+        ]
 
     def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
         """Record which runs are read, and do the task."""
@@ -124,8 +127,7 @@ class TaskOfCaptures(TaskOfRuns):
         """
         from hookrun.plan.table import size
 
-        by_module = needed(self.project)
-        name, most = max(by_module.items(), key=lambda item: item[1])
+        name, most = max(needed(self.project).items(), key=lambda item: item[1])
         if most <= self.max_bytes:
             return most
         rows = self.features(analysis, self.project)[name]
@@ -134,8 +136,9 @@ class TaskOfCaptures(TaskOfRuns):
         enough = -(-most // 10**8) * 10**8  # rounded up to a multiple of 100 MB
         steps = [f"allow more (task.max_bytes={enough})"]
         if rows.captured > SUGGESTED and (less := max(needed(SUGGESTED).values())) <= self.max_bytes:
-            project = f"task.project={SUGGESTED}, which takes {size(less)}"
-            steps.append(f"project at random to fewer features ({project})")
+            steps.append(
+                f"project at random to fewer features (task.project={SUGGESTED}, which takes {size(less)})"
+            )
         steps.append(
             "or capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
         )

@@ -55,15 +55,17 @@ class ProbeTask(TaskOfCaptures):
         else:
             info = run.data_info()
             if info.target is None:
-                what = f"the data {info.name!r} of {run.path} has no targets to probe for"
                 raise spec_error(
                     "task.run",
-                    what,
+                    f"the data {info.name!r} of {run.path} has no targets to probe for",
                     "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}",
                 )
             if self.labels is not None and info.tokenizer is None:
-                what = f"the samples of {info.name!r} are not of tokens: they have one target"
-                raise spec_error("task.labels", what, "leave it out")
+                raise spec_error(
+                    "task.labels",
+                    f"the samples of {info.name!r} are not of tokens: they have one target",
+                    "leave it out",
+                )
             # the number of classes, if it is known before the labels are read, or of the numbers to predict
             numbers = (
                 math.prod(info.target.shape) if info.target.dtype.is_floating_point else info.num_classes
@@ -126,8 +128,7 @@ class ProbeTask(TaskOfCaptures):
         show_table(screen.console, _HEADINGS, shown)
         self.say_projections(screen, features.values())
         names = next(iter(labels.values())).names
-        metadata = None if names is None else {"classes": json.dumps(names)}
-        save_file(weights, run_dir.path / PROBES, metadata)
+        save_file(weights, run_dir.path / PROBES, None if names is None else {"classes": json.dumps(names)})
         run_dir.wrote(run_dir.path / PROBES)
 
     def _labels(self, analysis: Analysis) -> dict[str, Labels]:
@@ -139,9 +140,11 @@ class ProbeTask(TaskOfCaptures):
         for module, capture in analysis.captures.items():
             columns = capture.split_numbers, capture.sample_ids, capture.positions
             rows = b"".join(column.numpy().tobytes() for column in columns)
-            if rows not in read and isinstance(self.labels, LabelsFile):
-                read[rows] = labels_of_file(self.labels.file, self.labels.column, capture)
-            elif rows not in read:
-                read[rows] = labels_of_data(analysis.run, capture, answer=self.labels == "answer")
+            if rows not in read:
+                read[rows] = (
+                    labels_of_file(self.labels.file, self.labels.column, capture)
+                    if isinstance(self.labels, LabelsFile)
+                    else labels_of_data(analysis.run, capture, answer=self.labels == "answer")
+                )
             labels[module] = read[rows]
         return labels

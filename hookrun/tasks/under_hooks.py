@@ -233,8 +233,7 @@ class TaskUnderHooks(Task):
         ]
         clauses.append((getattr(self, "tokens", None), "task"))
         cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        seen = None if cut_short else reach
-        missing = parts.tried(missing_spans, clauses, settings, self.splits[0], seen)
+        missing = parts.tried(missing_spans, clauses, settings, self.splits[0], None if cut_short else reach)
         parts.add(missing or [], of_hooks=True)
         parts.add(self.plan_problems(plan, settings), of_hooks=True)
         if settings.compute.strategy == "none" or loss is None:

@@ -18,7 +18,7 @@ from hookrun.cli.running import RefusedByMain, agreed, ranks_of
 from hookrun.compose.compose import compose_dict
 from hookrun.compose.hydra import App
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.ranks.alone import ALONE
+from hookrun.ranks import ALONE
 from hookrun.tasks import parse_experiment, tasks
 
 Conf = Callable[..., str]

@@ -111,7 +111,8 @@ def test_folders_of_the_search_path_are_listed(conf: Conf, said) -> None:
 @pytest.mark.parametrize(
     "typed",
     [
-        "hooks.new.select=fc", "model.args.width=3", "data.transforms.normalize.mean=0",
+        "hooks.new.select=fc", "vars.width=3", "vars={width: 3}", "model.args.width=3",
+        "data.transforms.normalize.mean=0",
         "train.optimizer.momentum=0.9", "train.optimizer={name: SGD, momentum: 0.9}", "train.scheduler.name=StepLR",
     ],
 )  # fmt: skip
@@ -125,6 +126,12 @@ def test_a_key_that_the_hook_may_have_is_only_to_be_added(key: str, said) -> Non
     typed = f"hooks.clip_fc.{key}=1"
     assert said("experiment=clip_fc", typed).endswith(f"there is no such key\n      to add it: +{typed}\n")
     assert "did you mean" in said("experiment=clip_fc", "hooks.clip_fc.factor=1"), "clamp has no factor"
+
+
+@pytest.mark.parametrize(("key", "meant"), [("mn", "min"), ("idnex", "index"), ("whem.step", "when")])
+def test_a_misspelt_key_of_a_hook_is_compared_with_all_that_it_may_have(key: str, meant: str, said) -> None:
+    typed = f"hooks.clip_fc.{key}=1"
+    assert f"did you mean 'hooks.clip_fc.{meant}'" in said("experiment=clip_fc", "~hooks.clip_fc.min", typed)
 
 
 def test_a_key_that_only_a_swept_experiment_has_needs_two_plusses(capsys, notes) -> None:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from hookrun.errors import CheckFailed, HookrunError
-from hookrun.ranks import group
-from hookrun.ranks.alone import Started
+from hookrun.ranks import Started, group
 from hookrun.ranks.group import RankFailed, RankGroup, joined
 
 LOST = "[Rank 0] gloo/transport/tcp/pair.cc: Connection closed by peer"

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
 from hookrun.runtime.snapshot import held
+from hookrun.values.containers import tensors
 from hookrun.values.tensors import holds_data
 
 INPUT = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -129,6 +130,60 @@ def test_a_schedule_compiles_once(model: nn.Module) -> None:
         model.eval()
         torch.testing.assert_close(compiled(INPUT), model(INPUT))
         assert graphs() == 2
+
+
+class Outputs(nn.Module):
+    """Its outputs are its input, a view of it, or computed from one another."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        if self.kind in ("input", "reshaped"):
+            return x if self.kind == "input" else x.view(-1)
+        y = x * 2
+        return {"pair": (y, y * 3), "nested": {"z": [y * 3], "y": y}, "views": (y, y.view(-1))}[self.kind]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("kind", ["input", "reshaped", "pair", "nested", "views"])
+@pytest.mark.parametrize("way", ["root", "hooks.compile", "submodule"])
+def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, way: str) -> None:
+    inside = way == "submodule"
+    model = nn.Sequential(Outputs(kind)) if inside else Outputs(kind)
+    with hookrun.hooked(model, one_hook("0" if inside else "", "output_grad", "scale", factor=10)) as hooks:
+        compiled = (
+            hooks.compile(backend="aot_eager")
+            if way == "hooks.compile"
+            else torch.compile(model, backend="aot_eager")
+        )
+        grads, counts = list[Tensor | None](), list[int]()
+        for call in (model, compiled):
+            x = INPUT.clone().requires_grad_()
+            sum((out * (2 + n)).sum() for n, out in enumerate(tensors(call(x)))).backward()
+            grads.append(x.grad)
+            counts.append(hooks.sites[0].firings)
+    torch.testing.assert_close(grads[1], grads[0])
+    assert counts[1] == 2 * counts[0]
+
+
+@pytest.mark.parametrize("kind", ["pair", "reshaped"])
+def test_a_shared_output_with_an_output_grad_cannot_be_written_in_a_graph(kind: str) -> None:
+    class Writes(Outputs):
+        def __init__(self) -> None:
+            super().__init__(kind)
+            self.inner = Outputs(kind)
+
+        def forward(self, x: Tensor) -> Any:
+            return next(tensors(self.inner(x * 1))).mul_(2)
+
+    model = Writes()
+    with (
+        hookrun.hooked(model, one_hook("inner", "output_grad", "scale", factor=10)),
+        pytest.raises(RuntimeError, match="is a view and is being modified in"),
+    ):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(INPUT.clone().requires_grad_())
 
 
 def test_inductor_gives_the_same_values(model: nn.Module) -> None:

@@ -404,6 +404,11 @@ def test_a_shard_in_two_lines_and_a_line_of_no_shard_are_named(tmp_path: Path) -
     (folder / "index_1.jsonl").write_text(line("b") + line("a"))
     with pytest.raises(StoreError, match=r"index_1\.jsonl, line 2: the shard 'a' is in an earlier line"):
         read_index(folder)
+    (folder / "index_1.jsonl").write_text("{}\n")
+    with pytest.raises(
+        StoreError, match=r"index_1\.jsonl, line 1: it does not describe a shard: it has no shard"
+    ):
+        read_index(folder)
     (folder / "index_1.jsonl").write_text(line("../b"))
     with pytest.raises(StoreError, match=r"index_1\.jsonl, line 1: .*outside of its folder"):
         read_index(folder)

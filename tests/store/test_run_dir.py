@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookrun.ranks.alone import Ranks
+from hookrun.ranks import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
 from hookrun.store.reader import open_run

@@ -205,12 +205,19 @@ def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: st
     assert newest(tmp_path)[0] == 0
 
 
-def test_a_state_of_another_version_is_not_used_and_both_versions_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path, 0) / "state.json"
-    for text in (f'{{"version": {VERSION - 1}}}', "[]"):
-        file.write_text(text)
-        value, damaged = newest(tmp_path)
-        assert value is None and f"and this hookrun reads version {VERSION}" in damaged[0]
+@pytest.mark.parametrize("content", ["[]", '{"version": "2"}', f'{{"version": {VERSION}}}'])
+def test_a_state_without_content_is_damaged(tmp_path: Path, content: str) -> None:
+    (write(tmp_path, 0) / "state.json").write_text(content)
+    value, [said] = newest(tmp_path)
+    assert value is None and "state_000001 is damaged: " in said
+
+
+@pytest.mark.parametrize(("version", "writer"), [(VERSION - 1, "an earlier"), (VERSION + 1, "a later")])
+def test_a_state_of_another_version_is_not_called_damaged(tmp_path: Path, version: int, writer: str) -> None:
+    (write(tmp_path, 0) / "state.json").write_text(f'{{"version": {version}}}')
+    value, [said] = newest(tmp_path)
+    assert value is None and "damaged" not in said
+    assert f"written by {writer} hookrun, which can resume the run: it is of version {version}, and" in said
 
 
 def test_a_tensor_that_is_not_in_the_file_is_named_shortly(tmp_path: Path) -> None:

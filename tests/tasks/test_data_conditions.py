@@ -16,8 +16,10 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.cli import main
+from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.text_files import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.errors import CompileError
+from hookrun.plan.texts import unknown_fields
 from hookrun.store.reader import Run
 
 Runs = Callable[..., Run]
@@ -139,6 +141,13 @@ def test_the_class_of_an_image_is_its_folder(executed: Runs, refused: Refused, t
     assert "hooks.h.when.data.class: no sample of the data 'image_folder' has the value \"cow\"" in said
 
 
+def test_a_number_is_not_a_class_also_where_the_names_are_unknown() -> None:
+    image, label = TensorInfo((1, 8, 8), torch.float32), TensorInfo((), torch.int64)
+    data = DataInfo("mine", image, label, None, {"train": 1, "val": 1})
+    (problem,) = unknown_fields({"class": ["cat", 3], "label": [3]}, "when", data)
+    assert problem.where == "when.class" and "found 3, and no sample has it" in problem.what
+
+
 @pytest.mark.usefixtures("prompts")
 def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed: Runs) -> None:
     keys = "select: blocks.0, hook: forward, action: replace, value: 0"
@@ -180,6 +189,14 @@ def test_a_moved_hook_acts_on_its_samples_in_every_cell(executed: Runs) -> None:
         ("{label: 10}", "", "no sample of the data 'digits' has the value 10"),
         ("{label: true}", "", "has the value true"),
         ("{label: [3, '3']}", "", 'has the value "3"'),
+        (
+            "{class: 3}",
+            "",
+            "when.data.class: no sample of the data 'digits' has the value 3; there are: \"0\"",
+        ),
+        ("{class: ['3', cow]}", "", 'has the value "cow"'),
+        ("{file: 3}", "", "when.data.file: found 3, .* names of files are texts"),
+        ("{sample: '3'}", "", 'when.data.sample: found "3", .* samples are numbered'),
         ("{split: test}", "", 'has the value "test"; there are: "train", "val"'),
         ("{}", "", r"when.data: found \{\}"),
         ("{label: []}", "", r"when.data.label: found \[\]"),

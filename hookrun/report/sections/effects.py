@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError, shortened
+from hookrun.errors import HookrunError, first_lines, shortened
 from hookrun.report.draw.charts import Figure, Series, bars, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
@@ -93,9 +93,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if effects is None:
         return None
     size = math.prod(len(labels) for labels in effects.axes.values())
+    faults = first_lines(effects.faults)
     if not 0 < size <= MOST_CELLS:
         note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
-        return {"figures": [], "notes": [note]}
+        return {"figures": [], "notes": [note], "faults": faults}
     grid = Grid(effects, facts)
     change = (effects.main.double().flatten() - effects[PLAIN]).abs()
     known = change.isfinite().nonzero().flatten()
@@ -111,8 +112,9 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "metric": metric,
         "hook": shortened(effects.about.get("hook", "")),
         "said": said,
-        "figures": _figures(effects, grid, metric, said),
+        "figures": list(_figures(effects, grid, metric, said)),
         "top": _top(effects, grid, ranked[:TOP], linked),
+        "faults": faults,
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
         "notes": [],
     }
@@ -130,23 +132,27 @@ def _named(axis: str, labels: Sequence[Any], facts: Facts) -> list[str]:
     return names
 
 
-def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> list[Figure]:
-    figures, plain = list[Figure](), float(effects[PLAIN])
+def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> Iterator[Figure]:
+    plain = float(effects[PLAIN])
     if EXACT in effects:
-        figures.append(grid.draw(metric, effects[EXACT], said, plain))
+        yield grid.draw(metric, effects[EXACT], said, plain)
     if RESTORED in effects:
-        note = "0: as without the hook, 1: as in the run to compare with"
-        figures.append(grid.draw("restored", effects[RESTORED], note))
+        yield grid.draw(
+            "restored", effects[RESTORED], "0: as without the hook, 1: as in the run to compare with"
+        )
     if GRADIENT in effects:
-        note = _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said
-        figures.append(grid.draw(f"{metric}, estimated from the gradient", effects[GRADIENT], note, plain))
+        yield grid.draw(
+            f"{metric}, estimated from the gradient",
+            effects[GRADIENT],
+            _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said,
+            plain,
+        )
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
-        figures.append(grid.draw(f"{metric}: standard deviation over the samples", spread))
+        yield grid.draw(f"{metric}: standard deviation over the samples", spread)
     if PLACEBO in effects and EXACT in effects:
-        figures.append(_placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric))
-    return figures
+        yield _placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric)
 
 
 def _agreement(exact: Tensor, estimate: Tensor) -> str:
@@ -187,11 +193,13 @@ def _top(effects: Effects, grid: Grid, ranked: Sequence[int], linked: set[int]) 
         of_cells = effects[PLACEBO].flatten(1).T[ranked]
         ends = zip(of_cells.mean(1).tolist(), of_cells.std(1, correction=0).tolist(), strict=True)
         columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in ends]
-    rows = [
-        (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
-        for at, *texts in zip(ranked, *columns.values(), strict=True)
-    ]
-    return {"heads": list(columns), "rows": rows}
+    return {
+        "heads": list(columns),
+        "rows": [
+            (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
+            for at, *texts in zip(ranked, *columns.values(), strict=True)
+        ],
+    }
 
 
 def _interval(changes: Tensor) -> str:

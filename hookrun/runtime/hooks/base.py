@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookrun.discovery import own_subclasses
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
@@ -92,6 +96,15 @@ class RegisteredHook:
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
         vars(self).clear()
+
+
+@cache
+def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
+    """Hook type -> the class that registers it, from all classes of this package that have `hook_types`."""
+    registered = dict[HookType, type[RegisteredHook]]()
+    for item in own_subclasses(sys.modules[__package__], RegisteredHook):
+        registered |= dict.fromkeys(vars(item).get("hook_types", ()), item)
+    return MappingProxyType(registered)
 
 
 class _Listener(RegisteredHook):

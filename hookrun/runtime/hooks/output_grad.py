@@ -12,12 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.apply_action import NOT_NESTED
-from hookrun.runtime.compiled import tracing
+from hookrun.runtime.compiled import rebuilt, tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, GradientHook, Watched, aliased, hooked_inside
-from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
+from hookrun.values.containers import TargetError, exchange, get, leaves, tensors
 from hookrun.values.tensors import has_no_shape
 
 
@@ -72,7 +72,11 @@ class OutputGrad(ModuleHook):
         if not self.firings or not torch.is_grad_enabled():
             return None
         if tracing():
-            return self._traced((args, kwargs), output)
+            output = _apart(output, list(tensors((args, kwargs))))
+            for firing in self.firings:
+                for _, tensor in _carrying(firing, output):
+                    firing.traced.watch(tensor)
+            return output
         versions = self._entered.pop(call_frame(), {})
         hooked = dict[int, tuple[Tensor, str, list[GradientHook]]]()
         for firing in self.firings:
@@ -105,17 +109,46 @@ class OutputGrad(ModuleHook):
 
         return hook
 
-    def _traced(self, arguments: Any, output: Any) -> Any:
-        # A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that
-        # would see the gradient of all uses of the input.
-        given = list(tensors(arguments))  # not their ids, for which torch 2.12 compiles no code
-        output = rebuild(
-            output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf
-        )
-        for firing in self.firings:
-            for _, tensor in _carrying(firing, output):
-                firing.traced.watch(tensor)
+
+class _Returned(torch.autograd.Function):
+    """A copy in a graph that only the caller of a module uses.
+
+    It is a view (of its own memory), so that autograd refuses to write it in place: other tensors would not change.
+    A view of the tensor itself would be made anew outside the graph, without the hook.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone().view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _apart(output: Any, given: Sequence[Tensor]) -> Any:
+    """The output in a graph, with copies of its tensors if these may be used elsewhere too.
+
+    A hook on a tensor sees the gradient of all its uses: an argument that is returned (Identity, Dropout in eval) has
+    uses before the module, and one of several outputs may be what another one is computed from. A view that the graph
+    returns, or that is written in place, would lose its hook.
+    """
+    distinct: list[Tensor] = []  # plain Python, no ids: torch.compile traces this function
+    for tensor in tensors(output):
+        if tensor.requires_grad and all(tensor is not other for other in distinct):
+            distinct.append(tensor)
+    is_alone = len(distinct) == 1 and distinct[0]._base is None
+    if is_alone and all(distinct[0] is not argument for argument in given):
         return output
+    copies = [_Returned.apply(tensor) for tensor in distinct]
+
+    def returned(leaf: Any) -> Any:
+        for tensor, copy in zip(distinct, copies, strict=True):
+            if leaf is tensor:
+                return copy
+        return leaf
+
+    return rebuilt(output, returned)
 
 
 def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:

@@ -124,7 +124,7 @@ def read_index(folder: Path, notes: list[str] | None = None) -> list[Shard]:
     for name in index_names(folder):
         for number, record in read_lines(folder / name, folder.parent, notes):
             place = f"{folder / name}, line {number}"
-            shard = fitting(place, record, Shard)
+            shard = fitting(f"{place}: it does not describe a shard", record, Shard)
             if shard.file in shards:
                 raise StoreError(f"{place}: the shard {shard.file!r} is in an earlier line too")
             shards[shard.file] = shard

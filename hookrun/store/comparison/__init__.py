@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,27 +35,26 @@ Row = dict[str, Any]
 Lines = Iterable[Mapping[str, Any]]
 
 
-def reasons(comparison: Comparison) -> list[str]:
-    """What differs in the results, in words; empty if nothing does."""
-    reasons, first = list[str](), comparison.first
-    if first is not None:
+def reasons(comparison: Comparison) -> Iterator[str]:
+    """What differs in the results, in words; nothing if nothing does."""
+    if (first := comparison.first) is not None:
         where = [f"{key} {first[key]}" for key in ("sample", "token") if first[key] is not None]
-        reasons.append(", ".join([f"first: {first['module'] or '(root)'}", *where]))
+        yield ", ".join([f"first: {first['module'] or '(root)'}", *where])
     notes = {label(row): row["note"] for row in comparison.captures if row["note"]}
-    reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
+    for note, count in Counter(notes.values()).items():
+        yield f"{counted(count, 'capture')}: {note}"
     for side in ("run", "other"):
         if names := [label(row) for row in comparison.unpaired if row["only"] == side]:
-            reasons.append(f"only {getattr(comparison, side)} has {listed(names, 6)}")
+            yield f"only {getattr(comparison, side)} has {listed(names, 6)}"
     for name in ("metrics", "weights", "statistics"):
         if count := sum(row.get("differs", True) for row in getattr(comparison, name)):
-            reasons.append(f"{name} that differ: {count:,}")
+            yield f"{name} that differ: {count:,}"
     predictions = comparison.predictions
     if predictions["changed"]:
-        reasons.append(f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}")
+        yield f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}"
     elif predictions["differs"]:
         note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
-        reasons.append(f"predictions: {note}")
-    return reasons
+        yield f"predictions: {note}"
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -141,8 +140,7 @@ def metrics(lines: Lines) -> dict[str, float]:
 
 def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
     """A row for each key of two mappings."""
-    keys = dict.fromkeys([*before, *now])
-    pairs = ((key, before.get(key), now.get(key)) for key in keys)
+    pairs = ((key, before.get(key), now.get(key)) for key in dict.fromkeys([*before, *now]))
     return [
         {"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)}
         for key, old, new in pairs
@@ -209,8 +207,15 @@ def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[li
             sums, apart, differs = measured(left.reshape(1, -1), right.reshape(1, -1), tolerance)
             found = Difference(sums[0], float(apart.max()))
             if found.relative_l2 != 0:
-                numbers = {"relative_l2": found.relative_l2, "largest": found.largest}
-                rows.append({"weight": name, "differs": bool(differs), "note": "", **numbers})
+                rows.append(
+                    {
+                        "weight": name,
+                        "differs": bool(differs),
+                        "note": "",
+                        "relative_l2": found.relative_l2,
+                        "largest": found.largest,
+                    }
+                )
     return rows, f"{file} and {other}"
 
 
@@ -271,8 +276,12 @@ def predictions(
         found["compared"] = len(common) or len(divergences)
     elif outputs is not None or others is not None:
         found["note"] = "only one of the runs wrote its outputs"
-    differs = bool(changes or found["note"] or first)
-    return {**found, "changed": len(changes), "differs": differs, "changes": changes[:MOST_CHANGES]}
+    return {
+        **found,
+        "changed": len(changes),
+        "differs": bool(changes or found["note"] or first),
+        "changes": changes[:MOST_CHANGES],
+    }
 
 
 def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[float], list[dict[str, Any]]]:

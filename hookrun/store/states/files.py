@@ -115,7 +115,7 @@ def write_state(
 
 
 def newest_state(run: Path) -> tuple[SavedState | None, dict[str, str]]:
-    """The newest undamaged state (None if there is none), and name -> fault for each newer, damaged one.
+    """The newest undamaged state (None if there is none), and name -> fault for each newer one.
 
     States are untrusted input: nothing outside the directory is read and no code is run.
     """
@@ -148,27 +148,36 @@ def remove_unfinished(run: Path, damaged: Iterable[str]) -> None:
 
 
 def read_state(run: Path, name: str) -> SavedState:
-    """The state with this name. StoreError if it is damaged."""
+    """The state with this name. StoreError if it is damaged or of another version."""
     path = run / CHECKPOINTS / name
     try:
         content = read_json(path / STATE, run)
         version = content.get("version") if isinstance(content, dict) else None
-        if version != VERSION:
-            raise ValueError(f"it is of version {version!r:.20}, and this hookrun reads version {VERSION}")
-        if content.pop("digest", None) != _digest(encode(content)) or not isinstance(
-            content.get("about"), dict
-        ):
-            raise ValueError(f"the content of {STATE} was changed")
-        file = path / TENSORS
-        if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
-            raise ValueError(f"the content of {TENSORS} was changed")
-        with open_tensors(file, run) as tensors:
-            tree = unflatten(content["tree"], partial(read_tensor, tensors))
-            if not isinstance(tree, dict):
-                raise ValueError(f"it holds a {type(tree).__name__}")
-            return SavedState(path, content["about"], tree)
+        if version == VERSION:
+            return _whole(path, run, content)
     except (ValueError, KeyError, StoreError, SafetensorError) as error:
         raise StoreError(f"{path} is damaged: {shortened(str(error), 1_000)}") from error
+    fault = "is damaged"
+    if type(version) is int:
+        writer = "an earlier" if version < VERSION else "a later"
+        fault = f"was written by {writer} hookrun, which can resume the run"
+    raise StoreError(
+        f"{path} {fault}: it is of version {version!r:.20}, and this hookrun reads version {VERSION}"
+    )
+
+
+def _whole(path: Path, run: Path, content: dict[str, Any]) -> SavedState:
+    """The state whose file of values has this content. ValueError if either file was changed."""
+    if content.pop("digest", None) != _digest(encode(content)) or not isinstance(content.get("about"), dict):
+        raise ValueError(f"the content of {STATE} was changed")
+    file = path / TENSORS
+    if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
+        raise ValueError(f"the content of {TENSORS} was changed")
+    with open_tensors(file, run) as tensors:
+        tree = unflatten(content["tree"], partial(read_tensor, tensors))
+        if not isinstance(tree, dict):
+            raise ValueError(f"it holds a {type(tree).__name__}")
+        return SavedState(path, content["about"], tree)
 
 
 def _digest(text: str) -> str:

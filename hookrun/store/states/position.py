@@ -146,7 +146,7 @@ def _named_shards(root: Path, index: Path, reached: IndexPosition) -> set[Path]:
     """The shards that an index names up to the position; StoreError if one is missing or not of its full size."""
     size, paths = 0, set[Path]()
     for number, (line, record) in enumerate(islice(decoded_lines(index, root), reached.shards), start=1):
-        shard = fitting(f"{index}, line {number}", record, Shard)
+        shard = fitting(f"{index}, line {number}: it does not describe a shard", record, Shard)
         path = index.with_name(shard.file)
         require_size(path, root, shard.bytes, says="its index")
         paths.add(path)

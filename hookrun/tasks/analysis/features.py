@@ -118,8 +118,10 @@ class Features:
         mean = first + total / len(rows)
         if not mean.isfinite().all():
             bad = sum(int((~values.isfinite()).any(1).sum()) for _, values in self.blocks(rows))
-            text = f"{self.name}: {bad} of {len(rows)} rows hold values that are not finite"
-            raise HookrunError(f"{text}, which a linear model cannot use")
+            raise HookrunError(
+                f"{self.name}: {bad} of {len(rows)} rows hold values that are not finite, which a linear model "
+                "cannot use"
+            )
         return replace(self, mean=mean)
 
     def standardized(self, rows: Tensor) -> Features:

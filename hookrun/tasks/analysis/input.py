@@ -180,8 +180,7 @@ def _jobs(folder: Path) -> list[Path]:
     folder = folder.expanduser()
     if not any((folder / name).is_file() for name in (MULTIRUN, SWEEP)):
         return []
-    jobs = (file.parent for file in folder.rglob(STATUS))
-    return sorted(jobs, key=lambda job: (len(str(job)), str(job)))
+    return sorted((file.parent for file in folder.rglob(STATUS)), key=lambda job: (len(str(job)), str(job)))
 
 
 def _by_overrides(jobs: list[Path]) -> dict[str, Path]:

@@ -147,9 +147,11 @@ def _parts(
             f"a probe needs at least {needed} samples with a label, and there are {len(names)}"
         )
     enough = len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2
-    by_class = y[firsts] if stratify and enough else None
     of_train, _ = train_test_split(
-        np.arange(len(names)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=by_class
+        np.arange(len(names)),
+        test_size=TEST_SHARE,
+        random_state=seed % 2**32,
+        stratify=y[firsts] if stratify and enough else None,
     )
     in_train = np.isin(sample_of, of_train)
     if stratify and len(np.unique(y[in_train])) < 2:
@@ -211,8 +213,11 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
         last = (values != IGNORED).long().mul(torch.arange(1, values.shape[1] + 1)).argmax(1, keepdim=True)
         values = values.gather(1, last).squeeze(1)
     if not values.is_floating_point() and values.dim() > 1:
-        what = f"each sample of the data has {list(values.shape[1:])} labels, and a probe predicts one for each row"
-        raise spec_error("task.labels", what, "name a file: task.labels={file: labels.csv, column: NAME}")
+        raise spec_error(
+            "task.labels",
+            f"each sample of the data has {list(values.shape[1:])} labels, and a probe predicts one for each row",
+            "name a file: task.labels={file: labels.csv, column: NAME}",
+        )
     return Labels(values)
 
 
@@ -231,29 +236,36 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
         raise spec_error(_COLUMN, f"{path} has no column {column!r}", nearest(column, header))
     for number, record in enumerate(records, 2):
         if None in record or None in record.values():
-            what = f"{path}: record {number} does not have {len(header)} cells"
-            raise spec_error(_FILE, what, "correct it")
+            raise spec_error(
+                _FILE, f"{path}: record {number} does not have {len(header)} cells", "correct it"
+            )
     keys = [key for key in _KEYS if key in header and key != column]
     if not {"sample", "file"} & set(keys):
         samples = set(_row_keys(capture, ["split", "sample"]))
         in_order = {(split, str(number)) for split, _ in samples for number in range(len(records))}
         if samples != in_order or len(samples) > len(records):
-            what = f"{path} has {len(records)} lines and no column `sample` or `file`, and the capture has "
-            what += f"{len(samples)} samples of {' and '.join(sorted({split for split, _ in samples}))}"
-            hint = "add a column `sample` (and `split`), as in samples.jsonl of the run"
-            raise spec_error(_FILE, what, hint)
+            raise spec_error(
+                _FILE,
+                f"{path} has {len(records)} lines and no column `sample` or `file`, and the capture has "
+                f"{len(samples)} samples of {' and '.join(sorted({split for split, _ in samples}))}",
+                "add a column `sample` (and `split`), as in samples.jsonl of the run",
+            )
         keys.append("sample")
         records = [{**record, "sample": str(number)} for number, record in enumerate(records)]
     rows = _row_keys(capture, keys)
     cells_of = {tuple(record[key].strip() for key in keys): record[column].strip() for record in records}
     if len(cells_of) < len(records):
-        what = f"{path} has several lines for the same {', '.join(keys)}"
-        raise spec_error(_FILE, what, "leave one of them")
+        raise spec_error(
+            _FILE, f"{path} has several lines for the same {', '.join(keys)}", "leave one of them"
+        )
     missing = list(dict.fromkeys(row for row in rows if row not in cells_of))
     if missing:
         first = ", ".join(f"{key} {value}" for key, value in zip(keys, missing[0], strict=True))
-        what = f"{path} has no line for {len(missing)} of {len(set(rows))}: the first is {first}"
-        raise spec_error(_FILE, what, "add them; an empty cell leaves a row out")
+        raise spec_error(
+            _FILE,
+            f"{path} has no line for {len(missing)} of {len(set(rows))}: the first is {first}",
+            "add them; an empty cell leaves a row out",
+        )
     return _parsed([cells_of[row] for row in rows])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from hookrun.actions.values import PassValue
-from hookrun.errors import Problem, Refusal, SpecError, counted, nearest
+from hookrun.errors import Problem, Refusal, SpecError, counted, first_lines, listed, nearest, refuse
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
@@ -145,8 +145,7 @@ class EffectsTask(TaskOfOneSplit):
             if key != MODULE or isinstance(values, tuple)
         }
         first, problems = varied(enabled[self.hook], values)
-        if problems:
-            raise SpecError(problems)
+        refuse(problems)
         hooks = [first if hook.name == self.hook else hook for hook in experiment.hooks.hooks]
         return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
 
@@ -205,7 +204,10 @@ class EffectsTask(TaskOfOneSplit):
     def lines(self, prepared: Prepared) -> list[str]:
         """What is moved."""
         metrics = " ".join(metric.name for metric in self.metrics)
-        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"]
+        moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"
+        observers = [hook.spec.name for hook in prepared.plan.hooks if hook.spec.action.observes]
+        see = f"{listed(observers)}: in the pass without {self.hook} only"
+        return [moved, *([see] if observers else [])]
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -225,13 +227,12 @@ class EffectsTask(TaskOfOneSplit):
         cells = Cells(context, moved, None if self.against is None else self.against.run, samples)
         with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
             for batch in passed:
-                output = cells.compute(batch)
-                names.write(batch, output)
+                names.write(batch, cells.compute(batch))
                 context.hooks.step()
         names.write_pictures()
         effects = cells.effects(self.splits[0])
         write_effects(context.run_dir.path, effects)
-        context.screen.say(effects.strongest())
+        context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
         context.conclude(self.split, {"unedited": float(effects["unedited"]), "cells": len(moved.grid.cells)})
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.data import Split
-from hookrun.errors import HookrunError, spec_error
+from hookrun.errors import HookrunError, counted, first_lines, spec_error
 from hookrun.hook_types import FORWARD_PRE
 from hookrun.run_values import RunReferences
 from hookrun.runtime.tokens.calls import DECODER_IDS, parameters_of
@@ -47,6 +47,8 @@ MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
 ON_ACCELERATORS = 2**27
 MOST_COPIES = 64
+MOST_FAULTS = 1_000
+"""How many faults of cells the file of the effects lists."""
 _SAVED = ("plain", "clean", "values")
 
 
@@ -239,7 +241,22 @@ class Cells:
             "split": split,
         }
         axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
-        return Effects(tensors, axes, range(len(self.plain)), about)
+        samples = range(len(self.plain))
+        return Effects(tensors, axes, samples, about, self._faults())
+
+    def _faults(self) -> list[str]:
+        """A line for each cell and kind of job in which the hook makes the metric of a sample NaN or infinite."""
+        axes, metric, lines = self._moved.grid.axes, self._reading.metric.name, list[str]()
+        wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
+        for job, count in zip(self._moved.jobs, wrong, strict=True):
+            if count:
+                labels = (
+                    f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
+                )
+                lines.append(
+                    f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
+                )
+        return first_lines(dict.fromkeys(lines), MOST_FAULTS)
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""

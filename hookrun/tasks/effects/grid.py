@@ -15,7 +15,7 @@ from hookrun import data
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import RunValue
 from hookrun.data import Split
-from hookrun.errors import CompileError, Problem
+from hookrun.errors import CompileError, Problem, refuse
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
@@ -115,11 +115,7 @@ class Grid:
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
-        self._refuse()
-
-    def _refuse(self) -> None:
-        if self._problems:
-            raise CompileError(self._problems)
+        refuse(self._problems, CompileError)
 
     def _planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
         """A hook, by default the whole grid's, with other values of its keys; mistakes are added to the problems."""
@@ -263,8 +259,10 @@ class Grid:
         jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
         for cell in self.cells:
             if placebos and id(cell.hook) not in of_others:
-                values = cell.hook.spec.action.outside_values().items()
-                drawn = {field: _resampled(value) for field, value in values}
+                drawn = {
+                    field: _resampled(value)
+                    for field, value in cell.hook.spec.action.outside_values().items()
+                }
                 of_others[id(cell.hook)] = self._planned(drawn, cell.hook)
             kinds = [(kind, count, cell.hook) for kind, count in counts.items()]
             if (other := of_others.get(id(cell.hook))) is not None:
@@ -276,7 +274,7 @@ class Grid:
                         spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
                         hook = replace(hook, spec=spec)
                     jobs.append(Job(kind, number, cell, hook, self.prepared.plan.seed + number))
-        self._refuse()
+        refuse(self._problems, CompileError)
         return jobs
 
 

@@ -117,8 +117,7 @@ class Moved:
         own = rebuild(value, copied)
         plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
         passes = site.clock.passes
-        of_pass = None if passes is None else passes.current
-        self.kept.append(Activation(site, plain, held, of_pass, site.call))
+        self.kept.append(Activation(site, plain, held, None if passes is None else passes.current, site.call))
         # what follows may write into it
         return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
@@ -132,8 +131,9 @@ class Moved:
     # ---- copies of the batch ---------------------------------------------------------------------------------------
 
     def _note_rows(self, site: HookSite, value: Any) -> None:
-        leaves = (leaf for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
-        self.rows[id(site)].update(leaf.shape[0] for leaf in leaves)
+        self.rows[id(site)].update(
+            leaf.shape[0] for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim()
+        )
 
     def _by_block(self, site: HookSite, value: Any, ops: Sequence[Op | None]) -> Any:
         """The value after each op has run on its copy."""

@@ -5,7 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -77,22 +77,23 @@ Over = Annotated[
 """Key of the hook -> its values; the order of the keys is the order of the axes."""
 
 
-def problems_of(over: Over, hook: HookSpec) -> list[Problem]:
+def problems_of(over: Over, hook: HookSpec) -> Iterator[Problem]:
     """Keys that the hook does not have, and kinds of values that its keys cannot have."""
     possible = [*COUNTED, *_OTHER_KEYS, *type(hook.action).model_fields]
-    problems = list[Problem]()
     for key, values in over.items():
         where = f"{WHERE}.{key}"
         if key not in possible:
-            what = f"{hook.action.action_name} on {hook.hook_type} has no such key"
-            problems.append(Problem(where, what, nearest(key, possible)))
+            yield Problem(
+                where,
+                f"{hook.action.action_name} on {hook.hook_type} has no such key",
+                nearest(key, possible),
+            )
         elif key not in COUNTED and not isinstance(values, tuple):
-            problems.append(Problem(where, "its values cannot be counted", "list them: [0.5, 1, 2]"))
+            yield Problem(where, "its values cannot be counted", "list them: [0.5, 1, 2]")
         elif isinstance(values, Window) and key != INDEX and len(values.window) > 1:
-            problems.append(Problem(where, "has one dimension", "give one number: {window: 3}"))
+            yield Problem(where, "has one dimension", "give one number: {window: 3}")
         elif isinstance(values, Window) and len(values.stride) not in (1, len(values.window)):
-            problems.append(Problem(where, "window and stride differ in length", "give one stride for each"))
-    return problems
+            yield Problem(where, "window and stride differ in length", "give one stride for each")
 
 
 def first_value(key: str, values: Any) -> Any:

@@ -108,14 +108,10 @@ def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:
     pairs = list(zip(members(small), members(large), strict=False))
     if not all(isinstance(leaf, _PLAIN) for pair in pairs for leaf in pair):
         return None
-    grows = list[bool]()
-    for a, b in pairs:
-        if not isinstance(a, Tensor):
-            continue
-        if a.shape[1:] != b.shape[1:] or (a.shape != b.shape and a.shape[0] * 3 != b.shape[0] * 2):
-            return None
-        grows.append(a.shape != b.shape)
-    return tuple(grows)
+    shapes = [(a.shape, b.shape) for a, b in pairs if isinstance(a, Tensor)]
+    if any(a[1:] != b[1:] or (a != b and a[0] * 3 != b[0] * 2) for a, b in shapes):
+        return None
+    return tuple(a != b for a, b in shapes)
 
 
 # ---- passes that skip what runs before a hook ----------------------------------------------------------------------

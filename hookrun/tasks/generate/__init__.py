@@ -74,17 +74,17 @@ class GenerateTask(TaskOfSplits):
             return
         ids = _input_ids(info)
         if ids is None or ids.dtype.is_floating_point:
-            what = f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none"
             yield Problem(
                 "data.name",
-                what,
+                f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none",
                 "use data=prompts, text, names, repeated_tokens or modular_addition, or your own with input_ids",
             )
         elif isinstance(info.inputs, Mapping) and (more := sorted(info.inputs.keys() - _USED)):
-            what = (
-                f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
+            yield Problem(
+                "data.name",
+                f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}",
+                "leave these inputs out of the data",
             )
-            yield Problem("data.name", what, "leave these inputs out of the data")
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
@@ -93,14 +93,18 @@ class GenerateTask(TaskOfSplits):
 
         yield from super().model_problems(experiment, info, model)
         if cannot_generate(model):
-            what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
-            yield Problem("model.args.class", what, "use model.args.class=causal_lm or seq2seq_lm")
+            yield Problem(
+                "model.args.class",
+                f"{type(model).__name__} does not predict next tokens, so nothing can be generated",
+                "use model.args.class=causal_lm or seq2seq_lm",
+            )
         vocabulary = vocabulary_of(model, info)
         if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
-            what = (
-                f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}"
+            yield Problem(
+                "task.stop",
+                f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}",
+                "name tokens that the model has",
             )
-            yield Problem("task.stop", what, "name tokens that the model has")
         yield from self._too_long(info, model, encoder=has_encoder(model))
 
     def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> Iterator[Problem]:

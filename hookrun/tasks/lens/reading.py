@@ -228,8 +228,7 @@ class Lens:
             "right": best.indices[:, 0] == answer,
         }
         if output is not None:
-            expected = F.log_softmax(output, dim=-1)
-            terms = F.kl_div(logs, expected, reduction="none", log_target=True)
+            terms = F.kl_div(logs, F.log_softmax(output, dim=-1), reduction="none", log_target=True)
             read["kl"] = terms.sum(-1).clamp_min(0)
         return {name: values.cpu() for name, values in read.items()}
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.tasks.loggers.base import LoggedRun, RunLogger, flat, tag, unless_set
+from hookrun.tasks.loggers import LoggedRun, RunLogger, flat, tag, unless_set
 
 if TYPE_CHECKING:
     from hookrun.store.records import Of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.actions.base import ABOUT
-from hookrun.tasks.loggers.base import LoggedRun, RunLogger, flat, tag
+from hookrun.tasks.loggers import LoggedRun, RunLogger, flat, tag
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookrun.tasks.loggers.base import LoggedRun, RunLogger, tag, unless_set
+from hookrun.tasks.loggers import LoggedRun, RunLogger, tag, unless_set
 
 if TYPE_CHECKING:
     from hookrun.store.records import Of

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookrun.config.validation import Section, parameters, parse, unknown_arguments, wrong_call
+from hookrun.config.validation import Section, parameters, unknown_arguments, validated, wrong_call
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason, spec_error
+from hookrun.errors import HookrunError, Problem, nearest, reason, refuse, spec_error
 from hookrun.hook_types import FORWARD
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime import Installation
@@ -194,9 +194,7 @@ class ActivationLoss:
     """
 
     def __init__(self, args: Mapping[str, Any], where: str) -> None:
-        keys, problems = parse(ActivationKeys, args, where)
-        if keys is None:
-            raise SpecError(problems)
+        keys = validated(ActivationKeys, args, where)
         self.keys, self._where = keys, where
         self._part = None if keys.index is None else Part(keys.index)
         self._seen: Tensor | None = None
@@ -273,8 +271,8 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
         return TrainLoss(name, ActivationLoss(args, WHERE))
     if name in LOSSES:
         loss = LOSSES[name]
-        if args and (problems := _wrong_arguments(loss, name, args)):
-            raise SpecError(problems)
+        if args:
+            refuse(_wrong_arguments(loss, name, args))
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
         return TrainLoss(name, loss, sums=name in SUMS)
     own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
@@ -311,9 +309,7 @@ class UserFunction:
         """The function with these arguments. Raises SpecError if it cannot be called or constructed with them."""
         target: Any = own.target
         is_class = isinstance(target, type)
-        problems = wrong_call(target, args, where, own.text, first=0 if is_class else 2)
-        if problems:
-            raise SpecError(problems)
+        refuse(wrong_call(target, args, where, own.text, first=0 if is_class else 2))
         if not is_class:
             return cls(own, where, target, args)
         try:
@@ -328,8 +324,7 @@ class UserFunction:
                 "give it a method __call__, or `forward` of a torch.nn.Module",
             )
         call = made.forward if isinstance(made, nn.Module) else made
-        if problems := wrong_call(call, (), where, own.text, first=2):
-            raise SpecError(problems)
+        refuse(wrong_call(call, (), where, own.text, first=2))
         return cls(own, where, made)
 
     def _value(self, output: Any, target: Tensor) -> Any:

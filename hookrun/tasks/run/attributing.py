@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from hookrun.actions.clamp import Clamp
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, counted, listed
 from hookrun.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
@@ -115,8 +114,7 @@ class Attributing:
         """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""
         if self._scoring.keys.score != "top":
             return self._scoring, batch
-        scores = main_tensor(output)
-        target = scores.argmax(-1)
+        target = main_tensor(output).argmax(-1)
         if batch.data.of_tokens and metric_tokens_of(self._context.prepared.task) is None:
             target = target.masked_fill(batch.target == IGNORED, IGNORED)
         return replace(self._scoring, keys=BackwardPass(score="label")), replace(batch, target=target)
@@ -190,7 +188,8 @@ class Attributing:
         if self._method == "guided_backprop":
             relus = self._matches(nn.ReLU)
             hooks.append(observer("relus", FORWARD, relus, self._count))
-            hooks.append(planned("guided", OUTPUT_GRAD, relus, Clamp(min=0)))
+            positive = Exchange(change=lambda site, gradient: gradient.clamp_min(0))
+            hooks.append(planned("guided", OUTPUT_GRAD, relus, positive))
         with Installation(ResolvedPlan("", tuple(hooks)), model):
             yield self._again(batch)
 
@@ -290,17 +289,12 @@ class AttributionRows:
 
     def state_dict(self) -> Values:
         """The rows so far; sequences are as long as the longest, with 0 behind their end."""
-        whole: Values = {}
-        for name, parts in self._parts.items():
-            longest = max((part.shape[1] for part in parts if part.dim() > 1), default=0)
-            grown = [
-                F.pad(part, [0, 0] * (part.dim() - 2) + [0, longest - part.shape[1]])
-                if part.dim() > 1
-                else part
-                for part in parts
-            ]
-            whole[name] = torch.cat(grown).contiguous()
-        return whole
+        return {
+            name: pad_sequence([row for part in parts for row in part], batch_first=True)
+            if parts[0].dim() > 1
+            else torch.cat(parts)
+            for name, parts in self._parts.items()
+        }
 
     def means(self) -> dict[str, float]:
         """The mean score, and for integrated gradients the mean of how far a sample's sum is off."""

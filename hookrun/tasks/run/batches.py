@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from hookrun import data
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED, Samples, TensorSamples
-from hookrun.ranks.alone import ALONE, Ranks, share
+from hookrun.ranks import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
 from hookrun.spec import Settings

@@ -17,7 +17,7 @@ from hookrun.values.containers import tensors
 class Compiled:
     """Calls the compiled model. The first batch in each mode runs in both models, whose results have to agree.
 
-    A mode is training or evaluation, with or without gradients.
+    A mode is training or evaluation, with or without gradients. Gradients themselves are not compared.
     """
 
     def __init__(self, hooks: Installation, model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from hookrun.actions.fields import Meaning
 from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.plan.texts import decoder_of, tokenizer_of
-from hookrun.ranks.alone import share
+from hookrun.ranks import share
 from hookrun.runtime import Installation
 from hookrun.runtime.clock import RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients

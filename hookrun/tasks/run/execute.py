@@ -26,7 +26,7 @@ from hookrun.models import RANDOM
 from hookrun.models.weights import change_of
 from hookrun.plan.plan import SHOWN
 from hookrun.plan.table import show
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.reduced import ReducedGradients
@@ -37,8 +37,7 @@ from hookrun.store.run_dir import RunDir, environment
 from hookrun.store.scores import result
 from hookrun.store.states.files import newest_state, read_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready, goal_of
-from hookrun.tasks.loggers import Loggers
-from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.loggers import LoggedRun, Loggers
 from hookrun.tasks.metrics.losses import ActivationLoss
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.endings import (
@@ -193,7 +192,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     if saved is None and damaged and not anyway:
         raise spec_error(
             "resume",
-            f"{path} has no undamaged state",
+            f"{path} has no undamaged state of this version",
             "type resume_anyway=true to start from the beginning and lose the records",
         )
     if saved is not None and not anyway:

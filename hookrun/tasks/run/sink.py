@@ -13,7 +13,7 @@ from hookrun.actions.base import OF_RANK, Keeper, TokenRows
 from hookrun.actions.fields import Meaning
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
-from hookrun.ranks.alone import share
+from hookrun.ranks import share
 from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import TRACED, in_reach, opened

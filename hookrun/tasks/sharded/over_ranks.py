@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hookrun.errors import listed
-from hookrun.ranks.alone import Ranks
+from hookrun.ranks import Ranks
 from hookrun.runtime import Installation
 from hookrun.store.captures.write import Count
 from hookrun.store.states.position import PositionRecord
@@ -57,8 +57,9 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
     """Why the run is to stop: the reason of the first rank with a reason; None: it continues."""
     if not ranks.largest([stop is not None])[0]:
         return None
-    reasons = ranks.gathered(stop)
-    return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text is not None), None)
+    return next(
+        (f"rank {rank}: {text}" for rank, text in enumerate(ranks.gathered(stop)) if text is not None), None
+    )
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
@@ -120,8 +121,11 @@ def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str
         return before[ranks.rank]
     own = before if ranks.is_main else []
     sums = {place: _sum_of(each["sums"][place] for each in own).state_dict() for place in before[0]["sums"]}
-    hooks = _hooks_of_all([each["hooks"] for each in before], ranks, of_batch)
-    return {"hooks": hooks, "sums": sums, **({"generators": before[0]["generators"]} if own else {})}
+    return {
+        "hooks": _hooks_of_all([each["hooks"] for each in before], ranks, of_batch),
+        "sums": sums,
+        **({"generators": before[0]["generators"]} if own else {}),
+    }
 
 
 def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) -> list[str]:
@@ -132,8 +136,10 @@ def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) ->
     """
     if not (gone := [name for name, of in hooks.items() if ranks.size <= min(of) < before]):
         return []
-    what = f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore"
-    return [f"{what} ({before} before, {ranks.size} now): it does not act anymore"]
+    return [
+        f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore ({before} before, "
+        f"{ranks.size} now): it does not act anymore"
+    ]
 
 
 def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import CompileError, Problem, listed
+from hookrun.errors import CompileError, Problem, listed, refuse
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
 from hookrun.spec import Settings
@@ -29,18 +29,25 @@ def settings_misfits(settings: Settings, *, scores: bool) -> Iterator[Problem]:
     """
     strategy = settings.compute.strategy
     if settings.compute.compile:
-        what = f"a compiled model under compute.strategy={strategy} is not known to compute the same as one process"
-        yield Problem("compute.compile", what, "leave one of them out")
+        yield Problem(
+            "compute.compile",
+            f"a compiled model under compute.strategy={strategy} is not known to compute the same as one process",
+            "leave one of them out",
+        )
     if strategy == "fsdp" and settings.compute.precision == "fp16":
-        what = "the gradient scaler of fp16 is not known to be correct with sharded gradients"
-        yield Problem("compute.precision", what, "use bf16, or compute=ddp")
+        yield Problem(
+            "compute.precision",
+            "the gradient scaler of fp16 is not known to be correct with sharded gradients",
+            "use bf16, or compute=ddp",
+        )
     loss = settings.train.loss
     given = [key for key in _WEIGHTED if key in loss.args]
     if scores and loss.name in _MEAN_OF_LABELS and given:
-        what = (
-            f"{', '.join(given)} makes {loss.name} a weighted mean, which is not the mean of the ranks' means"
+        yield Problem(
+            f"train.loss.{given[0]}",
+            f"{', '.join(given)} makes {loss.name} a weighted mean, which is not the mean of the ranks' means",
+            "leave it out, or use compute.strategy=none",
         )
-        yield Problem(f"train.loss.{given[0]}", what, "leave it out, or use compute.strategy=none")
 
 
 def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
@@ -53,30 +60,43 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
         name, where = action.action_name, spec.where
         draws = action.draws and not action.own_functions()  # those are refused when they draw
         if draws and "generator" in action.uses:
-            what = f"{name} may draw random numbers for the rows of a batch, which would differ by rank"
-            yield Problem(f"{where}.action", what, alone)
+            yield Problem(
+                f"{where}.action",
+                f"{name} may draw random numbers for the rows of a batch, which would differ by rank",
+                alone,
+            )
         if draws and spec.keys.tokens is not None:
-            what = f"{name} may draw random numbers for positions, and each rank has its own positions"
-            yield Problem(f"{where}.tokens", what, alone)
+            yield Problem(
+                f"{where}.tokens",
+                f"{name} may draw random numbers for positions, and each rank has its own positions",
+                alone,
+            )
         if action.mixes_rows:
-            what = f"{name} needs all rows of the batch together, and each rank has only its own"
-            hint = f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
-            yield Problem(f"{where}.action", what, hint)
+            yield Problem(
+                f"{where}.action",
+                f"{name} needs all rows of the batch together, and each rank has only its own",
+                f"put it on the gradients of parameters (optimizer_step_pre), or {alone}",
+            )
         for field, value in action.outside_values().items():
             if value.draws:
                 yield Problem(f"{where}.{field}", "each rank would draw other samples for its rows", alone)
         if (index := spec.keys.index) is not None and _picks_rows(index, hook):
-            what = f"'{index}' picks rows of the batch by their place, and each rank has only its own"
-            yield Problem(f"{where}.index", what, alone)
+            yield Problem(
+                f"{where}.index",
+                f"'{index}' picks rows of the batch by their place, and each rank has only its own",
+                alone,
+            )
         whole = [
             match.path or "(root)"
             for match in hook.matches
             if match.bytes is not None and not match.per_sample
         ]
         if action.captures and whole:
-            what = f"it has no row for each sample on {listed(whole)}, and each rank would have another value"
-            hint = "narrow `select`, or name a part with a row for each sample by `target`"
-            yield Problem(f"{where}.action", what, hint)
+            yield Problem(
+                f"{where}.action",
+                f"it has no row for each sample on {listed(whole)}, and each rank would have another value",
+                "narrow `select`, or name a part with a row for each sample by `target`",
+            )
 
 
 def _picks_rows(index: Index, hook: PlannedHook) -> bool:
@@ -159,6 +179,5 @@ def check_ranks(
             )
             for line in lines
         ]
-    if problems:
-        raise CompileError(problems)
+    refuse(problems, CompileError)
     return [f"differs from one process: {line}" for line in lines]

@@ -34,23 +34,35 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
     fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
     paths = units(fsdp, model)
     if fsdp.wrap is not None and not paths:
-        nearest = fsdp.wrap.nearest(Names(list(ModelNames(model).modules)))
-        yield Problem(where, f"'{fsdp.wrap}' matches no module", nearest)
+        yield Problem(
+            where,
+            f"'{fsdp.wrap}' matches no module",
+            fsdp.wrap.nearest(Names(list(ModelNames(model).modules))),
+        )
     lists = [path for path in paths if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
     if lists:
-        what = f"{listed(lists)} is a list or dict of modules, which is never called itself"
-        yield Problem(where, what, f"name its members, such as '{lists[0]}.*'")
+        yield Problem(
+            where,
+            f"{listed(lists)} is a list or dict of modules, which is never called itself",
+            f"name its members, such as '{lists[0]}.*'",
+        )
     single = [name for name, each in model.named_parameters() if not each.dim()]
     if single:
-        what = f"fully_shard cannot shard parameters without dimensions: {listed(single)}"
-        yield Problem("compute.strategy", what, "use compute=ddp")
+        yield Problem(
+            "compute.strategy",
+            f"fully_shard cannot shard parameters without dimensions: {listed(single)}",
+            "use compute=ddp",
+        )
     for hook in plan.hooks:
         action = hook.spec.action
         adds = action.adds(hook.spec.name) is not None
         value = getattr(action, "value", None)
         if adds and getattr(action, "shape", () if isinstance(value, float) else None) == ():
-            what = "fully_shard cannot shard a parameter without dimensions, and the hook adds one"
-            yield Problem(f"{hook.spec.where}.action", what, "give it one dimension, such as [0.0]")
+            yield Problem(
+                f"{hook.spec.where}.action",
+                "fully_shard cannot shard a parameter without dimensions, and the hook adds one",
+                "give it one dimension, such as [0.0]",
+            )
 
 
 def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None:

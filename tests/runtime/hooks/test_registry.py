@@ -11,8 +11,13 @@ from torch import nn
 from hookrun.discovery import own_subclasses
 from hookrun.hook_types import HOOK_TYPES
 from hookrun.runtime import hooks
-from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.base import (
+    ModuleHook,
+    ParameterHook,
+    RegisteredHook,
+    Shared,
+    registered_hooks,
+)
 
 
 def test_each_hook_type_has_one_class() -> None:

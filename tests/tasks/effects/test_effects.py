@@ -432,6 +432,18 @@ def test_the_page_has_maps_the_top_sites_and_links_to_samples(run) -> None:
     assert len(page) < 400_000
 
 
+@pytest.mark.usefixtures("pages")
+def test_cells_without_a_finite_metric_are_told_and_shown(run, capsys) -> None:
+    hook = "{select: relu1, hook: forward, action: scale}"
+    larger = "+hooks.larger={select: relu2, hook: forward, action: scale, factor: 1e4}"
+    seen = "+hooks.seen={select: fc, hook: forward, action: stats}"
+    made = run(*words(hook, "{factor: [1, 3e38]}", *DIGITS, larger, seen))
+    assert made.effects.faults == ["factor=3e+38: loss (exact) is NaN or infinite for 15 samples"]
+    said, page = capsys.readouterr().out, (made.path / "report.html").read_text()
+    assert made.effects.faults[0] in said and f'<li class="mono">{made.effects.faults[0]}' in page
+    assert "seen: in the pass without h only" in said
+
+
 def test_effects_that_differ_are_a_difference_of_the_runs(run) -> None:
     over = "{module: [relu1], index: [0, 1]}"
     one, other = (

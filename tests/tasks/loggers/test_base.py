@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookrun.tasks.loggers import loggers
-from hookrun.tasks.loggers.base import LoggedRun, flat, tag, unless_set
+from hookrun.tasks.loggers import LoggedRun, flat, loggers, tag, unless_set
 from hookrun.tasks.loggers.tensorboard import TensorBoard
 from hookrun.tasks.run.context import RunContext
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hookrun.store.verify import verify
-from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.loggers import LoggedRun
 from hookrun.tasks.loggers.mlflow import MOST_PARAMS, MLflow
 
 QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")

@@ -14,7 +14,7 @@ from hookrun.cli import main
 from hookrun.runtime.site import HookSite
 from hookrun.store.reader import open_run
 from hookrun.store.verify import verify
-from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.loggers import LoggedRun
 from hookrun.tasks.loggers.tensorboard import MOST_ELEMENTS, TensorBoard
 
 QUICK = ("compute.device=cpu", "train.limit_batches=4", "train.log_every=2")

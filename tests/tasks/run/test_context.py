@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError
-from hookrun.ranks.alone import Ranks
+from hookrun.ranks import Ranks
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
 from hookrun.tasks.run.batches import Batches

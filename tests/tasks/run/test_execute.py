@@ -14,7 +14,7 @@ from torch import nn
 
 from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loggers.base import LoggedRun, RunLogger
+from hookrun.tasks.loggers import LoggedRun, RunLogger
 from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.execute import show_plan

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.run.sink import RunSink

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks import ALONE, Ranks
 from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.states.tree import NotPlain
 from hookrun.tasks.metrics.average import Average

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hookrun.ranks.alone import ALONE
+from hookrun.ranks import ALONE
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.sharded.rank_gradients import StepGradientsOfRanks, step_gradients

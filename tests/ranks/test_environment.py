@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookrun.errors import SpecError
-from hookrun.ranks.alone import ALONE, Started, is_main, own_rank, share, size_of_world, started
+from hookrun.ranks import ALONE, Started, is_main, own_rank, share, size_of_world, started
 
 NAMES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR")
 
