@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -24,6 +24,11 @@ from hookrun.terminal import discard_unread
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
+
+DEFAULTS: Mapping[int, Any] = dict.fromkeys(SIGNALS, signal.SIG_DFL) | {
+    signal.SIGINT: signal.default_int_handler
+}
+"""Signal -> its handler unless a program sets another one."""
 
 SAME = 0.1
 """Seconds within which signals count as one: torchrun, a shell or a scheduler may send the same one twice."""
@@ -114,7 +119,7 @@ def handled() -> Iterator[None]:
     finally:
         state.closing = True  # again: a signal may have arrived before the assignment above
         for number in mine:
-            signal.signal(number, _default(number))
+            signal.signal(number, DEFAULTS[number])
         _state = _State()
 
 
@@ -276,11 +281,7 @@ def _say(text: str) -> None:
 def _is_default(number: int) -> bool:
     """Whether the signal has its default handler, or in a forked child the handler that the parent set here."""
     handler = signal.getsignal(number)
-    return handler is _default(number) or (handler is _handle and _state.owner != os.getpid())
-
-
-def _default(number: int) -> Any:
-    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    return handler is DEFAULTS[number] or (handler is _handle and _state.owner != os.getpid())
 
 
 def _is_main_thread() -> bool:

@@ -11,6 +11,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from io import UnsupportedOperation
 from typing import Any, TextIO, cast
 
@@ -72,6 +73,7 @@ def wait_is_over() -> None:
     _line.stream = None
 
 
+@dataclass(eq=False)
 class Words:
     """A stream for a person. Characters that a terminal acts on are escaped, except line breaks and tabs.
 
@@ -79,8 +81,7 @@ class Words:
     terminal, so that they leave out theirs.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    _stream: TextIO
 
     @property
     def rich_proxied_file(self) -> TextIO:

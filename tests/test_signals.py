@@ -36,7 +36,7 @@ def _default_dispositions() -> Iterator[None]:
     """The signal dispositions of a process that was not started in the background."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        signal.signal(number, interruptions._default(number))
+        signal.signal(number, interruptions.DEFAULTS[number])
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -64,7 +64,7 @@ def test_outside_of_a_loop_each_signal_is_raised_at_once_and_handlers_are_restor
         assert (error.signum, error.exit_code, str(error)) == (number, code, f"interrupted by {error.name}")
         again = pickle.loads(pickle.dumps(error))
         assert (again.exit_code, str(again)) == (code, str(error))
-        assert all(signal.getsignal(each) is interruptions._default(each) for each in SIGNALS)
+        assert all(signal.getsignal(each) is interruptions.DEFAULTS[each] for each in SIGNALS)
         assert pending() is None
     assert code_of(KeyboardInterrupt()) == 130
 

@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 from hookrun.config.validation import Section
 from hookrun.errors import nearest
 from hookrun.trust.callables import Code, code_of_given, is_tensor, tensor_digest
-from hookrun.values.index import Index
+from hookrun.values.index import AnyIndex
 from hookrun.values.tensors import ordinary_tensors
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class OutsideValue(Section, ABC):
     """
 
     factor: Scheduled = 1.0
-    index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
+    index: AnyIndex | None = None
     at: Literal["same"] | None = None
     minus: Annotated[FileValue | RunValue | None, WithJsonSchema(_MINUS)] = None
 

@@ -95,14 +95,15 @@ def _checked_and_run(
     run_dir = Path(cfg.hydra.runtime.output_dir)
     import_torch()
     waiting_for("building the model and checking the hooks")
-    with agreed(ranks), origins_told(cfg), tasks.in_order_of(config):
+    with agreed(ranks) if ranks.several else nullcontext(), origins_told(cfg), tasks.in_order_of(config):
         if not shows and resume is None and ranks.is_main:
             refuse_used(run_dir, "hydra.run.dir")
-        experiment = planned(
-            experiment,
-            asked.overrides,
-            lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
-        )
+        if shows:
+            experiment = planned(
+                experiment,
+                asked.overrides,
+                lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
+            )
         if resume is not None and (run_dir / JOB).exists():
             experiment = experiment.of_a_sweep()
         previous = previous_run([experiment], run_dir.parent)
@@ -257,14 +258,11 @@ class RefusedByMain(HookrunError):
 
 @contextmanager
 def agreed(ranks: Ranks) -> Iterator[None]:
-    """A block that has to succeed on every rank.
+    """A block that has to succeed on every one of several ranks.
 
     An error on rank 0 is raised there, and RefusedByMain on the other ranks. If only another rank fails, rank 0 raises
     HookrunError with that rank's message.
     """
-    if not ranks.several:
-        yield
-        return
     failure: HookrunError | None = None
     try:
         yield

@@ -169,8 +169,9 @@ def _wrong_choices(override: Override, asked: Composition) -> list[Problem]:
     if override.is_add() and override.package is None:
         cfg = asked.app.compose_config(asked.config_name, [], asked.mode)
         if group in cfg.hydra.runtime.choices:
-            what = "`+` adds a config group, and this one is there already"
-            return [Problem(group, what, "leave the `+` out")]
+            return [
+                Problem(group, "`+` adds a config group, and this one is there already", "leave the `+` out")
+            ]
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
         return [_not_a_name(override, options(asked.repository, group))]
@@ -220,8 +221,11 @@ def no_such_config(path: str, asked: Composition) -> Problem:
     near = nearest(name, names)
     alike = [option for option in names if "/" in name or "/" not in option]
     there_are = f"there are: {listed(alike, 40)}; " if near.startswith("did you mean") else ""
-    hint = f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}"
-    return Problem(group or "--config-name", f"there is no {name!r}; {near}", hint)
+    return Problem(
+        group or "--config-name",
+        f"there is no {name!r}; {near}",
+        f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}",
+    )
 
 
 def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Problem | None:

@@ -78,12 +78,11 @@ def acting_keys(content: Any, where: str) -> list[Problem]:
     ]
 
 
-def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:
+def wrong_choices(defaults: Any, group: str, where: str) -> Iterator[Problem]:
     """The problem of each item of a defaults list that chooses from a group of Hydra closed to config files.
 
     group: the config group of the file itself, to which relative names refer
     """
-    problems = list[Problem]()
     for item in defaults if isinstance(defaults, list) else ():
         text, value = next(iter(item.items())) if isinstance(item, Mapping) and item else (item, None)
         words = str(text).split() or [""]
@@ -93,10 +92,7 @@ def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:
         is_hydras = chosen.partition("/")[0] == "hydra"
         if is_hydras and not is_open(chosen) and SHIPPED_CHOICES.get(chosen, MISSING) != value:
             typed = f"{chosen}={value if isinstance(value, str) else 'NAME'}"
-            problems.append(
-                Problem(where, f"its defaults list chooses {chosen!r}", f"{_COMMAND_LINE}: {typed}")
-            )
-    return problems
+            yield Problem(where, f"its defaults list chooses {chosen!r}", f"{_COMMAND_LINE}: {typed}")
 
 
 def is_open(group: str) -> bool:

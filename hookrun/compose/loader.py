@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import posixpath
+from collections.abc import Iterator
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -68,25 +69,21 @@ def _read(source: ConfigSource, file: Path, config_path: str) -> ConfigResult:
     return ConfigResult(config=content, path=path, provider=source.provider, header=header)
 
 
-def _acting_content(plain: Any, file: Path, group: str) -> list[Problem]:
+def _acting_content(plain: Any, file: Path, group: str) -> Iterator[Problem]:
     """The problem of each part of a user's file that would have an effect before the configuration is checked."""
-    if not isinstance(plain, dict):
-        return hydra_section.acting_keys(plain, str(file))
+    keys = plain if isinstance(plain, dict) else {}
     inner = plain
-    if hydra_section.is_open(group):  # `_load_single_config` checks `_target_`
-        inner = {key: value for key, value in plain.items() if key != "_target_"}
-    problems = hydra_section.acting_keys(inner, str(file))
-    problems += hydra_section.wrong_choices(plain.get("defaults"), group, str(file))
-    section = plain.get("hydra")
+    if keys and hydra_section.is_open(group):  # `_load_single_config` checks `_target_`
+        inner = {key: value for key, value in keys.items() if key != "_target_"}
+    yield from hydra_section.acting_keys(inner, str(file))
+    yield from hydra_section.wrong_choices(keys.get("defaults"), group, str(file))
+    section = keys.get("hydra")
     if isinstance(section, str) or (isinstance(section, dict) and "searchpath" in section):
-        problems.append(
-            Problem(
-                f"{file}: hydra.searchpath",
-                "cannot be set in a file: it would read other folders",
-                "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER",
-            )
+        yield Problem(
+            f"{file}: hydra.searchpath",
+            "cannot be set in a file: it would read other folders",
+            "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER",
         )
-    return problems
 
 
 class _Inside(ConfigSource):
@@ -120,8 +117,9 @@ class FileConfigSource(_Inside, file_config_source.FileConfigSource):
     def available(self) -> bool:
         """True. Raises SpecError if the folder does not exist: Hydra would only warn and skip it."""
         if not super().available():
-            what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
-            raise spec_error("hydra.searchpath", what, hint)
+            raise spec_error(
+                "hydra.searchpath", f"there is no folder {self.path}", "a folder is file:///absolute/path"
+            )
         return True
 
 
@@ -152,10 +150,6 @@ def _is_ours(source: ConfigSource) -> bool:
     if source.scheme() == "pkg":
         return not source.provider.startswith(("hydra.searchpath", "command-line", "main"))
     return source.scheme() == "structured"
-
-
-def _source(repo: IConfigRepository, config_path: str) -> ConfigSource | None:
-    return next((source for source in repo.get_sources() if source.is_config(config_path)), None)
 
 
 _DEEPEST = 2
@@ -298,7 +292,7 @@ class Loader(ConfigLoaderImpl):
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         path = str(default.config_path)
-        source = _source(repo, path)
+        source = next((each for each in repo.get_sources() if each.is_config(path)), None)
         is_hydras = posixpath.normpath(path).lstrip("/").startswith("hydra/")
         if is_hydras and (problem := self._wrong_place(default, source, repo)) is not None:
             raise SpecError([problem])

@@ -79,19 +79,18 @@ def require_weights(config: Model, *, published: bool) -> None:
         raise spec_error(_WHERE, what, hint)
 
 
-def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
-    """Load the file that `config.weights` names into `model` and return what is left over.
+def load_weights(model: nn.Module, weights: str) -> dict[str, Tensor]:
+    """Load the file `weights` into `model` and return what is left over.
 
     The left-over tensors are those whose names the model does not have; hooks may add parameters of these names.
-    If `config.weights` is null or the name of published weights, nothing is done, because `build` has already loaded
-    those.
+    For the name of published weights nothing is done, because `build` has already loaded those.
 
     Raises SpecError if the file is damaged, contains Python objects instead of tensors, does not have all
     tensors of the model, or has them in another shape or of another kind; the model is then unchanged.
     """
-    if config.own_weights is None or not is_path(config.own_weights):
+    if not is_path(weights):
         return {}
-    path = _absolute(config.own_weights)
+    path = _absolute(weights)
     state = read_weights(path)
     own = model.state_dict(keep_vars=True)
     refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
@@ -99,13 +98,13 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name not in own}
 
 
-def applied_hooks(config: Model) -> frozenset[str]:
+def applied_hooks(weights: str) -> frozenset[str]:
     """The identities of the hooks that had changed the model when hookrun wrote the file, from its metadata."""
-    if config.own_weights is None or not config.own_weights.endswith(".safetensors"):
+    if not weights.endswith(".safetensors"):
         return frozenset()
     from safetensors import safe_open
 
-    with safe_open(_absolute(config.own_weights), framework="pt") as file:
+    with safe_open(_absolute(weights), framework="pt") as file:
         applied = (file.metadata() or {}).get("applied", "[]")
     try:
         names = json.loads(applied)
@@ -114,7 +113,7 @@ def applied_hooks(config: Model) -> frozenset[str]:
     except RecursionError as error:
         raise spec_error(
             _WHERE,
-            f"{_absolute(config.own_weights)} has metadata that is nested too deeply",
+            f"{_absolute(weights)} has metadata that is nested too deeply",
             "save the state dict again, without metadata",
         ) from error
     return (

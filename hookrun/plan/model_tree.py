@@ -187,15 +187,20 @@ class ModelNames:
         first = {name: self._names[id(named)][0] for name, named in objects.items()}
         return {name: main for name, main in first.items() if name != main}
 
-    def select(self, spec: HookSpec) -> list[str]:
-        """The modules or parameters that the hook's selector matches: first names, once per object, in order."""
-        selector = spec.keys.select
-        if spec.on_parameters:
-            return self.select_parameters(selector, readings=spec.hook_type.on == "reading")
+    def matches(self, spec: HookSpec) -> tuple[Match, ...]:
+        """The modules or parameters that the hook's selector matches: by first names, once per object, in order."""
+        selector, reading = spec.keys.select, spec.hook_type.on == "reading"
+        if spec.hook_type.on_parameters:
+            names = self.select_parameters(selector, readings=reading)
+            return tuple(self.match(name, on_parameters=True, reading=reading) for name in names)
+        own = self._own_parameters(spec)
         paths = map(self.first_name, selector.select(self.tree_of(spec)))
-        return list(dict.fromkeys((*paths, *self.own_parameters(spec))))
+        return tuple(
+            replace(self.match(path, on_parameters=False), own=own.get(path, ()))
+            for path in dict.fromkeys((*paths, *own))
+        )
 
-    def own_parameters(self, spec: HookSpec) -> dict[str, tuple[str, ...]]:
+    def _own_parameters(self, spec: HookSpec) -> dict[str, tuple[str, ...]]:
         """First path of a module that the selector does not match -> those of its parameters that it matches.
 
         Only where the selector may match both.
@@ -210,14 +215,6 @@ class ModelNames:
                 if modules.isdisjoint(around) and last not in own[self.first_name(owner)]:
                     own[self.first_name(owner)].append(last)
         return {path: tuple(names) for path, names in own.items()}
-
-    def matches(self, spec: HookSpec, paths: Iterable[str]) -> tuple[Match, ...]:
-        """The Matches of the hook at these first names."""
-        own, reading = self.own_parameters(spec), spec.hook_type.on == "reading"
-        return tuple(
-            replace(self.match(path, spec.on_parameters, reading=reading), own=own.get(path, ()))
-            for path in paths
-        )
 
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""

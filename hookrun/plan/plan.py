@@ -19,7 +19,8 @@ from hookrun.store.records import UsedRunRecord
 from hookrun.trust.callables import Code
 from hookrun.trust.load import Trusted
 
-_SHOWN = 4
+SHOWN = 4
+"""How many modules of a hook are named if there is other output beside them."""
 
 _LOSES_PARAMETERS = torch.__version__ < "2.13"
 """Whether this torch removes a parameter from its module when a compiled call has ended that read an edited one."""
@@ -207,7 +208,7 @@ class ResolvedPlan:
             for match in hook.matches
         ]
         return (
-            f"{listed(stops, _SHOWN)}: there is no output, and there are no metrics of it" if stops else None
+            f"{listed(stops, SHOWN)}: there is no output, and there are no metrics of it" if stops else None
         )
 
     def applied(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -17,15 +17,15 @@ from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
-from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
+from hookrun.plan.plan import SHOWN, HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_fields, unknown_spans
 from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
+from hookrun.spec.heads import Heads
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Selector
 from hookrun.trust.load import ACTIONS, Trusted, load
 
-_SHOWN = 4
 _COMPUTED = (
     "a pre-hook of torch.nn.utils computes {0!r} from it, which is what the forward reads: make that permanent "
     "(prune.remove), or use torch.nn.utils.parametrizations"
@@ -61,18 +61,18 @@ def resolve(
 def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     """The names in `model`, with what the enabled hooks that match would add and freeze."""
     names = ModelNames(model)
-    enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
+    enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.hook_type.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
         _, own = _own_code(hook, names, Mistakes())
         if own or hook.action.does == "freeze" or hook.action.adds(hook.name) is not None:
-            names.plan_effects(hook, names.matches(hook, names.select(hook)), own)
+            names.plan_effects(hook, names.matches(hook), own)
     return names
 
 
 def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
     """A sort key: first hooks that run at installation, then those on modules: adding parameters, captures, others."""
-    adds = hook.action.adds(hook.name) is not None
-    return hook.hook_type.phase != "installation", hook.on_parameters, not adds, not hook.action.captures
+    kind, adds = hook.hook_type, hook.action.adds(hook.name) is not None
+    return kind.phase != "installation", kind.on_parameters, not adds, not hook.action.captures
 
 
 def _own_code(
@@ -109,13 +109,14 @@ def _resolve_hook(
     planned: Mapping[str, PlannedHook],
     mistakes: Mistakes,
 ) -> PlannedHook:
-    mistakes.add([*_carrying(spec), *_meaningless(spec)])
-    matches = names.matches(spec, _select(spec, names, mistakes))
+    matches = names.matches(spec)
+    mistakes.add([*_carrying(spec), *_meaningless(spec), *_unexpected(spec, matches, names)])
     functions, own = _own_code(spec, names, mistakes)
     mistakes.add(_fitting(spec, matches, names, own))
     values = dict[str, Mapping[str, Source]]()
-    places = {match.path: _captured_as(spec, match) for match in matches}
-    for field, value in spec.action.outside_values().items():
+    outside = spec.action.outside_values()
+    places = {match.path: _captured_as(spec, match) for match in matches if outside}
+    for field, value in outside.items():
         try:
             if isinstance(value, RunFaults):
                 values[field] = read_faults(value, spec, places, runs)
@@ -129,8 +130,9 @@ def _resolve_hook(
                 )
         except HookrunError as error:
             mistakes.note(f"{spec.where}.{field}", str(error))
-    heads = _heads(spec, matches, names, mistakes)
-    mistakes.add(unknown_spans(spec.keys.tokens, spec.where, runs.data))
+    heads = dict[str, HeadCount]()
+    if spec.keys.heads is not None and not spec.hook_type.on_parameters:
+        heads = _heads(spec, spec.keys.heads, matches, names, mistakes)
     if (wanted := spec.keys.when.data) is not None and runs.data is not None:
         mistakes.add(unknown_fields(wanted, f"{spec.where}.when.data", runs.data))
     elif wanted is not None and runs.settings is None:
@@ -141,6 +143,7 @@ def _resolve_hook(
         )
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
     if spec.keys.tokens is not None:
+        mistakes.add(unknown_spans(spec.keys.tokens, spec.where, runs.data))
         lookup = tokenizer_of(names.model, runs.tokenizer)
         # Data that could not be described may have a tokenizer.
         if lookup.tokenizer is not None or runs.settings is None or runs.data is not None:
@@ -177,7 +180,7 @@ def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHo
     paths = [match.path for match in source.matches]
     module = paths[0] if value.module is None and len(paths) == 1 else value.module
     if module is None or (path := source.aliases.get(module)) is None:
-        raise HookrunError(f"{value.hook} captures {listed(paths, _SHOWN)}: name one of them with `module`")
+        raise HookrunError(f"{value.hook} captures {listed(paths, SHOWN)}: name one of them with `module`")
     if not (when := source.spec.keys.when).covers(spec.keys.when):
         raise HookrunError(
             f"{value.hook} may not fire when this hook does ({when}): give both the same `when`"
@@ -186,13 +189,10 @@ def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHo
 
 
 def _heads(
-    spec: HookSpec, matches: Iterable[Match], names: ModelNames, mistakes: Mistakes
+    spec: HookSpec, heads: Heads, matches: Iterable[Match], names: ModelNames, mistakes: Mistakes
 ) -> dict[str, HeadCount]:
     """How many heads each match has; it is a mistake if that is unknown or a head does not exist."""
-    heads, counts = spec.keys.heads, dict[str, HeadCount]()
-    if heads is None or spec.on_parameters:
-        return counts
-    unknown = list[str]()
+    counts, unknown = dict[str, HeadCount](), list[str]()
     for match in matches:
         counted = head_count(names.model, match.path, heads)
         if counted is None:
@@ -211,7 +211,7 @@ def _heads(
     if unknown:
         mistakes.note(
             f"{spec.where}.heads",
-            f"the number of heads of {listed(unknown, _SHOWN)} is unknown: the model's configuration has none",
+            f"the number of heads of {listed(unknown, SHOWN)} is unknown: the model's configuration has none",
             f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}",
         )
     return counts
@@ -227,12 +227,12 @@ def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
     return (True, False) if target is None else (target.keys[0] == "grad_input",)
 
 
-def _select(hook: HookSpec, names: ModelNames, mistakes: Mistakes) -> list[str]:
-    """The paths that the hook's selector matches; it is a mistake if they or their number are not the expected ones."""
+def _unexpected(hook: HookSpec, matches: Sequence[Match], names: ModelNames) -> Iterator[Problem]:
+    """Problems of a selector of which a member matches nothing, or which does not match the expected number."""
     selector, tree, either = hook.keys.select, names.tree_of(hook), hook.takes_parameters
-    kind = "module or parameter" if either else "parameter" if hook.on_parameters else "module"
-    names_parameters = either or hook.on_parameters
-    paths, unmatched = names.select(hook), list[tuple[Selector, str]]()
+    on_parameters, unmatched = hook.hook_type.on_parameters, list[tuple[Selector, str]]()
+    kind = "module or parameter" if either else "parameter" if on_parameters else "module"
+    names_parameters = either or on_parameters
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
         parameters = names.parameter_tree(readings=readings) if names_parameters else None
@@ -240,24 +240,28 @@ def _select(hook: HookSpec, names: ModelNames, mistakes: Mistakes) -> list[str]:
         if either:  # a module without parameters is matched, too
             unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
         for member, place in unmatched[:_MOST_MEMBERS]:
-            mistakes.note(
+            yield Problem(
                 f"{hook.where}.select",
                 f"{str(member)!r} ({place}) matches no {kind}",
                 f'{names.nearest(member, names_parameters)}; `expect: ">=0"` lets members match nothing',
             )
-    if len(paths) not in hook.keys.expect and paths:
-        shown = listed([path or "(root)" for path in paths], 8)
-        kinds = "parameters" if hook.on_parameters else "modules"
-        mistakes.note(
+    if len(matches) in hook.keys.expect:
+        return
+    if matches:
+        shown = listed([match.path or "(root)" for match in matches], 8)
+        kinds = "parameters" if on_parameters else "modules"
+        yield Problem(
             f"{hook.where}.expect",
-            f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}",
+            f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(matches)}: {shown}",
             "narrow `select`, or change `expect`",
         )
-    elif len(paths) not in hook.keys.expect and not unmatched:
-        text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
+    elif not unmatched:
         hint = names.nearest(selector, names_parameters)
-        mistakes.note(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path")
-    return paths
+        yield Problem(
+            f"{hook.where}.select",
+            f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}",
+            f"{hint}; `task=modules` lists every path",
+        )
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
@@ -269,22 +273,23 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")
     elif (reason := action.carried_by(kind)) is not None:
         yield Problem(f"{spec.where}.action", reason)
-    for key, ramp in action.ramps().items():
-        if kind.phase == "installation" or action.adds(spec.name):
+    adds = action.adds(spec.name) is not None
+    if adds or kind.phase == "installation":
+        for key, ramp in action.ramps().items():
             yield Problem(
                 f"{spec.where}.{key}",
                 f"{ramp}: {action.action_name} reads its values once, at installation",
                 "give a number",
             )
     for field, value in action.outside_values().items():
-        if value.per_sample and (not kind.batch or action.adds(spec.name)):
+        if value.per_sample and (adds or not kind.batch):
             yield Problem(
                 f"{spec.where}.{field}",
                 f"{value}: a value for each sample goes with hooks that see a batch of samples",
                 "take one for all: sample: mean",
             )
         in_place = isinstance(value, OutsideValue) and value.at is not None
-        if in_place and (not spec.takes_part or action.adds(spec.name)):
+        if in_place and (adds or not spec.takes_part):
             text = (
                 "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
                 if spec.takes_part
@@ -292,7 +297,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
                 "no `index`, `tokens` or `heads`"
             )
             yield Problem(f"{spec.where}.{field}.at", text, "use the value's own `index`, or leave `at` out")
-        if isinstance(value, InlineFunction) and action.adds(spec.name):
+        if adds and isinstance(value, InlineFunction):
             yield Problem(
                 f"{spec.where}.{field}",
                 f"{value}: a parameter starts from numbers, not from a function of another tensor",
@@ -324,15 +329,7 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module",
                 f"leave `{key}` out",
             )
-    does = ""
-    if spec.action.of_call:
-        does = "acts on the whole call"
-    elif "flipped" in spec.action.uses:
-        does = "lists what it does to all of them"
-    elif spec.action.mixes_rows:
-        does = "computes a row from the other rows too"
-    if keys.when.of_samples and (does or not kind.batch):
-        why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
+    if keys.when.of_samples and (why := _no_choice(spec)) is not None:
         yield Problem(
             f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",
             f"chooses among the rows of a batch, and {why}",
@@ -346,6 +343,18 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         )
 
 
+def _no_choice(spec: HookSpec) -> str | None:
+    """Why the hook cannot act on some rows of a batch only, or None."""
+    action, kind = spec.action, spec.hook_type
+    if not kind.batch:
+        return f"{kind.name!r} sees {kind.sees}"
+    if action.of_call:
+        return f"{action.action_name} acts on the whole call"
+    if "flipped" in action.uses:
+        return f"{action.action_name} lists what it does to all of them"
+    return f"{action.action_name} computes a row from the other rows too" if action.mixes_rows else None
+
+
 def _fitting(
     spec: HookSpec, matches: Iterable[Match], names: ModelNames, own: Collection[str]
 ) -> Iterator[Problem]:
@@ -353,27 +362,27 @@ def _fitting(
 
     own: the names of the parameters of the user's own module
     """
-    reasons = defaultdict[str, list[str]](list)
+    reasons, kind = defaultdict[str, list[str]](list), spec.hook_type
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
-        owner, _, parameter = match.path.rpartition(".") if spec.on_parameters else (match.path, "", "")
+        owner, _, parameter = match.path.rpartition(".") if kind.on_parameters else (match.path, "", "")
         module = names.modules[owner]
-        of_calls = not spec.on_parameters or spec.hook_type.on == "reading"
-        if of_calls and id(module) in names.unhookable and spec.hook_type.phase != "installation":
+        of_calls = not kind.on_parameters or kind.on == "reading"
+        if of_calls and id(module) in names.unhookable and kind.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
-        if not spec.on_parameters:
+        if not kind.on_parameters:
             reason = _incompatibility(spec, match, names, own)
         elif of_calls:
             computed = computed_before(module, parameter)
             reason = None if computed is None else _COMPUTED.format(computed)
         else:
-            reason = names.without_gradient(match.path) if spec.hook_type.phase == "backward" else None
+            reason = names.without_gradient(match.path) if kind.phase == "backward" else None
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
-        yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")
+        yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, SHOWN)}: {reason}")
     for why, paths in never_fired.items():
-        yield Problem(f"{spec.where}.select", f"matches {listed(paths, _SHOWN)}; {why.what}", why.hint)
+        yield Problem(f"{spec.where}.select", f"matches {listed(paths, SHOWN)}; {why.what}", why.hint)
 
 
 def _incompatibility(spec: HookSpec, match: Match, names: ModelNames, own: Collection[str]) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.actions.fields import Meaning
 from hookrun.errors import listed, printable
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, form
 from hookrun.spec.hook import HookSpec
 from hookrun.trust.callables import Code
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _ANY = 10_000
 """Width in characters that is enough for any table."""
-SHOWN = 4
-"""How many modules of a hook are listed if the plan is printed together with other output."""
 MOST_TEXT = 48
 """The largest number of characters of a target or an index."""
 

@@ -10,7 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,7 +36,7 @@ from hookrun.errors import (
     reason,
 )
 from hookrun.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, lies_in
+from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.run_values.runs import RunReferences, with_origins
@@ -67,7 +67,6 @@ Example = tuple[Sequence[Any], Mapping[str, Any]]
 Score = Callable[[Any], Tensor]
 """The model's output -> the score of a backward pass without training; SpecError if there is no such score."""
 
-_SHOWN = 4
 
 T = TypeVar("T")
 
@@ -120,8 +119,9 @@ def compile_plan(
     mistakes = Mistakes(problems=problems)
     if example is not None:
         plan = mistakes.tried(prove, plan, model, example, training=training, backward=backward) or plan
-    mistakes.problems = with_origins(mistakes.problems, spec, runs)
-    mistakes.refuse()
+    if mistakes.problems:
+        mistakes.problems = with_origins(mistakes.problems, spec, runs)
+        mistakes.refuse()
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
 
 
@@ -181,19 +181,20 @@ def on_a_copy(
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
-    with _quiet(), generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
+    with generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
         if with_data and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = _run_copy(model, call, training)
                 if is_whole(found := run(copied, args, kwargs)):
                     return found
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        try:
-            copied, (args, kwargs) = _run_copy(model, call, training, mode)
-        except Exception as error:  # if the model fails without hooks, they cannot be checked
-            return str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
-        with mode:
-            return run(copied, args, kwargs)
+        with _quiet():
+            try:
+                copied, (args, kwargs) = _run_copy(model, call, training, mode)
+            except Exception as error:  # if the model fails without hooks, they cannot be checked
+                return str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
+            with mode:
+                return run(copied, args, kwargs)
 
 
 _KNOWN = ("torch.nn.modules.", "torchvision.", "hookrun.models.")
@@ -240,7 +241,10 @@ def _run_copy(
 
     mode: makes them fake
     """
-    call = rebuild(call, _as_leaf)
+    call = rebuild(  # copy.deepcopy takes only leaves of a graph
+        call,
+        lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
+    )
     # a generator cannot be copied in this mode, and fake tensors draw nothing from it
     same = {id(leaf): leaf for leaf in members(call) if isinstance(leaf, torch.Generator)}
     with nullcontext() if mode is None else FakeCopyMode(mode):
@@ -254,10 +258,6 @@ def _run_copy(
     with nullcontext() if mode is None else mode:
         copied(*args, **kwargs)
     return copied, unused
-
-
-def _as_leaf(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:
@@ -303,7 +303,7 @@ def _run_hooked(
     batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
     hooks = tuple(
         hook
-        if hook.spec.on_parameters
+        if hook.spec.hook_type.on_parameters
         else replace(
             hook,
             matches=tuple(
@@ -335,7 +335,9 @@ def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[str, tu
     def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         shapes.setdefault(path, (describe(unwrapped(arguments(args, kwargs))), describe(output)))
 
-    for path in {match.path for hook in plan.hooks if not hook.spec.on_parameters for match in hook.matches}:
+    for path in {
+        match.path for hook in plan.hooks if not hook.spec.hook_type.on_parameters for match in hook.matches
+    }:
         modules[path].register_forward_hook(partial(note, path), with_kwargs=True)
     return shapes
 
@@ -378,6 +380,7 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+@dataclass(eq=False)
 class TrialSink(Sink):
     """The sink of a trial run: collects failures of hooks and the tensors of captures.
 
@@ -387,11 +390,9 @@ class TrialSink(Sink):
     """
 
     has_values = False
-
-    def __init__(self) -> None:
-        self.problems = dict[tuple[str, str], list[str]]()
-        self.captured = dict[tuple[str, str], list[Tensor]]()
-        self.without = dict[tuple[str, str], str]()
+    problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    captured: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)
+    without: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def keeper(self, site: HookSite) -> Keeper:
         """Remember the tensors of the first firing."""
@@ -437,6 +438,6 @@ class TrialSink(Sink):
     def as_problems(self) -> list[Problem]:
         """The failures, each with all its places."""
         return [
-            Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], _SHOWN)}: {what}")
+            Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], SHOWN)}: {what}")
             for (hook, what), paths in self.problems.items()
         ]

@@ -251,16 +251,13 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             raise
         except Exception as error:
             # a traced value has nothing to observe, and tracing forbids some operations
-            if site.has_values and any(_is_traced(tensor) for tensor in containers.tensors(value)):
+            if site.has_values and any(
+                not tensor.is_meta and readable(tensor) is None for tensor in containers.tensors(value)
+            ):
                 return value
             raise _named(site, error, value) from error
 
     return observe
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    """Whether it is a placeholder, because the model is being exported or traced."""
-    return not tensor.is_meta and readable(tensor) is None
 
 
 def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:

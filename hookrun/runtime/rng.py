@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import get_ident
 
 import numpy as np
@@ -36,6 +37,7 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
+@dataclass(eq=False)
 class Draws:
     """Random draws, each with its own seed, numbered so that recomputation by activation checkpointing repeats them.
 
@@ -43,11 +45,11 @@ class Draws:
     calls: numbers the module's calls, if recomputed calls must repeat their draws; else None
     """
 
-    def __init__(self, seed: int, calls: Calls | None = None) -> None:
-        self.seed, self.calls = seed, calls
-        self._count = 0
-        self._chances = 0
-        self._generators = dict[tuple[int, torch.device], Generator]()
+    seed: int
+    calls: Calls | None = None
+    _count: int = 0
+    _chances: int = 0
+    _generators: dict[tuple[int, torch.device], Generator] = field(default_factory=dict)
 
     def generator(self, device: torch.device) -> Generator:
         """A generator with the seed of the next draw; each thread has its own."""

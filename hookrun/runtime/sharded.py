@@ -122,29 +122,23 @@ def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:
                 module._forward_hooks.move_to_end(number, last=False)
 
 
-def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
+def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> Iterator[Problem]:
     """A problem for each hook that cannot be installed because the parameters are sharded already."""
     parts = [name for name, parameter in model.named_parameters() if is_sharded(parameter)]
-    problems = list[Problem]()
     for hook in plan.hooks if parts else ():
         spec = hook.spec
         if spec.hook_type.phase == "installation" or hook.added:
-            problems.append(
-                Problem(
-                    f"{spec.where}.action",
-                    f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already",
-                    "install the hooks before fully_shard",
-                )
+            yield Problem(
+                f"{spec.where}.action",
+                f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already",
+                "install the hooks before fully_shard",
             )
         elif spec.hook_type.on_parameters and not is_fully_sharded(model):
-            problems.append(
-                Problem(
-                    spec.where,
-                    f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed",
-                    "leave the hook out",
-                )
+            yield Problem(
+                spec.where,
+                f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed",
+                "leave the hook out",
             )
-    return problems
 
 
 @dataclass(eq=False)

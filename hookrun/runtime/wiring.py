@@ -127,7 +127,8 @@ class Wiring:
         problems, added = [], set(self.plan.added())
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
-            owner, _, name = match.path.rpartition(".") if hook.spec.on_parameters else (match.path, "", "")
+            of_parameter = hook.spec.hook_type.on_parameters
+            owner, _, name = match.path.rpartition(".") if of_parameter else (match.path, "", "")
             module = modules.get(owner)
             if module is None or class_name(module) != match.type:
                 present = "nothing" if module is None else f"a {class_name(module)}"
@@ -140,8 +141,9 @@ class Wiring:
                 what = f"the parameter {match.path}, which this model does not have"
             else:
                 continue
-            hint = "compile the spec against this model"
-            problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
+            problems.append(
+                Problem(hook.spec.where, f"the plan is for {what}", "compile the spec against this model")
+            )
         problems += sharded_too_early(self.plan, self._model)
         refuse(problems, CompileError)
 
@@ -217,7 +219,7 @@ class Wiring:
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
         for hook, match in self._planned(ModuleHook):
-            owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
+            owner = match.path.rpartition(".")[0] if hook.spec.hook_type.on_parameters else match.path
             by_module[id(modules[owner])].append((hook, match))
         for module in children_first(self._model):
             if planned := by_module.pop(id(module), []):

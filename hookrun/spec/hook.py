@@ -21,10 +21,10 @@ from hookrun.spec.heads import HeadsClause
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.tokens import TokensClause
-from hookrun.spec.when import AnyExpect, When, parse_expect
+from hookrun.spec.when import AnyExpect, Expect, When
 from hookrun.trust.load import ACTIONS as FUNCTIONS
 from hookrun.trust.load import short_names
-from hookrun.values.index import Index, Target
+from hookrun.values.index import AnyIndex, AnyTarget
 
 MOST_PRIORITY = 10**9
 
@@ -37,12 +37,12 @@ class HookKeys(Section):
 
     select: AnySelector
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
-    target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
-    index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
+    target: AnyTarget | None = None
+    index: AnyIndex | None = None
     tokens: TokensClause | None = None
     heads: HeadsClause | None = None
     when: When = When.model_construct()
-    expect: AnyExpect = parse_expect(">=1")
+    expect: AnyExpect = Expect(">=1", least=1, most=None)
     enabled: bool = True
     priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     parameters: bool = False
@@ -60,11 +60,6 @@ class HookSpec:
     def hook_type(self) -> HookType:
         """Its hook type."""
         return HOOK_TYPES[self.keys.hook]
-
-    @property
-    def on_parameters(self) -> bool:
-        """Whether the selector names parameters."""
-        return self.hook_type.on_parameters
 
     @property
     def where(self) -> str:

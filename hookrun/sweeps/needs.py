@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class ComposedNeed:
     folder: Path
 
 
+@dataclass(eq=False)
 class NeededRuns:
     """The runs that the experiments of one command need.
 
@@ -67,10 +68,11 @@ class NeededRuns:
     made:    need -> the directory of its run, found or made; None: it has not been run yet
     """
 
-    def __init__(self, asked: Composition, trust: frozenset[str], *, resumes: bool = False) -> None:
-        self._asked, self._trust, self._resumes = asked, trust, resumes
-        self._needed = dict[Need, ComposedNeed]()
-        self.made = dict[Need, str | None]()
+    asked: Composition
+    trust: frozenset[str]
+    resumes: bool = False
+    made: dict[Need, str | None] = field(default_factory=dict, init=False)
+    _needed: dict[Need, ComposedNeed] = field(default_factory=dict, init=False)
 
     def find(self, experiment: Experiment) -> None:
         """Compose the needs of the experiment, and look for their finished runs.
@@ -129,20 +131,20 @@ class NeededRuns:
     # ---- composing -------------------------------------------------------------------------------------------------
 
     def _composed(self, where: str, need: Need) -> tuple[DictConfig, dict[str, Any], Experiment]:
-        names = options(self._asked.repository, "experiment")
+        names = options(self.asked.repository, "experiment")
         if need.experiment not in names:
             raise spec_error(
                 f"{where}.experiment",
                 f"there is no experiment {need.experiment!r}",
                 "type --config-dir again, if the run had one"
-                if self._resumes
+                if self.resumes
                 else nearest(need.experiment, names),
             )
         refuse(self._wrong_overrides(f"{where}.overrides", need.overrides))
         chosen = f"experiment={need.experiment}"
         if parse_override(chosen).value() != need.experiment:
             chosen = f"experiment='{need.experiment}'"
-        asked = replace(self._asked, overrides=[*self._asked.search, chosen, *need.overrides])
+        asked = replace(self.asked, overrides=[*self.asked.search, chosen, *need.overrides])
         with _named(where, need):
             cfg = composed(asked)
             if cfg.hydra.mode == RunMode.MULTIRUN:
@@ -160,7 +162,7 @@ class NeededRuns:
 
     def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
         """The problems of overrides that a need may not have: it may only set keys of the experiment that it names."""
-        groups = {*self._asked.repository.get_group_options("", ObjectType.GROUP)} - {"experiment"}
+        groups = {*self.asked.repository.get_group_options("", ObjectType.GROUP)} - {"experiment"}
         for text in overrides:
             key, _, value = text.partition("=")
             if root_of(text) == "experiment":
@@ -174,7 +176,7 @@ class NeededRuns:
 
     def _prepared(self, needed: ComposedNeed) -> tasks.Ready:
         with _named(needed.where, needed.need):
-            return tasks.prepare(needed.experiment.with_runs(self.made), trust=self._trust)
+            return tasks.prepare(needed.experiment.with_runs(self.made), trust=self.trust)
 
     def _made(self, needed: ComposedNeed) -> str:
         from hookrun.store.lock import locked
@@ -188,7 +190,7 @@ class NeededRuns:
             place_run(needed.cfg, run_dir)
             plain_run(needed.cfg)
             run = SingleRun(self._prepared(needed), latest=False)
-            code = int(self._asked.app.run_checked(needed.cfg, run).return_value)
+            code = int(self.asked.app.run_checked(needed.cfg, run).return_value)
             free_job_memory()
             if code:
                 raise JobFailed(_why(needed, run_dir, code), code)

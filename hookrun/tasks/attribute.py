@@ -56,7 +56,7 @@ class AttributeTask(TaskOfOneSplit):
     steps: Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)] = 50
     baseline: Finite = 0.0
     select: AnySelector | None = None
-    score: ScoreKeys = BackwardPass(score="label")
+    score: ScoreKeys = BackwardPass.model_construct(score="label")
     tokens: TokensClause | None = None
 
     @model_validator(mode="after")

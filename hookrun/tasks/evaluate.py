@@ -93,7 +93,7 @@ class EvaluateTask(TaskOfSplits):
             f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
             "data.batch_size=1 makes it one for each sample"
             for hook in enabled
-            if hook.on_parameters
+            if hook.hook_type.on_parameters
             and hook.hook_type.gradient
             and hook.action.captures
             and self.idle(hook) is None

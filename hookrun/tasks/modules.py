@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from hookrun.data.info import SPLITS
-from hookrun.errors import CompileError, Problem, SpecError, counted, printable, spec_error
+from hookrun.errors import SpecError, compile_error, counted, printable, spec_error
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import parse_selector
 from hookrun.tasks.base import JobCache, Task
@@ -164,13 +164,9 @@ def _picked(raw: object, model: Module) -> list[str]:
     modules = [names.first_name(path) for path in selector.select(names.tree)]
     picked = modules or selector.select(names.parameter_tree())
     if not picked:
-        raise CompileError(
-            [
-                Problem(
-                    "task.select",
-                    f"{str(selector)!r} matches no module and no parameter",
-                    names.nearest(selector, on_parameters=False),
-                )
-            ]
+        raise compile_error(
+            "task.select",
+            f"{str(selector)!r} matches no module and no parameter",
+            names.nearest(selector, on_parameters=False),
         )
     return list(dict.fromkeys(picked))

@@ -9,7 +9,7 @@ from hookrun import data
 from hookrun.spec import Settings
 from hookrun.spec.objective import Direction, Metrics
 from hookrun.spec.tokens import TokensClause
-from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, samples_of_a_pass
+from hookrun.tasks.under_hooks import TaskUnderHooks
 
 if TYPE_CHECKING:
     from hookrun.tasks.run.context import RunContext
@@ -33,16 +33,6 @@ class TrainTask(TaskUnderHooks):
 
     metrics: Metrics = None
     tokens: TokensClause | None = None
-
-    def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """All samples if they are shuffled, since `train.limit_batches` then uses different samples in each epoch."""
-        size = sizes["train"]
-        return size if settings.train.shuffle else samples_of_a_pass(settings, size)
-
-    def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The samples of both splits in all epochs; None also if `train.steps` may end the run earlier."""
-        passed = super().samples_in_all(settings, sizes)
-        return None if passed is None or settings.train.steps is not None else passed * settings.train.epochs
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """Loss and metrics of the training epochs and, if the data has a validation split, of the validation."""

@@ -69,13 +69,23 @@ class TaskUnderHooks(Task):
         return self.splits[0] if self.trains or len(self.splits) == 1 else None
 
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The hooks see samples of the first split with ids below this; None: not known, or ids of several splits."""
-        return samples_of_a_pass(settings, sizes[self.splits[0]]) if len(self.splits) == 1 else None
+        """The hooks see samples of the first split with ids below this; None: not known, or ids of several splits.
+
+        A training sees all if they are shuffled, since `train.limit_batches` then uses others in each epoch.
+        """
+        size = sizes[self.splits[0]]
+        if self.trains and settings.train.shuffle:
+            return size
+        return samples_of_a_pass(settings, size) if self.trains or len(self.splits) == 1 else None
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """How many samples one pass over each split has in total; None: not known beforehand."""
+        """How many samples all passes over the splits have in total; None: not known beforehand."""
         passes = [samples_of_a_pass(settings, sizes[split]) for split in self.splits]
-        return None if None in passes else sum(filter(None, passes))
+        if None in passes or (
+            self.trains and settings.train.steps is not None
+        ):  # which may end the run earlier
+            return None
+        return sum(filter(None, passes)) * (settings.train.epochs if self.trains else 1)
 
     def scored(self) -> tuple[str, BackwardPass] | None:
         """The key path and the score from which backward passes without training start; None: there are none."""
@@ -147,14 +157,10 @@ class TaskUnderHooks(Task):
         info, model, loss, hooks, plan = parts.data, parts.model, parts.loss, experiment.hooks, None
         parts.add(self.problems(settings, info))
         if (stop := stopping(experiment)) is not None and (needs := self.needs_output()) is not None:
-            parts.add(
-                [
-                    Problem(
-                        f"{stop.where}.action",
-                        f"stops the forward, and {needs} needs the model's output",
-                        f"use task=predict, without metrics and task.backward, or leave the hook out: ~{stop.where}",
-                    )
-                ]
+            parts.note(
+                f"{stop.where}.action",
+                f"stops the forward, and {needs} needs the model's output",
+                f"use task=predict, without metrics and task.backward, or leave the hook out: ~{stop.where}",
             )
             parts.refuse()  # the trial run, which has no output, would report more
         trained = trained_parameters(parts) if self.trains else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hookrun.errors import Problem, SpecError, nearest, reason, spec_error
+from hookrun.errors import SpecError, nearest, reason, spec_error
 from hookrun.trust import VARIABLE, of_environment
 from hookrun.trust.callables import Code, code_of_name, module_name, place_of
 
@@ -227,14 +227,10 @@ def _imported(module: str, where: str) -> ModuleType:
 
 
 def _failed(module: str, where: str, error: BaseException) -> SpecError:
-    return SpecError(
-        [
-            Problem(
-                where,
-                f"importing '{module}' failed: {reason(error)}{place_of(error, module.split('.')[0])}",
-                f"check that `import {module}` works",
-            )
-        ]
+    return spec_error(
+        where,
+        f"importing '{module}' failed: {reason(error)}{place_of(error, module.split('.')[0])}",
+        f"check that `import {module}` works",
     )
 
 
@@ -263,9 +259,12 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
             f"'{module.__name__}:{name}' is {_kind_of(value)}, neither a function nor a class",
             kind.returns,
         )
-    what = f"'{module.__name__}:{name}' comes from '{module_name(value)}', and only '{owner}' is trusted"
     trusted = "a package of your own" if owner == EXAMPLES else f"'{owner}'"
-    raise spec_error(where, what, f"wrap it in a function of {trusted}")
+    raise spec_error(
+        where,
+        f"'{module.__name__}:{name}' comes from '{module_name(value)}', and only '{owner}' is trusted",
+        f"wrap it in a function of {trusted}",
+    )
 
 
 def _kind_of(value: object) -> str:

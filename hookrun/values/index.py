@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from hookrun.errors import shown
 
@@ -53,12 +52,6 @@ class Index:
         """The list of positions in it; None if it has none."""
         return next((item for item in self.items if isinstance(item, tuple)), None)
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            parse_index, serialization=core_schema.to_string_ser_schema()
-        )
-
 
 def parse_index(raw: Any) -> Index:
     """Parse ``..., 0:8``, ``:, 3``, ``..., [1, 5, 6]`` or ``-1``; ValueError says which part is wrong."""
@@ -82,6 +75,11 @@ def parse_index(raw: Any) -> Index:
             "use a hook for each, or a slice"
         )
     return Index(text, items)
+
+
+_SCHEMA = WithJsonSchema({"type": ["string", "integer"]})
+AnyIndex = Annotated[Index, PlainValidator(parse_index), PlainSerializer(str), _SCHEMA]
+"""The type of a pydantic field that holds an index."""
 
 
 def _without_brackets(text: str) -> str:
@@ -166,10 +164,6 @@ class Target:
     def __str__(self) -> str:
         return self.text
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(parse_target)
-
 
 def parse_target(raw: Any) -> Target:
     """Parse ``[0].logits``, ``hidden_states[-1]``, ``['a key'][1]``; ValueError says where it cannot be read."""
@@ -198,6 +192,10 @@ def parse_target(raw: Any) -> Target:
         )
         at = step.end()
     return Target(text, tuple(keys))
+
+
+AnyTarget = Annotated[Target, PlainValidator(parse_target), PlainSerializer(str), _SCHEMA]
+"""The type of a pydantic field that holds a target."""
 
 
 def path_text(keys: tuple[Key, ...]) -> str:

@@ -39,7 +39,7 @@ def saved(path: Path, content: object) -> Path:
 def problems(model: nn.Module, path: Path | str) -> list[Problem]:
     with pytest.raises(SpecError) as caught:
         require_weights(config(path), published=False)
-        load_weights(model, config(path))
+        load_weights(model, str(path))
     return caught.value.errors
 
 
@@ -58,11 +58,10 @@ def test_without_separator_and_suffix_it_is_a_name(text: str) -> None:
     assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
 
 
-@pytest.mark.parametrize("weights", [None, "DEFAULT"])
-def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
+def test_of_a_name_nothing_is_loaded() -> None:
     model = net()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert load_weights(model, Model(name="resnet18", weights=weights)) == {}
+    assert load_weights(model, "DEFAULT") == {}
     assert equal(model.state_dict(), before)
 
 
@@ -90,7 +89,7 @@ def test_a_state_dict_is_loaded_completely_and_what_is_left_is_returned(
     source, model = net(), net()
     saved(tmp_path / file, written(source.state_dict()))
     monkeypatch.chdir(tmp_path)  # where a relative path starts
-    assert equal(load_weights(model, config(file)), left)
+    assert equal(load_weights(model, file), left)
     assert equal(model.state_dict(), source.state_dict())
 
 
@@ -101,13 +100,13 @@ def test_a_tied_tensor_may_be_stored_under_one_of_its_names(tmp_path: Path) -> N
         return model
 
     source, model = tied(), tied()
-    load_weights(model, config(saved(tmp_path / "w.pt", {"1.weight": source.state_dict()["1.weight"]})))
+    load_weights(model, str(saved(tmp_path / "w.pt", {"1.weight": source.state_dict()["1.weight"]})))
     assert equal(model.state_dict(), source.state_dict())
 
 
 def test_a_lazy_module_takes_the_shape_of_the_file(tmp_path: Path) -> None:
     source, model = nn.Sequential(nn.Linear(5, 3)), nn.Sequential(nn.LazyLinear(3))
-    load_weights(model, config(saved(tmp_path / "w.pt", source.state_dict())))
+    load_weights(model, str(saved(tmp_path / "w.pt", source.state_dict())))
     assert equal(model.state_dict(), source.state_dict())
 
 
@@ -212,7 +211,7 @@ def test_only_numbers_of_the_same_kind_are_converted(tmp_path: Path, there: torc
         alike = stored == there or any(stored in kind and there in kind for kind in (FLOATS, integers))
         model = one(there, [7, 7, 7])
         if alike:
-            load_weights(model, config(path))
+            load_weights(model, str(path))
             assert equal(model.state_dict(), one(there).state_dict())
         else:
             [problem] = problems(model, path)
@@ -256,4 +255,4 @@ def test_metadata_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(net().state_dict(), path, {"applied": "[" * 100_000 + "]" * 100_000})
     with pytest.raises(SpecError, match="nested too deeply"):
-        applied_hooks(config(path))
+        applied_hooks(str(path))

@@ -8,6 +8,7 @@ by an in-place operation that changes nothing. If the output shares memory with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from threading import local
 from typing import Any
@@ -67,6 +68,7 @@ def takes_nodes(tensor: Tensor) -> bool:
     return not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == default
 
 
+@dataclass(eq=False)
 class Watched:
     """The hooks on the gradient of one tensor. It does not refer to the tensor; the tensor's graph refers to it.
 
@@ -75,11 +77,10 @@ class Watched:
     followed: the hooks are attached to the operation that wrote the tensor in place
     """
 
-    def __init__(self, where: str, hooks: Sequence[GradientHook]) -> None:
-        self.where = where
-        self.hooks = hooks
-        self.followed = False
-        self._fired_in = dict[str, int]()
+    where: str
+    hooks: Sequence[GradientHook]
+    followed: bool = False
+    _fired_in: dict[str, int] = field(default_factory=dict)
 
     def attach(self, tensor: Tensor, views: Views | None) -> Tensor:
         """Attach the hooks; returns the tensor that the module's caller gets: the tensor itself or a view of it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hookrun.errors import nearest
@@ -88,13 +89,16 @@ class Selector(ABC):
         return self.text
 
 
+@dataclass
 class Parser:
-    """Reads a selector and those inside it, and limits their nesting and number."""
+    """Reads a selector and those inside it, and limits their nesting and number.
 
-    def __init__(self, forms: Sequence[type[Selector]]) -> None:
-        self._forms = sorted(forms, key=lambda form: form.position, reverse=True)
-        self._depth = 0
-        self._parts = 0
+    forms: every form, in the order of their positions
+    """
+
+    forms: Sequence[type[Selector]]
+    _depth: int = 0
+    _parts: int = 0
 
     def parse(self, raw: Any) -> Selector:
         """The selector of any form. Raises ValueError, which says what is wrong with it."""
@@ -104,7 +108,7 @@ class Parser:
         if isinstance(raw, Selector):
             return raw
         value = _plain(raw)
-        form = next((form for form in self._forms if form.reads(value)), None)
+        form = next((form for form in reversed(self.forms) if form.reads(value)), None)
         if form is None:
             raise ValueError(f"found {shown(raw)}, expected a path, a list or a mapping")
         self._depth += 1

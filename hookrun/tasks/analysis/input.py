@@ -116,9 +116,10 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
         if _is_by_sample(each, by_token)
     }
     if not found:
-        text = f"in {run.path} no module of this hook has one row for each sample"
         hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
-        raise spec_error("task.capture", text, hint)
+        raise spec_error(
+            "task.capture", f"in {run.path} no module of this hook has one row for each sample", hint
+        )
     return found
 
 

@@ -180,7 +180,7 @@ class Grid:
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
-            groups.append(() if wrong else tuple(names.select(spec)))
+            groups.append(() if wrong else tuple(match.path for match in names.matches(spec)))
         return groups
 
     def _longest(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -313,14 +313,14 @@ _NUMBER = {
 """A mean -> the number of its values: the positions, those with a right token, or those with a wrong token too."""
 
 
+@dataclass
 class PartMeans:
     """The means of every part over a pass, and of the model's own output (None). They can be saved and loaded.
 
     sums: part -> the sums over positions, and the numbers of positions
     """
 
-    def __init__(self) -> None:
-        self.sums = dict[Part | None, dict[str, float]]()
+    sums: dict[Part | None, dict[str, float]] = field(default_factory=dict)
 
     def add(self, part: Part | None, read: Reading, asked: ScoredPositions) -> None:
         """Add one batch of a part, which may be missing in other batches, such as a change by hooks."""

@@ -25,7 +25,7 @@ from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
 from hookrun.trust.load import Trusted, load
 from hookrun.values.containers import children, tensors
-from hookrun.values.index import Index
+from hookrun.values.index import AnyIndex
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -183,7 +183,7 @@ class ActivationKeys(Section):
     """
 
     module: str
-    index: Index | None = None
+    index: AnyIndex | None = None
     maximize: bool = False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,12 +265,12 @@ def _from_first_real(values: Tensor, batch: Batch) -> Tensor:
     return values[rows, order] * kept
 
 
+@dataclass
 class AttributionRows:
     """The attributions of all batches so far."""
 
-    def __init__(self) -> None:
-        self._parts: dict[str, list[Tensor]] = {}
-        self._bytes = 0
+    _parts: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def add(self, ids: Tensor, values: Values) -> None:
         """Add the values of a batch. HookrunError if they take too much memory."""

@@ -112,6 +112,7 @@ class BatchSource(Protocol):
 Seeded = Callable[[int], AbstractContextManager[None]]
 
 
+@dataclass(eq=False)
 class _Numbered(Dataset[tuple[int, Any, Tensor]]):
     """Samples with their ids. The random draws of a sample depend only on the seed, the epoch and the sample.
 
@@ -122,28 +123,27 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
     epoch:  the current epoch
     """
 
-    def __init__(self, samples: Dataset[tuple[Any, Tensor]], seed: int, seeded: Seeded | None) -> None:
-        self._samples = samples
-        self._seed = seed
-        self._seeded = seeded
-        self.epoch = 0
+    samples: Samples
+    seed: int
+    seeded: Seeded | None
+    epoch: int = 0
 
     def __getitems__(self, indices: list[int]) -> tuple[Any, ...] | list[tuple[int, Any, Tensor]]:
         """A batch, passed on to `_collated`; torch's loader calls this method.
 
         The index `~n` is sample n used as a pattern, see `rows_of_rank`.
         """
-        take = getattr(self._samples, "batch", None)
+        take = getattr(self.samples, "batch", None)
         numbers = [max(index, ~index) for index in indices]
-        if take is not None and self._seeded is None and (read := take(numbers)) is not None:
+        if take is not None and self.seeded is None and (read := take(numbers)) is not None:
             return (torch.tensor(indices), *read)
         return [(index, *self._sample(number)) for index, number in zip(indices, numbers, strict=True)]
 
     def _sample(self, number: int) -> tuple[Any, Tensor]:
-        if self._seeded is None:
-            return self._samples[number]
-        with self._seeded(derived_seed(self._seed, self.epoch, number)):
-            return self._samples[number]
+        if self.seeded is None:
+            return self.samples[number]
+        with self.seeded(derived_seed(self.seed, self.epoch, number)):
+            return self.samples[number]
 
 
 def _collated(read: tuple[Any, ...] | list[tuple[int, Any, Tensor]]) -> Any:

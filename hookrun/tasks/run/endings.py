@@ -17,7 +17,8 @@ from torch import nn
 
 from hookrun.errors import HookrunError, counted, listed
 from hookrun.plan.model_tree import ModelNames, class_name
-from hookrun.plan.table import SHOWN, size
+from hookrun.plan.plan import SHOWN
+from hookrun.plan.table import size
 from hookrun.runtime import Installation
 from hookrun.signals import code_of, interruption_kept, shielded
 from hookrun.store.files import StoreError

@@ -24,7 +24,8 @@ from torch.amp import GradScaler
 from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models import RANDOM
 from hookrun.models.weights import change_of
-from hookrun.plan.table import SHOWN, show
+from hookrun.plan.plan import SHOWN
+from hookrun.plan.table import show
 from hookrun.ranks import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive

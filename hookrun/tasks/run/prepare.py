@@ -176,7 +176,7 @@ def build(
     parts.add(problems)
     if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
         parts.add(function.problems(parts.model))
-    if info is not None and parts.model is not None:
+    if of_tokens and info is not None and parts.model is not None:
         parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
     parts.weights = models.origin(settings.model)
     return parts
@@ -207,10 +207,12 @@ def load_model(
                 vocab_size=vocabulary,
                 length=length,
             )
-        leftover = models.load_weights(model, settings.model)
+        if (weights := settings.model.own_weights) is None:
+            return model, {}, frozenset(), []
+        leftover = models.load_weights(model, weights)
     except Refusal as error:
         return model, {}, frozenset(), error.errors
-    return model, leftover, models.applied_hooks(settings.model), []
+    return model, leftover, models.applied_hooks(weights), []
 
 
 def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -337,15 +339,16 @@ def _without_fractions(value: Any) -> Any:
     return value
 
 
-def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> list[Problem]:
+def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> Iterator[Problem]:
     """A problem if hooks do not add every tensor of the weights file that the model does not have."""
     added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
-    unknown = sorted(set(leftover) - added)
-    if not unknown:
-        return []
-    names = listed(unknown, 8)
-    text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}"
-    return [Problem("model.weights", text, "use the model and the hooks that the file was saved with")]
+    if unknown := sorted(set(leftover) - added):
+        names = listed(unknown, 8)
+        yield Problem(
+            "model.weights",
+            f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}",
+            "use the model and the hooks that the file was saved with",
+        )
 
 
 def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
@@ -365,11 +368,17 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":
-            text = "each training sample uses its own row, and validation samples have no rows"
-            yield Problem(where, text, "add when: {mode: train}")
+            yield Problem(
+                where,
+                "each training sample uses its own row, and validation samples have no rows",
+                "add when: {mode: train}",
+            )
         elif len(missing := rows.missing(torch.arange(samples))):
-            hint = "capture them in that run too, or limit this run: train.limit_batches"
-            yield Problem(where, rows.lacks(missing), hint)
+            yield Problem(
+                where,
+                rows.lacks(missing),
+                "capture them in that run too, or limit this run: train.limit_batches",
+            )
 
 
 def missing_spans(

@@ -42,15 +42,6 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
         yield
 
 
-def leave_new_memory() -> None:
-    """Until the end of the session, new memory is not filled with NaN first, as torch does in deterministic mode.
-
-    The results of a program do not depend on that, unless it reads memory that it has not written. Filling takes up to
-    a tenth of the time of a small convolutional network.
-    """
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
 def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> None:
     """As `torch.use_deterministic_algorithms`, which also imports the whole compiler to configure it.
 

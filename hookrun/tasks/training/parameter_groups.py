@@ -179,8 +179,8 @@ def _added(
         problems.append(Problem(where, text, nearest(member.hook, adding)))
     hooks = [hook for name, hook in adding.items() if member.every or name == member.hook]
     return [
-        join(path, name)
+        join(match.path, name)
         for hook in hooks
-        for path in names.select(hook)
+        for match in names.matches(hook)
         for name in names.added_by[hook.name]
     ]
