@@ -169,6 +169,17 @@ def test_gradients_by_sample_are_chosen_too() -> None:
     assert [len(found[0]) for found in hooks.captures["h"].values()] == [2, 2]
 
 
+@pytest.mark.parametrize(
+    "numbers", [[[0], [1]], torch.tensor([[0, 1]]), torch.tensor(3), [0.5, 1.0], [True, False], "ab", ["a"]]
+)
+def test_samples_that_are_not_numbers_in_one_dimension_are_refused(numbers: Any) -> None:
+    with hookrun.hooked(net(), {}) as hooks:
+        with pytest.raises(hookrun.HookrunError, match=r"samples: found .*, expected \[B\] whole numbers"):
+            hooks.samples = numbers
+        hooks.samples = []
+        assert hooks.samples is not None and hooks.samples.dtype == torch.int64
+
+
 def test_shapes_are_checked_with_a_choice() -> None:
     plan = hookrun.compile(spec({"reservoir": 2}, reduce={"mean": [1]}), net(), example=((X,), {}))
     assert plan.unchecked is None
