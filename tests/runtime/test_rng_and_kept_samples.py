@@ -140,9 +140,10 @@ def test_each_sample_is_as_likely_as_any_other() -> None:
     [
         (None, 10, {"every": 2}, X, "does not know which samples these are: set hooks.samples"),
         (range(10), None, {"reservoir": 2}, X, "how many there are: set hooks.population"),
+        (range(10), 3, {"reservoir": 2}, X, "does not know sample 9: hooks.population is 3, set it to"),
         (range(9), 10, {"every": 2}, X, r"sees a tensor of shape \[10, 4\] in a batch of 9"),
     ],
-    ids=["no samples", "no population", "another batch"],
+    ids=["no samples", "no population", "too small a population", "another batch"],
 )
 def test_an_impossible_choice_is_an_error_that_names_hook_and_module(
     samples: Any, population: int | None, keep: dict[str, int], value: torch.Tensor, said: str
