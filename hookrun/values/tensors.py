@@ -52,9 +52,8 @@ def whole_numbers(given: Any) -> Tensor | None:
     except (RuntimeError, TypeError, ValueError):
         return None
     is_other = numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool
-    return (
-        None if is_other and numbers.numel() else numbers.to(torch.int64)
-    )  # an empty list is a float tensor
+    # an empty list is a float tensor
+    return None if is_other and numbers.numel() else numbers.to(torch.int64)
 
 
 def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
