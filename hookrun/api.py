@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.nn import Module
+
 from hookrun.config.interpolations import guarded, resolved
 from hookrun.config.yaml_files import parsed, reading
-from hookrun.errors import HookrunError, spec_error
+from hookrun.errors import HookrunError, shortened, spec_error
 from hookrun.integrations.recording import Recording, run_folder
 from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.runtime import Installation
@@ -19,7 +21,6 @@ from hookrun.tasks import parse_experiment
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
-    from torch.nn import Module
 
     from hookrun.tasks.run.own_loop import ExperimentData
 
@@ -70,13 +71,15 @@ def compile(
     training: the mode to check in; None: the model's own
 
     Raises SpecError that lists every mistake in `spec`, if it is a dict; CompileError that lists every hook that does
-    not fit the model.
+    not fit the model; HookrunError if `model` or `example` is something else.
     """
     if example is not None:  # a tensor or a batch is a frequent mistake
         is_pair = isinstance(example, tuple) and len(example) == 2
         if not is_pair or not isinstance(example[0], tuple | list) or not isinstance(example[1], Mapping):
             raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
     whole = spec if isinstance(spec, Spec) else parse_spec(spec)
+    if not isinstance(model, Module):
+        raise HookrunError(f"model: found {shortened(repr(model))}, expected a torch.nn.Module")
     return compile_plan(whole, model, example=example, training=training)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,12 @@ def test_hooked_compiles_and_installs() -> None:
         out = model(torch.ones(1, 2))
     assert torch.equal(hooks.captures["features"]["0"][0], out)
     assert hooks.fired == {("features", "0"): 1}
+
+
+@pytest.mark.parametrize("model", [None, [nn.Linear(2, 2)], nn.Linear], ids=["none", "list", "class"])
+def test_what_is_not_a_module_is_refused_in_words(model: Any) -> None:
+    with pytest.raises(hookrun.HookrunError, match=r"model: found .*, expected a torch\.nn\.Module"):
+        hookrun.hooked(model, {})
 
 
 def test_a_mean_captured_by_another_run_is_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+import hookrun
 from hookrun import schema
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -42,6 +43,29 @@ def test_a_selector_may_have_each_of_its_forms() -> None:
     for select in ("fc", 3, ["conv1", {"type": "Linear"}], {"path": "**", "leaf": True, "min_params": 1}):
         assert valid(**CLAMP | {"select": select})
     assert not valid(**CLAMP | {"select": 1.5})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"action": "print", "when": {"step": 4, "epoch": [0, 1], "call": 0, "rank": 0}},
+        {"action": "print", "when": {"step": {"start": 1, "end": 9, "every": 2}}, "expect": "0..2"},
+        {"action": "stats", "of": "mean"},
+        {"action": "capture", "reduce": {"mean": 2}},
+        {"action": "fill", "value": 0, "hook": "apply", "parameters": "bias"},
+    ],
+    ids=str,
+)
+def test_one_number_or_name_may_stand_for_a_list(keys: dict[str, Any]) -> None:
+    hook = {"select": "fc", "hook": "forward", **keys}
+    assert hookrun.load_spec({"h": hook}) and valid(**hook)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"when": {"step": -1}}, {"when": {"step": {"evry": 2}}}, {"expect": "x"}, {"of": "men"}], ids=str
+)
+def test_typos_in_short_forms_are_errors(keys: dict[str, Any]) -> None:
+    assert not valid(select="fc", hook="forward", action="stats", **keys)
 
 
 def test_typos_are_errors() -> None:

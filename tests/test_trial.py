@@ -66,6 +66,15 @@ def test_the_plan_shows_the_shape_of_the_arguments_where_a_hook_sees_these() -> 
     }
 
 
+@pytest.mark.parametrize(("reduce", "size"), [(None, (2 * 8, True)), ({"mean": [0]}, (8, False))])
+def test_the_bytes_per_sample_are_those_of_all_calls_of_a_module(reduce: Any, size: tuple[int, bool]) -> None:
+    layer = nn.Linear(2, 2)
+    example = ((torch.ones(3, 2),), {})
+    plan = compile_one(nn.Sequential(layer, layer), example, select="0", action="capture", reduce=reduce)
+    (target,) = plan.hooks[0].matches
+    assert (target.bytes, target.per_sample) == size
+
+
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
@@ -271,14 +280,14 @@ def test_a_failure_or_another_structure_is_a_problem_and_the_value_is_passed_on(
     ]
 
 
-def test_the_first_capture_of_each_site_is_kept_without_its_graph() -> None:
+def test_the_captures_of_each_site_are_kept_without_their_graph() -> None:
     findings = TrialSink()
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
     keep(torch.ones(9))
     kept = findings.captured["h", "fc"]
-    assert [list(tensor.shape) for tensor in kept] == [[2], [3]]
-    assert not any(each.requires_grad for each in kept)
+    assert [[list(tensor.shape) for tensor in firing] for firing in kept] == [[[2], [3]], [[9]]]
+    assert not any(tensor.requires_grad for firing in kept for tensor in firing)
 
 
 IMAGES = ((torch.zeros(2, 1, 8, 8),), {})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
-from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf
+from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf, OrOne
 from hookrun.values.tensors import as_real, holds_data
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Dimensions = Annotated[
     tuple[Annotated[int, Field(strict=True)], ...],
     BeforeValidator(lambda raw: (raw,) if isinstance(raw, int) else raw),
+    OrOne(),
     Field(min_length=1),
 ]
 

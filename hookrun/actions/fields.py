@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -112,7 +113,18 @@ class Keep(OneOf):
 KeptSamples = Annotated[Keep | None, Meaning.SAMPLES]
 """Which samples the hook keeps; None: all."""
 
-OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed)]
+
+class OrOne:
+    """In the type of a list: its JSON Schema lets one item stand for a list of it, as a validator does."""
+
+    def __get_pydantic_json_schema__(
+        self, core: Any, handler: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        several = handler(core)
+        return {"anyOf": [several["items"], several]}
+
+
+OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed), OrOne()]
 """One name, or a list of at least one."""
 
 

@@ -151,7 +151,7 @@ def _is_done(folder: Path) -> bool:
     """Whether status.json says so. Raises SpecError for a directory without a run that can be resumed."""
     if not folder.is_dir():
         there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, there))
+        raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, [*there, LATEST]))
     if not (folder / STATUS).exists():
         raise spec_error(
             RESUME,

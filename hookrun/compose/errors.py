@@ -312,9 +312,12 @@ def _keys_of_hook(key: str, cfg: DictConfig) -> set[str]:
 def _near(key: str, cfg: DictConfig) -> str:
     """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part.
 
-    "" if that part is right, and only not in this configuration.
+    "" for a key that is only not in this configuration.
     """
-    paths = [group for group in cfg.hydra.runtime.choices if "/" not in group] + key_paths(cfg)
+    groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
+    paths = [*groups, *key_paths(cfg), *ROOT_KEYS]  # `vars` and `needs` are keys also where a file has none
+    if key in paths:
+        return ""
     above, part, rest = "", *key.partition(".")[::2]
     near = [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]
     siblings = dict[str, None]()
@@ -322,9 +325,7 @@ def _near(key: str, cfg: DictConfig) -> str:
         while rest and f"{above}{part}" in paths:
             above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
         below = (path.removeprefix(above) for path in paths if path.startswith(above))
-        siblings = dict.fromkeys([path.partition(".")[0] for path in below] + ([] if above else [*ROOT_KEYS]))
-        if part in siblings:  # a key such as `vars`, which is not in every configuration
-            return ""
+        siblings = dict.fromkeys(path.partition(".")[0] for path in below)
         whole = [f"{above}{name}.{rest}".rstrip(".") for name in get_close_matches(part, siblings)]
         near = [path for path in whole if path in paths] or whole
     if not near and above:  # train.lr for train.optimizer.lr

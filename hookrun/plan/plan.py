@@ -38,7 +38,7 @@ class Match:
                  of the parameter; None: not known
     called:      whether the example called it; None: not known
     bytes:       size of what one firing captures with the example; None: it captures nothing, or not known
-    per_sample:  `bytes` is the size for one sample
+    per_sample:  `bytes` is the size for one sample, in all calls of one forward
     own:         on `apply`: the parameters of the module that were matched; empty: the module itself was
     """
 

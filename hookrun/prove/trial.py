@@ -359,12 +359,15 @@ def _seen(
     of_arguments, of_output = shapes.get(match.path, (None, None))
     shape = of_arguments if hook.spec.hook_type in (FORWARD_PRE, BACKWARD) else of_output
     match = replace(match, shape=shape, called=match.path in shapes)
-    captured = findings.captured.get((hook.spec.name, match.path))
-    if captured is None:
+    firings = findings.captured.get((hook.spec.name, match.path))
+    if firings is None:
         return match
     by_token = hook.spec.keys.tokens is not None
-    per_sample = batch > 0 and all(x.dim() > 0 and (x.shape[0] == batch or by_token) for x in captured)
-    total = sum(x.numel() * x.element_size() for x in captured)
+    per_sample = batch > 0 and all(
+        x.dim() > 0 and (x.shape[0] == batch or by_token) for firing in firings for x in firing
+    )
+    counted = firings if per_sample else firings[:1]
+    total = sum(x.numel() * x.element_size() for firing in counted for x in firing)
     return replace(match, bytes=total / batch if per_sample else total, per_sample=per_sample)
 
 
@@ -385,21 +388,22 @@ class TrialSink(Sink):
     """The sink of a trial run: collects failures of hooks and the tensors of captures.
 
     problems: (hook, what failed) -> the paths where it failed
-    captured: (hook, path) -> the fake tensors of its first capture
+    captured: (hook, path) -> the fake tensors of each of its firings
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     """
 
     has_values = False
     problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    captured: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)
+    captured: dict[tuple[str, str], list[list[Tensor]]] = field(default_factory=dict)
     without: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def keeper(self, site: HookSite) -> Keeper:
-        """Remember the tensors of the first firing."""
+        """Remember the tensors of every firing."""
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
-            self.captured.setdefault((site.hook_name, site.path), [tensor.detach() for tensor in held(value)])
+            of_firing = [tensor.detach() for tensor in held(value)]
+            self.captured.setdefault((site.hook_name, site.path), []).append(of_firing)
 
         return keep
 

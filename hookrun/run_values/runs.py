@@ -131,12 +131,10 @@ def with_found_weights(experiment: Experiment) -> Experiment:
     except HookrunError as error:
         raise spec_error(f"{WHERE}.run", str(error)) from error
     path = None if run is None else _checkpoint(run, named)
-    note = () if run is not None else (f"{WHERE}: those of {named.run}, which runs first",)
     model = experiment.settings.model.model_copy(update={"weights": path})
     return replace(
         experiment,
         settings=experiment.settings.model_copy(update={"model": model}),
-        notes=(*experiment.notes, *note),
         takes={**experiment.takes, f"{WHERE}.run": named.run},
     )
 

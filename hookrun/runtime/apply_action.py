@@ -30,6 +30,10 @@ NOT_NESTED = (
     "torch cannot compute this on a nested tensor: hook a module that returns a padded one, or switch nested tensors "
     "off, as nn.TransformerEncoder(…, enable_nested_tensor=False) does"
 )
+_NOT_SPARSE = (
+    "torch cannot compute this on a sparse tensor (scale and clip_norm it can): make it a dense one, as "
+    "nn.Embedding(…, sparse=False) does its gradient"
+)
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -269,8 +273,10 @@ def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:
 
 
 def _named(site: HookSite, error: Exception, value: Any) -> HookError:
-    if isinstance(error, RuntimeError) and any(tensor.is_nested for tensor in containers.tensors(value)):
-        return HookError(f"{site.where}: {NOT_NESTED}")
+    if isinstance(error, RuntimeError):
+        for tensor in containers.tensors(value):
+            if tensor.is_nested or tensor.is_sparse:
+                return HookError(f"{site.where}: {NOT_NESTED if tensor.is_nested else _NOT_SPARSE}")
     target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
     index = (
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""

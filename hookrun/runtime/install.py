@@ -28,6 +28,7 @@ from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.wiring import Around, Wiring
+from hookrun.values.tensors import whole_numbers
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -313,14 +314,25 @@ class Installation:
 
     @property
     def samples(self) -> Tensor | None:
-        """The sample numbers [B] of the current batch, for values that differ between samples; None: not known."""
+        """The sample numbers [B] of the current batch, for values that differ between samples; None: not known.
+
+        Setting anything but whole numbers in one dimension raises HookrunError.
+        """
         return self.clock.samples
 
     @samples.setter
     def samples(self, numbers: Tensor | Sequence[int] | None) -> None:
-        self.clock.samples = (
-            None if numbers is None else torch.as_tensor(numbers, dtype=torch.int64, device="cpu")
-        )
+        samples = None if numbers is None else whole_numbers(numbers)
+        if numbers is not None and (samples is None or samples.dim() != 1):
+            found = (
+                f"{list(numbers.shape)} of {numbers.dtype}"
+                if isinstance(numbers, Tensor)
+                else repr(numbers)[:80]
+            )
+            raise HookrunError(
+                f"samples: found {found}, expected [B] whole numbers, one for each sample of the batch"
+            )
+        self.clock.samples = samples
 
     def tokens(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
         """Set the tokens of the model's next call, for hooks with `tokens`; call it before each batch.

@@ -144,6 +144,10 @@ def kept_samples(keep: Keep, clock: Clock, seed: int, where: str) -> Callable[[]
             chosen.index_fill_(0, order[: keep.reservoir], True)
             if holds_data(chosen):
                 drawn_of[population] = chosen
-        return chosen[samples]
+        try:
+            return chosen[samples]
+        except IndexError:
+            which = f"sample {int(samples.max())}: hooks.population is {population}"
+            raise error(f"{which}, set it to the number of samples") from None
 
     return is_kept

@@ -25,6 +25,7 @@ from hookrun.actions.fields import Finite, Number
 from hookrun.actions.stats import SIZES, Statistic
 from hookrun.config.validation import Section
 from hookrun.errors import whole_characters
+from hookrun.spec.selector import SchemaOnDemand
 from hookrun.spec.selector.base import shown
 
 if TYPE_CHECKING:
@@ -83,15 +84,23 @@ def _counts(raw: Any) -> frozenset[int] | Range:
     return _numbers(raw, MOST, f"a count from 0 on, at most {MOST:,}")
 
 
+_ONE_OR_SEVERAL = {
+    "type": ["integer", "array"],
+    "minimum": 0,
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 1,
+}
 Ranks = Annotated[
     frozenset[int],
     BeforeValidator(lambda raw: _numbers(raw, 10**6, "the number of a process, from 0 on")),
     PlainSerializer(sorted),  # a set is unordered
+    WithJsonSchema(_ONE_OR_SEVERAL),
 ]
 Counts = Annotated[
     frozenset[int] | Range,
     BeforeValidator(_counts),
     PlainSerializer(lambda counts: counts.model_dump() if isinstance(counts, Range) else sorted(counts)),
+    SchemaOnDemand(lambda: {"anyOf": [_ONE_OR_SEVERAL, Range.model_json_schema()]}),
 ]
 
 
@@ -249,5 +258,11 @@ def parse_expect(raw: Any) -> Expect:
     raise ValueError(f'found {shown(raw)}, expected a count: 3, ">=1", "<=4" or "0..2"')
 
 
-AnyExpect = Annotated[Expect, PlainValidator(parse_expect), WithJsonSchema({"type": ["integer", "string"]})]
+AnyExpect = Annotated[
+    Expect,
+    PlainValidator(parse_expect),
+    WithJsonSchema(
+        {"type": ["integer", "string"], "minimum": 0, "pattern": r"^ *([<>]=)? *\d+ *(\.\. *\d+ *)?$"}
+    ),
+]
 """The type of a pydantic field that holds an expected count."""

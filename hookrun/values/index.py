@@ -172,7 +172,7 @@ def parse_target(raw: Any) -> Target:
     text = f"[{bounded(raw)}]" if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
-            f"found {shown(raw)}, expected a path like [0], logits, hidden_states[-1] or ['a key'][1]"
+            f"found {shown(raw)}, expected a path in quotes, like '[0]', logits, hidden_states[-1] or ['a key'][1]"
         )
     text, at, keys = text.strip(), 0, list[Key]()
     if len(text) > MAX_TARGET:

@@ -43,6 +43,19 @@ def has_no_shape(x: Tensor) -> bool:
     return x.layout is torch.strided
 
 
+def whole_numbers(given: Any) -> Tensor | None:
+    """An int, a sequence or a tensor of whole numbers as an int64 tensor on the CPU; None for anything else."""
+    import torch
+
+    try:
+        numbers = torch.as_tensor(given, device="cpu")
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    is_other = numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool
+    # an empty list is a float tensor
+    return None if is_other and numbers.numel() else numbers.to(torch.int64)
+
+
 def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
     """Whether a value of `shape` broadcasts to the shape `onto`, with `onto` as the result."""
     extra = len(onto) - len(shape)

@@ -92,6 +92,8 @@ def test_a_plan_shows_it_and_leaves_nothing_behind(call: Call, cwd: Path) -> Non
     assert code == 0 and list(cwd.iterdir()) == []
     assert LINE in said and "(runs first)" in said and "patch.value: a value not known yet" in said
     assert "seen: captures 296 B per sample" in said, "the plan of both"
+    _, said = call("experiment=patch", "task=plan", "model.weights={run: clean}")
+    assert "\nweights: those of clean, which runs first\n" in said
     code, said = call("-m", "experiment=patch", "seed=1,2", "task=plan")
     assert code == 0 and said.count("(runs first)") == 2, "each seed has its clean run"
 

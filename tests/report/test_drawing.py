@@ -27,7 +27,7 @@ from hookrun.report.draw.charts import (
     of_curves,
     of_tiles,
 )
-from hookrun.report.draw.pictures import mosaic, palette
+from hookrun.report.draw.pictures import encoded, mosaic, palette
 
 # ---- axes
 
@@ -103,6 +103,12 @@ def test_bars_begin_at_zero() -> None:
     (floor1, top1), (floor2, top2) = re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", boxes)
     assert floor1 == floor2
     assert float(floor1) - float(top1) == pytest.approx(2 * (float(top2) - float(floor2)), abs=0.3)
+
+
+def test_a_long_name_is_cut_to_the_axis_beside_it() -> None:
+    figure = bars("t", [1.0], x="x", y="standard deviation over the samples of a metric")
+    [name] = re.findall(r'rotate\(-90\)">([^<]*)<', figure.picture)
+    assert name == "standard devia…es of a metric"
 
 
 # ---- text for screen readers
@@ -196,6 +202,12 @@ def test_colours_are_those_of_matplotlib(diverging: bool, colours: list[tuple[in
     """Its colours at 0, 63, 127, 200 and 254 of 254."""
     found = palette(diverging=diverging)[[0, 63, 127, 200, 254]].astype(int)
     assert np.abs(found - np.array(colours)).max() <= 1
+
+
+def test_the_scale_of_values_of_one_sign_can_be_centred_on_zero() -> None:
+    below = np.array([[-2.0, -1.0]])
+    ends = [re.findall(r"<span>(-?\d+)</span>", encoded(below, centre=centre)[1]) for centre in (None, 0.0)]
+    assert ends == [["-2", "-1"], ["-2", "2"]]
 
 
 # ---- numbers and names

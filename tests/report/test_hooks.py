@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookrun.report.sections.hooks import over_steps
+from hookrun.report.sections.hooks import over_steps, statistics
 
 
 def test_every_kind_of_picture(observed: Path, page) -> None:
@@ -72,6 +72,13 @@ def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outli
     [figure] = over_steps("gradient norm", many, "step", "norm", by_layer=True)
     assert "a row is the largest of 3 layers" in figure.note and "--rows:333;" in figure.picture
     assert "m0 … m2" in figure.picture and "m990 … m992" in figure.picture, "names where there is room"
+
+
+def test_what_each_rank_recorded_of_its_rows_is_a_curve_of_its_own() -> None:
+    start = {"hook": "h", "module": "fc", "path": "", "action": "stats", "mode": "train"}
+    records = [{**start, "step": step, "of_rank": rank, "mean": 1.0} for rank in (0, 1) for step in (0, 1)]
+    [figure] = statistics(records, {"fc": 0}, are_gradients=False)
+    assert figure.table and figure.table.heads == ("step", "fc, rank 0", "fc, rank 1")
 
 
 def test_a_hook_that_never_fired_is_shown_first(observed: Path, page) -> None:

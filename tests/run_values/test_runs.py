@@ -103,10 +103,9 @@ def test_a_missing_checkpoint_is_refused_with_the_existing_ones(run: Path) -> No
         with_found_weights(experiment({"run": "nowhere"}))
 
 
-def test_a_run_that_runs_first_has_a_note() -> None:
+def test_a_run_that_runs_first_has_no_file_yet() -> None:
     found = with_found_weights(experiment({"run": "base"}, base=None))
-    assert found.settings.model.weights is None
-    assert "model.weights: those of base, which runs first" in found.notes
+    assert found.settings.model.weights is None and found.takes == {"model.weights.run": "base"}
     assert other_runs(found) == ()
 
 

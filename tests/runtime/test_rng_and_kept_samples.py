@@ -140,9 +140,10 @@ def test_each_sample_is_as_likely_as_any_other() -> None:
     [
         (None, 10, {"every": 2}, X, "does not know which samples these are: set hooks.samples"),
         (range(10), None, {"reservoir": 2}, X, "how many there are: set hooks.population"),
+        (range(10), 3, {"reservoir": 2}, X, "does not know sample 9: hooks.population is 3, set it to"),
         (range(9), 10, {"every": 2}, X, r"sees a tensor of shape \[10, 4\] in a batch of 9"),
     ],
-    ids=["no samples", "no population", "another batch"],
+    ids=["no samples", "no population", "too small a population", "another batch"],
 )
 def test_an_impossible_choice_is_an_error_that_names_hook_and_module(
     samples: Any, population: int | None, keep: dict[str, int], value: torch.Tensor, said: str
@@ -167,6 +168,17 @@ def test_gradients_by_sample_are_chosen_too() -> None:
         hooks.samples = range(10)
         model(X).square().sum().backward()
     assert [len(found[0]) for found in hooks.captures["h"].values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "numbers", [[[0], [1]], torch.tensor([[0, 1]]), torch.tensor(3), [0.5, 1.0], [True, False], "ab", ["a"]]
+)
+def test_samples_that_are_not_numbers_in_one_dimension_are_refused(numbers: Any) -> None:
+    with hookrun.hooked(net(), {}) as hooks:
+        with pytest.raises(hookrun.HookrunError, match=r"samples: found .*, expected \[B\] whole numbers"):
+            hooks.samples = numbers
+        hooks.samples = []
+        assert hooks.samples is not None and hooks.samples.dtype == torch.int64
 
 
 def test_shapes_are_checked_with_a_choice() -> None:

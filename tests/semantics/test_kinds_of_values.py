@@ -139,6 +139,18 @@ def test_what_torch_cannot_do_with_a_nested_tensor_is_refused_in_words(
         model(x)
 
 
+@pytest.mark.parametrize("hook", ["grad", "optimizer_step_pre"])
+def test_what_torch_cannot_do_with_a_sparse_gradient_is_refused_in_words(hook: str) -> None:
+    model = nn.Embedding(3, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with (
+        pytest.raises(hookrun.HookError, match=r"on weight: torch cannot .* a sparse tensor .* sparse=False"),
+        hookrun.hooked(model, one_hook("weight", hook, action="clamp", max=0.5)),
+    ):
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("hook", "action"),
     [("backward", {"action": "stats"}), ("output_grad", {"action": "scale", "factor": 2})],

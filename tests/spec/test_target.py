@@ -31,11 +31,12 @@ def test_targets(text: Any, keys: tuple[int | str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", ".a", "a b", "[x]", "a[", "[1:2]", "f()", "['a]", "[0]logits", 1.5, True, None]
+    "text", [" ", ".a", "a b", "[x]", "a[", "[1:2]", "f()", "['a]", "[0]logits", "", 1.5, True, None, [0]]
 )
 def test_invalid_paths_are_refused(text: Any) -> None:
-    with pytest.raises(ValueError, match="found"):
+    with pytest.raises(ValueError, match="found") as refused:
         parse_target(text)
+    assert isinstance(text, str) or "in quotes" in str(refused.value), "YAML reads an unquoted [0] as a list"
 
 
 KEYS = st.lists(

@@ -105,7 +105,10 @@ def test_a_missing_row_is_an_index_error(shuffled: StoredCapture, index: Any) ->
         shuffled[index]
 
 
-@pytest.mark.parametrize("index", [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5]])
+@pytest.mark.parametrize(
+    "index",
+    [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5], "a", None, (slice(2), 0)],
+)
 def test_only_whole_numbers_choose_rows(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match="rows are chosen by"):
         shuffled[index]

@@ -16,7 +16,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from hookrun.errors import counted, printable
+from hookrun.errors import counted, printable, shortened
 from hookrun.report.draw.text import fitted, number, tick
 from hookrun.store.captures.read import spread as evenly_spaced
 
@@ -392,7 +392,7 @@ def _chart(
     text: tuple[str, Table],
     labels: Sequence[str] | None = None,
 ) -> Figure:
-    """A chart with its axes. Labels that would touch stand upright, and the chart is higher.
+    """A chart with its axes. Labels that would touch stand upright, and the chart is higher; `y` is cut to its axis.
 
     body:   the elements between the axes
     hover:  positions from left to right, and the text to show under the pointer at each
@@ -421,7 +421,7 @@ def _chart(
     texts += [
         _text((LEFT + WIDTH - RIGHT) / 2, height - 4, x, "middle", "label"),
         f'<text class="label" text-anchor="middle" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)">'
-        f"{_said(y)}</text>",
+        f"{_said(shortened(y, int((bottom - TOP) / _LETTER)))}</text>",
     ]
     says, table = text
     points = {"x": [at for at, _ in hover], "t": [printable(said, kept="\n\t") for _, said in hover]}

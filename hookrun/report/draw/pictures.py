@@ -239,10 +239,14 @@ def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
 
 
 def encoded(
-    values: Array, there: Mask | None = None, *, limits: tuple[float, float] | None = None
+    values: Array,
+    there: Mask | None = None,
+    *,
+    limits: tuple[float, float] | None = None,
+    centre: float | None = None,
 ) -> tuple[str, Markup]:
     """The data URL of a picture with one pixel for each value, and its scale; arguments as of `heat`."""
-    index, table, scale = _indexed(values, limits=limits, there=there)
+    index, table, scale = _indexed(values, limits=limits, there=there, centre=centre)
     return _png(index, table), scale
 
 

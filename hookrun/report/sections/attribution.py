@@ -73,7 +73,8 @@ def _overlay(facts: Facts, name: str, place: Place, values: Tensor, *, smooth: b
         values = F.avg_pool2d(values, -(-longest // _SIDE), ceil_mode=True)
     elif smooth and values.isfinite().all():
         values = F.interpolate(values, scale_factor=float(_SIDE // longest), mode="bilinear")
-    address, scale = encoded(values[0, 0].numpy())
+    # centred: what lowers the score has the same colour in all maps
+    address, scale = encoded(values[0, 0].numpy(), centre=0.0)
     body = Markup('<div class="overlay"><img alt="the input" src="{}"><img alt="{}" src="{}"></div>').format(
         facts.pictures[place], f"the map of {name}", address
     )

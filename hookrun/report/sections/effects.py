@@ -66,10 +66,10 @@ class Grid:
             self.across, self.down = "columns of the window", "rows"
 
     def draw(self, title: str, values: Tensor, note: str = "", centre: float | None = None) -> Figure:
-        """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars."""
+        """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars with a line."""
         if self.is_line and len(self.columns) <= _MOST_BARS:
             numbers = values.double().flatten().tolist()
-            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note)
+            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note, mark=centre)
         wide = len(self.columns)
         return heat(
             title,

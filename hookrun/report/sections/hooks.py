@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hookrun.actions.base import ABOUT
+from hookrun.actions.base import ABOUT, OF_RANK
 from hookrun.errors import counted, listed, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
@@ -162,10 +162,17 @@ def _of_single_layers(points: Points, unit: str) -> list[str]:
 
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
-    """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis."""
+    """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis.
+
+    Each rank that recorded its own rows has values of its own.
+    """
     by_module = grouped(
         (record for record in records if name in record),
-        lambda record: (str(record["module"]), record.get("path") or ""),
+        lambda record: (
+            str(record["module"]),
+            record.get("path") or "",
+            f", rank {record[OF_RANK]}" if OF_RANK in record else "",
+        ),
     )
     points = {
         "".join(key): ([float(record["step"]) for record in at], [float(record[name]) for record in at])

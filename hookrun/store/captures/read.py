@@ -27,11 +27,11 @@ from hookrun.store.captures.tensor_file import (
 from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.records import SampleLine, TokenLine, read_records
+from hookrun.values.tensors import whole_numbers
 
 T = TypeVar("T")
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
-_ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
 
 _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
@@ -298,12 +298,9 @@ class StoredCapture:
         if isinstance(index, slice):
             chosen = range(*index.indices(len(self)))
             return torch.arange(len(chosen), device="cpu") * chosen.step + chosen.start
-        positions = torch.as_tensor(index, device="cpu")
-        if positions.shape == (0,):
-            return positions.to(torch.int64)  # an empty list is a float tensor
-        if positions.dim() > 1 or dtype_name(positions.dtype) not in _ROW_NUMBERS:
+        positions = whole_numbers(index)
+        if positions is None or positions.dim() > 1:
             raise IndexError(f"{self.label}: rows are chosen by an int, a slice, or a list or tensor of ints")
-        positions = positions.to(torch.int64)
         outside = (positions < -len(self)) | (positions >= len(self))
         if outside.any():
             raise IndexError(f"{self.label}: no row {int(positions[outside][0])}, there are {len(self)}")

@@ -178,7 +178,10 @@ def build(
         parts.add(function.problems(parts.model))
     if of_tokens and info is not None and parts.model is not None:
         parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
-    parts.weights = models.origin(settings.model)
+    runs_first = parts.experiment.takes.get("model.weights.run") if settings.model.weights is None else None
+    parts.weights = (
+        f"those of {runs_first}, which runs first" if runs_first else models.origin(settings.model)
+    )
     return parts
 
 
