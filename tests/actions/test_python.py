@@ -165,7 +165,7 @@ def test_in_inference_mode_a_function_may_return_its_value() -> None:
         (returns(lambda x: 3), "returned an object of type int, expected a tensor or None"),
         (returns(lambda x: x.mul_(2)), "changes its value in place"),
         (returns(lambda x: x.fill_(0) and None), "changes its value in place|cannot|failed"),
-        (returns(lambda x: x.nothing), "failed: AttributeError"),
+        (returns(lambda x: x.nothing), r"failed: AttributeError(.|\n)*test_python\.py"),
     ],
 )
 def test_forbidden_effects_are_errors_before_the_run_and_during_it(
@@ -276,14 +276,6 @@ def test_on_apply_it_gets_the_module() -> None:
             pass
     with pytest.raises(hookrun.CompileError, match=r"hooks\.h: .*AttributeError"):
         hookrun.compile(spec(lambda module: module.nothing, "apply"), net(), example=((X,), {}))
-
-
-def test_it_is_refused_inside_a_graph() -> None:
-    model = net()
-    with hookrun.hooked(model, spec(halve)) as hooks:
-        with pytest.raises(hookrun.CompileError, match="your own Python"):
-            hooks.compile()
-        model(X)
 
 
 # --- what the context gives
@@ -418,11 +410,9 @@ def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
         output.add_(1)
         assert torch.equal(model(X), torch.tensor([1.0, 2.0, 3.0]).expand(2, 3))
     assert "value=tensor[3] float32" in str(plan)
-    for action in ("scale", "add_bias", "fill"):
-        key, hook = ("factor", "forward") if action == "scale" else ("value", "forward")
-        hook = "apply" if action == "fill" else hook
-        given = {"h": {"select": "0", "hook": hook, "action": action, key: torch.full((3,), 2.0)}}
-        listed = {"h": {"select": "0", "hook": hook, "action": action, key: [2.0, 2.0, 2.0]}}
+    for action, hook, key in (("scale", "forward", "factor"), ("fill", "apply", "value")):
+        of = {"select": "0", "hook": hook, "action": action}
+        given, listed = ({"h": of | {key: each}} for each in (torch.full((3,), 2.0), [2.0, 2.0, 2.0]))
         assert all(map(torch.equal, trained(given), trained(listed))), action
 
 
