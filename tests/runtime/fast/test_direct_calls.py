@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrizations import weight_norm
 
 import hookrun
+from hookrun.runtime.fast.direct_calls import maker
 
 # Some set-ups leave hooks unused, and `torch.jit.trace` is deprecated.
 pytestmark = [
@@ -316,3 +317,13 @@ def test_a_replaced_function_may_return_memory_that_is_written_later(
         others[:] = 7
         assert buffer.eq(7).all(), "they have lost each other"
         assert not hooked.captures["seen"]["1"][0].any()
+
+
+def test_modules_that_allocate_their_output_are_recognised() -> None:
+    class Own(nn.Linear):
+        """A subclass may return anything."""
+
+    assert maker(nn.Linear(2, 2)) is nn.Linear.forward
+    assert maker(nn.ReLU()) is nn.ReLU.forward
+    for other in (nn.ReLU(inplace=True), Own(2, 2), nn.Identity(), nn.Flatten()):
+        assert maker(other) is None, other
