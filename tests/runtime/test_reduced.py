@@ -12,7 +12,40 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hookrun
 from hookrun.errors import HookError
-from hookrun.runtime.sharded import own_part
+from hookrun.runtime.hooks.base import ParameterHook
+from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.sharded import HookedParameter, own_part
+
+
+class Noted(ParameterHook):
+    """Doubles a gradient, and records what it saw."""
+
+    def __init__(self, name: str, seen: list[tuple[str, float]], *, before: bool) -> None:
+        self.name, self.seen, self.before_accumulation = name, seen, before  # type: ignore[misc]
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        self.seen.append((self.name, parameter.grad.item()))
+        parameter.grad *= 2
+
+
+def parameter(grad: float) -> nn.Parameter:
+    made = nn.Parameter(torch.zeros(()))
+    made.grad = torch.tensor(grad)
+    return made
+
+
+def test_parameters_outside_of_the_backward_pass_keep_their_gradient() -> None:
+    seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
+    gradients, of_last = ReducedGradients(), HookedParameter(nn.Module(), "last", last)
+    gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
+    gradients.add(of_last, Noted("last", seen, before=True))
+    gradients.run(only={id(last)})
+    assert seen == [("last", 10.0)] and first.grad is not None and first.grad.item() == 1
+    shard = of_last.parameter = parameter(3.0)
+    gradients.run(only={id(shard)})
+    assert seen[1:] == [("last", 3.0)] and gradients.parameters == [first, shard]
+
 
 SEEN = {
     name: {"select": "weight", "hook": hook, "action": "capture"}
@@ -64,15 +97,16 @@ def step(model: nn.Module, x: float) -> None:
 
 
 def test_hooks_see_what_they_see_without_a_wrapper() -> None:
-    found = []
+    found, order = [], {"order": {"select": "*", "hook": "grad", "action": "stats"}}
     for wrap in (nn.Sequential, DistributedDataParallel):
         model = Weight()
-        with hookrun.hooked(model, {"double": DOUBLED, **SEEN}) as hooks:
+        with hookrun.hooked(model, {**order, "double": DOUBLED, **SEEN}) as hooks:
             wrapped = wrap(model)
             for x in (3.0, 5.0):
                 step(wrapped, x)
-        found.append((numbers(hooks), model.weight.grad))
-    assert found[0] == found[1] == ({"grad": [6.0, 10.0], "whole": [6.0, 16.0]}, torch.tensor(16.0))
+        found.append((numbers(hooks), model.weight.grad, [record["module"] for record in hooks.records]))
+    seen = {"grad": [6.0, 10.0], "whole": [6.0, 16.0]}
+    assert found[0] == found[1] == (seen, torch.tensor(16.0), ["weight", "first"] * 2)
 
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire

@@ -121,6 +121,7 @@ def test_a_loop_resumed_from_any_step_ends_as_an_uninterrupted_one(tmp_path: Pat
     expected, seen = loop.end(), loop.seen
     assert any("max_bytes are used up" in text for text in loop.said)
     assert 0 < expected["fired"]["at_times", "3"] < STEPS
+    assert 0 < expected["fired"]["gradient_noise", "0.weight"] < STEPS
     for cut in (0, 1, 2, 4, 6, STEPS):
         first = Loop(tmp_path / str(cut), SPEC)
         for number in range(cut):
