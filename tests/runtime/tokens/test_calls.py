@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookrun.runtime.tokens.calls import CallReader, CallTokens, Pass
+from hookrun.runtime.tokens.calls import CallReader, CallTokens, Pass, as_mask
 
 IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
 
@@ -28,6 +28,16 @@ def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
 def test_tensors_without_data_give_shapes_only() -> None:
     told = CallReader(Model()).read((IDS.to("meta"),), {})
     assert told is not None and not told.has_data and told.ids is None and told.columns == 3
+
+
+def test_a_token_is_real_if_any_query_attends_to_it() -> None:
+    blocks = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]).tril().bool()[None, None]
+    least = torch.finfo(torch.float32).min
+    biased = torch.where(blocks, torch.arange(-4.0, 0), least)
+    for mask in (blocks, blocks.long(), torch.where(blocks, 0.0, -torch.inf), biased):
+        found = as_mask(mask, 2, 4)
+        assert found is not None and found.tolist() == [[True, True, False, True]] * 2
+    assert as_mask(blocks, 1, 9) is None  # of the sliding window of a cache
 
 
 def of(real: Tensor, **fields: Any) -> Pass:
