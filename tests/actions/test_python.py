@@ -178,6 +178,15 @@ def test_forbidden_effects_are_errors_before_the_run_and_during_it(
         model(X)
 
 
+def test_an_error_of_hookrun_in_the_function_is_passed_on_unchanged() -> None:
+    def checked(x: Tensor) -> Tensor:
+        raise hookrun.CheckFailed("too large")
+
+    model = net()
+    with pytest.raises(hookrun.CheckFailed, match="^too large"), hookrun.hooked(model, spec(checked)):
+        model(X)
+
+
 def test_random_draws_must_use_the_hook_s_own_generator() -> None:
     def rash(x: Tensor) -> Tensor:
         return x + torch.randn_like(x)
