@@ -183,7 +183,7 @@ def test_an_error_of_hookrun_in_the_function_is_passed_on_unchanged() -> None:
         raise hookrun.CheckFailed("too large")
 
     model = net()
-    with pytest.raises(hookrun.CheckFailed, match="^too large"), hookrun.hooked(model, spec(checked)):
+    with pytest.raises(hookrun.CheckFailed, match=r"^too large"), hookrun.hooked(model, spec(checked)):
         model(X)
 
 
