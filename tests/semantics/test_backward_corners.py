@@ -197,6 +197,9 @@ def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: s
         model(X)
     with pytest.raises(hookrun.CompileError, match="carries no gradient"):
         hookrun.compile(one_hook("0", kind), model, example=((X,), {}))
+    number, message = Net(lambda _, x: 3), "its output is a int without tensors"
+    with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(number, one_hook("", kind)):
+        number(X)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import hookrun
+from hookrun.runtime.apply_action import run_unscaled
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4)
 ON_MODULE = ["output_grad", "backward", "backward_pre"]
@@ -87,6 +88,13 @@ def test_an_edit_acts_on_the_true_gradient_and_the_optimizer_uses_it(
     scaler = GradScaler("cpu", init_scale=2.0**10)
     scaled, _ = with_and_without(scaler, one_hook(selected(kind), kind, **action), unscale=unscale)
     assert sum(scaled.fired.values()) == 1
+
+
+def test_a_gradient_that_a_hook_leaves_unchanged_is_the_same_object() -> None:
+    scale, value = torch.tensor(1024.0), (torch.ones(2), torch.zeros(2))
+    assert run_unscaled(lambda each: each, value, scale) is value
+    new = run_unscaled(lambda each: (each[0], each[1] + 1), value, scale)
+    assert new[0] is value[0] and torch.equal(new[1], torch.full((2,), 1024.0))
 
 
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
