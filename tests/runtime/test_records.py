@@ -1,8 +1,10 @@
-"""Records are read together and later, and name the last good module; hooks that did nothing are described."""
+"""Records are read together and later; rows keep their tokens; hooks that did nothing are described."""
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.actions.base import TokenRows
 from hookrun.runtime.install import describe_inactive
-from hookrun.runtime.records import Memory
+from hookrun.runtime.records import CapturedRows, Memory
 
 
 class Unreadable(Tensor):
@@ -59,6 +62,26 @@ def test_statistics_of_a_sharded_tensor_are_refused_at_the_module(tmp_path: Any)
         assert [each["hook"] for each in hooks.records] == ["seen"]
     finally:
         dist.destroy_process_group()
+
+
+def rows(*numbers: int, keys: list[int] | None = None) -> TokenRows:
+    of = torch.tensor(numbers)
+    return TokenRows(of * 0, of, of + 1, of - 1, None if keys is None else torch.tensor(keys))
+
+
+def test_descriptions_of_rows_are_concatenated_over_entries() -> None:
+    captured = CapturedRows(find_decoder=lambda: "t{}".format)
+    assert captured.sample_ids.tolist() == captured.text == []
+    for each in (rows(2, 0), rows(1, keys=[7])):
+        captured.append(torch.zeros(len(each.numbers)))
+        captured.note(each)
+    assert captured.sample_ids.tolist() == [2, 0, 1]
+    assert captured.positions.tolist() == [3, 1, 2]
+    assert captured.keys.tolist() == [-1, -1, 7]
+    assert captured.text == ["t1", "", "t0"]  # the token of sample 0 is unknown
+    for again in (copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
+        assert again.text == captured.text and again.keys.tolist() == captured.keys.tolist()
+        assert len(again) == 2 and torch.equal(again[0], captured[0])
 
 
 def test_describe_inactive_is_one_line_for_each_hook() -> None:
