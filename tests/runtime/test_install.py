@@ -1,4 +1,4 @@
-"""Schedules, added parameters, and training with what was made under inference mode."""
+"""Schedules, effects, added parameters, and training with what was made under inference mode."""
 
 from __future__ import annotations
 
@@ -128,6 +128,17 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
     assert 60 < firings(0) < 140
     assert firings(0) == firings(0)
     assert len({firings(seed) for seed in range(5)}) > 1
+
+
+def test_effects_are_counted_on_request() -> None:
+    model = nn.Sequential(nn.Identity())
+    spec = {"h": {"select": "0", "hook": "forward", "action": "clamp", "min": 0}}
+    with hookrun.hooked(model, spec, effects=True) as hooks:
+        model(torch.tensor([-1.0, 2.0, -3.0]))
+    assert hooks.effects == {("h", "0"): (2, 3)}
+    with hookrun.hooked(model, spec) as hooks:
+        model(torch.tensor([-1.0]))
+    assert hooks.effects == {}
 
 
 def test_added_parameters_are_trained_saved_and_removed_on_request() -> None:
