@@ -98,6 +98,10 @@ def test_a_wrong_value_is_refused_with_its_key(raw: Any, reason: str) -> None:
         parse_selector(raw)
 
 
+def test_the_text_of_a_mapping_reads_as_yaml() -> None:
+    assert str(parse_selector({"path": ["a", "b"], "leaf": True})) == "{path: [a, b], leaf: true}"
+
+
 @pytest.mark.parametrize(
     ("raw", "hint"),
     [
