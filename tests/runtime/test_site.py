@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,15 @@ def test_a_record_begins_with_hook_module_and_step() -> None:
         }
     ]
     assert "a" in hooks.records[0]["path"]
+
+
+def test_threads_do_not_see_each_other_s_firing() -> None:
+    state, seen = CurrentCall("", Clock(nn.Identity())), list[str]()
+    state.at = "[0]"
+    thread = Thread(target=lambda: seen.append(state.at))
+    thread.start()
+    thread.join()
+    assert seen == [""] and state.at == "[0]"
 
 
 def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
