@@ -53,18 +53,6 @@ def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module) -> None:
     assert (module.gain.dtype, module.gain.device) == (like.dtype, like.device)
 
 
-def test_a_second_installation_keeps_the_trained_values() -> None:
-    module, action = nn.Linear(3, 2), AddParameter(name="gain", shape=[2])
-    build(action)(module)
-    gain = module.gain
-    with torch.no_grad():
-        gain += 7
-    assert action.incompatibility(APPLY, module, ["weight", "bias", "gain"]) is None
-    build(action)(module)
-    assert module.gain is gain
-    assert gain.tolist() == [7, 7]
-
-
 def test_an_earlier_parameter_of_another_shape_is_an_error() -> None:
     module = nn.Linear(3, 2)
     build(AddParameter(name="gain", shape=[2]))(module)

@@ -20,20 +20,10 @@ BOUNDS = st.one_of(st.none(), st.integers(-2, 2).map(float))
 VALUES = st.lists(st.one_of(st.integers(-4, 4).map(float), st.sampled_from([math.nan, math.inf, -math.inf])))
 
 
-class Verdicts:
-    """A site that records the results of checks."""
-
-    def __init__(self) -> None:
-        self.given = list[tuple[Tensor, str, str]]()
-
-    def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
-        self.given.append((ok, message, policy))
-
-
 def passes(action: Check, x: Tensor) -> bool:
-    site = Verdicts()
-    action.build(site)(x)  # type: ignore[arg-type]  # it only judges
-    ((ok, _, _),) = site.given
+    site = FakeSite(action)
+    action.build(site)(x)
+    ((ok, _, _),) = site.verdicts
     assert ok.dim() == 0 and ok.dtype == torch.bool
     return bool(ok)
 
@@ -90,9 +80,9 @@ def test_complex_numbers_are_checked_by_their_absolute_value() -> None:
 
 
 def test_an_empty_tensor_passes() -> None:
-    site = Verdicts()
-    Check().build(site)(torch.empty(0))  # type: ignore[arg-type]  # it only judges
-    assert site.given == []
+    site = FakeSite(Check())
+    Check().build(site)(torch.empty(0))
+    assert site.verdicts == []
 
 
 @pytest.mark.parametrize(

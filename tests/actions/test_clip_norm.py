@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
@@ -135,12 +136,8 @@ def test_per_says_which_gradients_of_a_step_have_one_norm(per: str | None) -> No
 
 @pytest.mark.parametrize(("per", "norms"), [(None, (0.6, 0.8)), ("module", (0.6, 0.8)), ("tensor", (1, 1))])
 def test_per_of_a_module_s_value_of_several_tensors(per: str | None, norms: tuple[float, float]) -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return 3 * x, 4 * x
-
     clip = {"select": "", "hook": "forward", "action": "clip_norm", "max_norm": 1.0}
-    model = Two()
+    model = Net(lambda _, x: (3 * x, 4 * x))
     with hookrun.hooked(model, {"clip": clip | ({} if per is None else {"per": per})}):
         found = model(torch.ones(1))
     torch.testing.assert_close(torch.cat(found), torch.tensor(norms, dtype=torch.float32))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from fake_site import build
@@ -34,14 +32,6 @@ def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module) -> Non
     assert torch.equal(module.child.weight, child)
 
 
-@pytest.mark.parametrize("parameters", ["bias", ["bias"]])
-def test_only_the_named_parameters_are_filled(parameters: Any, module: nn.Module) -> None:
-    weight = module.weight.clone()
-    build(Fill(value=0, parameters=parameters))(module)
-    assert torch.equal(module.bias, torch.zeros(2))
-    assert torch.equal(module.weight, weight)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_a_list_is_converted_and_broadcast(dtype: torch.dtype, module: nn.Module) -> None:
     build(Fill(value=[0.1, 2, 3], parameters="weight"))(module.to(dtype))
@@ -59,12 +49,6 @@ def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module) -> None:
     fill = build(Fill(value={"file": "f.safetensors"}), values={"value": torch.ones(4)})
     with pytest.raises(ValueError, match=r"shape \[4\], .*shape \[2, 3\]"):
         fill(module)
-
-
-def test_a_module_with_the_parameters_fits(module: nn.Module) -> None:
-    assert Fill(value=0).incompatibility(APPLY, module, names(module)) is None
-    assert Fill(value=[1, 2, 3], parameters="weight").incompatibility(APPLY, module, names(module)) is None
-    assert Fill(value=0, parameters="added").incompatibility(APPLY, module, [*names(module), "added"]) is None
 
 
 def test_a_module_whose_parameters_do_not_fit_is_refused_in_words(module: nn.Module) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hooking import one_hook
+from small_nets import Net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,18 +25,15 @@ WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Records = list[dict[str, Any]]
 
 
-class Copy(nn.Module):
-    """A copy of its argument in the same order of memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clone()
+def copying() -> nn.Sequential:
+    """Its output is a copy of its argument in the same order of memory."""
+    return nn.Sequential(Net(lambda _, x: x.clone()))
 
 
 def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
     """x after flips of its elements, and the records of these."""
-    model = nn.Sequential(Copy())
-    spec = {"h": {"select": "0", "hook": "forward", "action": "flip_bits", **keys}}
-    with hookrun.hooked(model, spec) as hooks:
+    model = copying()
+    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
         if samples is not None:
             hooks.samples = torch.tensor(samples)
         return model(x), hooks.records
@@ -76,7 +75,7 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
 
 
 def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
-    model, bits, elements, draws = nn.Sequential(Copy()), [0, 5, 31], 10, 10_000
+    model, bits, elements, draws = copying(), [0, 5, 31], 10, 10_000
     spec = {"select": "0", "hook": "forward", "action": "flip_bits", "rate": 0.01, "bits": bits, "seed": 1}
     with hookrun.hooked(model, {"h": spec}) as hooks:
         for _ in range(draws):

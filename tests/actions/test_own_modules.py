@@ -186,21 +186,6 @@ def test_modules_of_the_model_itself_are_called_and_add_nothing() -> None:
         assert torch.equal(model(X), expected) and not model[2].training
 
 
-def test_it_may_take_the_context() -> None:
-    class Gain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = nn.Parameter(torch.ones(()))
-
-        def forward(self, value: Tensor, context: Any) -> Tensor:
-            context.record("gain", self.gain)
-            return value * self.gain
-
-    with hookrun.hooked(model := net(), spec(Gain, select="0")) as hooks:
-        model(X)
-    assert [record["gain"] for record in hooks.records] == [1.0]
-
-
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,6 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 import hookrun
 from hookrun.actions.prune import Prune
-from hookrun.runtime import Installation
 
 METHODS: dict[str, dict[str, Any]] = {
     "l1_unstructured": {},
@@ -202,14 +201,6 @@ def test_sparse_gradients_other_layouts_and_frozen_ones_are_masked(layer: nn.Mod
             output.sum().backward()
             SGD(model.parameters(), lr=0.1).step()
     assert pruned.sum() == pruned.numel() / 2 and model[0].weight[pruned].eq(0).all()
-
-
-def test_a_resumed_model_is_not_pruned_again() -> None:
-    model = nn.Sequential(nn.Linear(6, 4))
-    plan = hookrun.compile({"h": {"select": "0", "hook": "apply", "action": "prune", "amount": 0.5}}, model)
-    trained = model[0].weight.detach().clone()
-    with Installation(plan, model, restored=plan.applied()):
-        assert torch.equal(model[0].weight, trained)
 
 
 def test_complex_weights_have_absolute_values_and_what_torch_lacks_is_refused_in_words() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import small_nets
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -154,15 +155,6 @@ class Odd(nn.Module):
         return self.output(x)
 
 
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
-        super().__init__()
-        self.inner, self.call = inner, call
-
-    def forward(self, x: Tensor) -> Any:
-        return self.call(self.inner, x)
-
-
 @pytest.mark.parametrize(
     ("output", "why"),
     [
@@ -176,14 +168,15 @@ class Around(nn.Module):
 def test_an_output_of_another_form_is_refused_by_name(
     output: Callable[[Tensor], Any], why: str, when: dict[str, Any]
 ) -> None:
-    model = Around(Odd(output), lambda inner, x: inner(x))
+    model = small_nets.Net(lambda model, x: model.inner(x), inner=Odd(output))
     spec = {"out": {**SKIP, **when, "select": "inner"}}
     with pytest.raises(hookrun.CompileError, match=f"on inner: its first argument cannot be .*{why}"):
         hookrun.compile(spec, model, example=EXAMPLE)
 
 
 def test_the_first_argument_may_be_given_by_keyword_in_any_order() -> None:
-    model = Around(Odd(lambda x: 2 * x), lambda inner, x: inner(mask=5 * x, x=x))
+    inner = Odd(lambda x: 2 * x)
+    model = small_nets.Net(lambda model, x: model.inner(mask=5 * x, x=x), inner=inner)
     with hookrun.hooked(model, {"out": {**SKIP, "select": "inner"}}):
         assert torch.equal(model(X), X)
 

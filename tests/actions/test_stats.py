@@ -22,6 +22,7 @@ ALL = ("mean", "std", "var", "min", "max", "norm", "abs_mean", "abs_max", "sum",
 NUMBERS = st.floats(-1e3, 1e3, width=32).map(lambda x: x if abs(x) > 1e-15 else 0.0)
 FINITE = st.lists(NUMBERS, min_size=2, max_size=40)
 OPTIONS = {"readable": False}
+ByTorch = Callable[[Tensor], dict[str, float]]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in torch", "read at once"], autouse=True)
@@ -35,27 +36,8 @@ def measured(x: Tensor, *names: str) -> dict[str, Any]:
     return {name: float(value) for name, value in measuring(names)(x, **OPTIONS).items()}
 
 
-def by_torch(x: Tensor) -> dict[str, float]:
-    """Every statistic, computed by torch in float64."""
-    x = x.double()
-    return {
-        "mean": x.mean().item(),
-        "std": x.std().item(),
-        "var": x.var().item(),
-        "min": x.min().item(),
-        "max": x.max().item(),
-        "norm": x.norm().item(),
-        "abs_mean": x.abs().mean().item(),
-        "abs_max": x.abs().max().item(),
-        "sum": x.sum().item(),
-        "zeros": (x == 0).double().mean().item(),
-        "nans": x.isnan().sum().item(),
-        "infs": x.isinf().sum().item(),
-    }
-
-
 @given(FINITE, st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
-def test_every_statistic_equals_torch_s(values: list[float], dtype: torch.dtype) -> None:
+def test_every_statistic_equals_torch_s(by_torch: ByTorch, values: list[float], dtype: torch.dtype) -> None:
     x = torch.tensor(values).to(dtype)
     expected = by_torch(x)
     scale = expected["abs_max"]
@@ -168,9 +150,7 @@ def test_the_division_into_parts_does_not_change_the_statistics(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("size", [4 * stats.CPU_BLOCK, 3 * 2**20 + 7], ids=["in one", "in parts"])
-def test_statistics_of_millions_of_elements_are_accurate(
-    by_torch: Callable[[Tensor], dict[str, float]], size: int
-) -> None:
+def test_statistics_of_millions_of_elements_are_accurate(by_torch: ByTorch, size: int) -> None:
     x = torch.full((size,), 100.0)
     x[::2] += 0.5
     expected = by_torch(x)
@@ -178,7 +158,7 @@ def test_statistics_of_millions_of_elements_are_accurate(
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-4)
 
 
-def test_every_layout_and_dtype_is_supported(by_torch: Callable[[Tensor], dict[str, float]]) -> None:
+def test_every_layout_and_dtype_is_supported(by_torch: ByTorch) -> None:
     x = torch.randn(1100, 1000) * 2 + 3
     for same in (x.t(), x.half(), x.bfloat16(), x.double(), x.clone().requires_grad_()):
         expected = by_torch(same)

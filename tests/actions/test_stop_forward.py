@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -73,19 +74,13 @@ def test_calls_for_which_the_schedule_does_not_hold_have_an_output() -> None:
     assert hooks.fired["seen", "0"] == 2
 
 
-class Larger(nn.Module):
+def larger(then: Callable[[nn.Module, Tensor], Any]) -> Any:
     """A model around the network, which does something with its output."""
-
-    def __init__(self, then: Callable[[nn.Module, Tensor], Any]) -> None:
-        super().__init__()
-        self.part, self.then = network(), then
-
-    def forward(self, x: Tensor) -> Any:
-        return self.then(self.part, x)
+    return Net(lambda model, x: then(model.part, x), part=network())
 
 
 def test_it_ends_at_the_model_that_the_hooks_are_installed_on() -> None:
-    model = Larger(lambda part, x: "went on" if part(x) is None else "whole")
+    model = larger(lambda part, x: "went on" if part(x) is None else "whole")
     inner, outer = {"stop": STOP}, {"stop": {**STOP, "select": "part.3"}}
     with hookrun.hooked(model.part, inner):
         assert model(X) == "went on"
@@ -110,7 +105,7 @@ def swallowing(part: nn.Module, x: Tensor) -> Any:
 
 
 def test_a_model_that_catches_the_exception_is_told() -> None:
-    model = Larger(swallowing)
+    model = larger(swallowing)
     with (
         hookrun.hooked(model, {"stop": {**STOP, "select": "part.2"}}),
         pytest.raises(hookrun.HookError, match=r"on part\.2: code of the model around it has caught"),
@@ -120,7 +115,7 @@ def test_a_model_that_catches_the_exception_is_told() -> None:
 
 
 def test_checkpointing_threads_and_functional_call() -> None:
-    model = Larger(lambda part, x: checkpoint(part, x, use_reentrant=False))
+    model = larger(lambda part, x: checkpoint(part, x, use_reentrant=False))
     ended = list[Any]()
     with hookrun.hooked(model, {"stop": {**STOP, "select": "part.2"}}):
         threads = [threading.Thread(target=lambda: ended.extend(model(X) for _ in range(9))) for _ in "123"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from torchvision.datasets import mnist
 
 from hookrun import data
 from hookrun.data import Split, describe, load, names
-from hookrun.data.info import TensorInfo
 from hookrun.data.source import Source
 from hookrun.data.transforms import parse_transforms
 from hookrun.errors import Problem, SpecError
@@ -55,16 +54,6 @@ def test_misfits_of_both_splits_are_found_at_once_and_each_once() -> None:
     assert [each.where for each in problems(name="digits", transforms=crop)] == [
         "data.transforms.random_crop"
     ]
-
-
-@pytest.mark.parametrize("split", get_args(Split))
-def test_transforms_shape_what_is_described_and_what_is_loaded(split: Split) -> None:
-    config = Data(name="digits", transforms={"resize": {"size": [6, 4]}, "rgb": None, "flatten": {}})
-    info = describe(config, split)
-    value, target = load(config, split, seed=0)[0]
-    assert isinstance(value, torch.Tensor)
-    assert (info.shape, info.dtype) == (value.shape, value.dtype) == ((72,), torch.float32)
-    assert info.target == TensorInfo(tuple(target.shape), target.dtype)
 
 
 def test_a_root_is_shown_as_the_absolute_path_looked_at(tmp_path, monkeypatch) -> None:

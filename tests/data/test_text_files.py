@@ -119,17 +119,10 @@ def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path:
     assert "data.args.length" not in refusal("text", "val", file=str(path), packed=False)
 
 
-def test_jsonl_text_keeps_documents_apart(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    _, packed = made("text", file=str(path), val_fraction=1.0)
-    assert bytes(real(packed[0])[0]) == b"one\ntwo\n"
-    assert "has no field 'body'" in refusal("text", file=str(path), field="body")
-
-
 def test_a_packed_sample_is_of_the_line_where_it_begins(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"text": "abcde"}\n\n{"text": "fg"}\n{"text": "hijk"}\n')
     _, packed = made("text", file=str(path), val_fraction=1.0, length=4)
     assert [bytes(real(packed[n])[0]) for n in range(len(packed))] == [b"abcd", b"e\nfg", b"\nhij", b"k\n"]
     assert [packed.file(n) for n in range(4)] == [f"corpus.jsonl:{line}" for line in (1, 1, 3, 4)]
+    assert "has no field 'body'" in refusal("text", file=str(path), field="body")

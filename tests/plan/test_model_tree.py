@@ -11,7 +11,7 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError, HookrunError
-from hookrun.plan.model_tree import ModelNames, unhookable
+from hookrun.plan.model_tree import ModelNames
 
 
 class Net(nn.Module):
@@ -55,13 +55,6 @@ def test_an_index_selects_numbered_parameters_on_parameter_hooks(select: Any, fo
 
 def test_an_index_does_not_select_parameters_on_module_hooks() -> None:
     assert problems("ps[-1]")[0].startswith("hooks.h.select: 'ps[-1]' matches no module of Net")
-
-
-@pytest.mark.parametrize(
-    "select", ["type:{Linear,Conv2d}", {"type": "{Lin*,Conv{1,2}d}"}, "type:{torch.nn.modules.conv.*,Linear}"]
-)
-def test_braces_list_classes(select: Any) -> None:
-    assert paths(select) == ["h.0", "h.1"]
 
 
 @pytest.mark.parametrize(
@@ -125,43 +118,6 @@ def test_parameters_that_a_planned_hook_adds_are_found_after_it() -> None:
     assert "h.0.extra" in names.parameter_tree().nodes
 
 
-def test_trees_have_every_name_class_and_size() -> None:
-    names = ModelNames(Net())
-    assert dict(names.tree.first) == {"again": "ps"} and list(names.tree.numbered["h"]) == ["0", "1", "2"]
-    node = names.tree.nodes["h.0"]
-    assert (node.leaf, node.parameters) == (True, 6) and {
-        "Linear",
-        "Module",
-        "torch.nn.modules.linear.Linear",
-    } <= node.types
-    assert names.parameter_tree().first["again.3"] == "ps.3"
-    match = names.match("ps.3", on_parameters=True)
-    assert (match.names, match.type, match.parameters, match.shape) == (
-        ("ps.3", "again.3"),
-        "ParameterList",
-        4,
-        "[4]",
-    )
-
-
-def test_parameters_that_a_planned_hook_freezes_are_not_trained() -> None:
-    model = Net()
-    names = ModelNames(model)
-    (planned,) = hookrun.compile({"f": {"select": "h", "hook": "apply", "action": "freeze"}}, model).hooks
-    assert names.trains("h.0.weight") and names.trains("not.yet.there")
-    names.plan_effects(planned.spec, planned.matches)
-    assert not names.trains("h.0.weight") and names.trains("ps.0")
-
-
-def test_the_reason_why_inner_hooks_never_fire_is_reported_at_the_outermost_module() -> None:
-    parallel = nn.DataParallel(nn.Linear(1, 1))
-    model = nn.Sequential(nn.Linear(1, 1), parallel)
-    names = ModelNames(model)
-    found = names.unhookable[id(parallel.module)]
-    assert found.what == "1: DataParallel's threads race on hooks" and id(model[0]) not in names.unhookable
-    assert unhookable(nn.Linear(1, 1)) is None
-
-
 class Containers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +141,10 @@ CALLED = ["", "h.0", "h.1", "h.1.0", "d.a"]
         (["*", "**"], CALLED),
         (["{h,d,ps}*", "h.?"], ["h.0", "h.1"]),
         ({"min_params": 1}, CALLED),
+        ({"min_params": 7}, [""]),
         ({"leaf": False}, ["", "h.1"]),
+        ("type:torch.nn.modules.{linear,conv}.*", ["h.0", "h.1.0", "d.a"]),
+        ({"path": "h.*", "type": "Module"}, ["h.0", "h.1"]),
         ({"path": "re:.*", "exclude": "{h*,d*,ps}"}, ["", "h.0", "h.1", "h.1.0", "d.a"]),
         ({"path": "**", "exclude": "**.h[0]"}, ["", "h.1", "h.1.0", "d.a"]),
     ],

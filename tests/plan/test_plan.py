@@ -79,32 +79,6 @@ def test_another_model_is_refused_at_installation() -> None:
     assert not other[0]._forward_hooks
 
 
-def test_a_model_of_equal_structure_is_accepted() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    with torch.no_grad(), plan().install(model):
-        hooked = model(torch.ones(1, 2))
-    assert torch.equal(hooked, model(torch.ones(1, 2)) * 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "where", "why"),
-    [
-        ({"action": "print", "factor": None}, "hooks.h", "passes values to Python"),
-        ({"action": "noise", "factor": None, "std": 1.0}, "hooks.h", "draws from a generator of its own"),
-        ({"action": lambda value: value, "factor": None}, "hooks.h", "runs your own Python"),
-        ({"factor": lambda value: value}, "hooks.h.factor", "calls a function of yours"),
-        ({"when": {"call": 1}}, "hooks.h.when.call", "in a graph only once"),
-        ({"when": {"probability": 0.5}}, "hooks.h.when.probability", "in a graph only once"),
-    ],
-)
-def test_what_a_graph_cannot_contain_is_a_problem_at_its_key(
-    changes: dict[str, Any], where: str, why: str
-) -> None:
-    given = {key: value for key, value in (SCALE | changes).items() if value is not None}
-    hooked = hookrun.compile({"h": given}, nn.Sequential(nn.Linear(2, 2)))
-    assert [(problem.where, why in problem.what) for problem in uncompilable(hooked)] == [(where, True)]
-
-
 def test_plain_edits_are_part_of_a_graph_and_of_an_exported_program() -> None:
     assert uncompilable(plan()) == unexportable(plan()) == uncompilable(plan(when={"step": 3})) == []
 

@@ -36,21 +36,6 @@ def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]
     return [str(problem) for problem in caught.value.errors]
 
 
-def test_a_tied_parameter_is_one_match_with_both_names() -> None:
-    targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].matches
-    assert [target.path for target in targets] == ["h.0.weight", "h.0.bias", "tied.bias"]
-    assert targets[0].names == ("h.0.weight", "tied.weight")
-    assert targets[0].shape == "[4, 4]"
-
-
-def test_firing_order_is_priority_then_declaration() -> None:
-    spec = {
-        name: CAPTURE | {"select": "fc", "priority": priority}
-        for name, priority in (("a", 0), ("b", -1), ("c", 0))
-    }
-    assert [hook.spec.name for hook in hookrun.compile(spec, Net()).hooks] == ["b", "a", "c"]
-
-
 def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 
@@ -75,10 +60,6 @@ def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str)
     (problem,) = problems(Net(), {"h": CAPTURE | hook})
     assert problem.startswith("hooks.h")
     assert said in problem
-
-
-def test_a_selector_may_match_nothing_where_expect_allows_0() -> None:
-    assert plan(Net(), select="nothing", expect="0..2").hooks[0].matches == ()
 
 
 def test_all_misfits_are_reported_together_also_those_of_the_shape_check() -> None:
@@ -133,11 +114,11 @@ def test_a_parameter_selected_on_apply_stands_for_its_module_and_the_key_paramet
     select: Any, filled: set[str]
 ) -> None:
     model = Net()
-    with hookrun.hooked(model, one_hook(select, "apply", "fill", value=7)):
-        assert {name for name, each in model.named_parameters() if each.eq(7).all()} == filled
-    model = Net()
-    with hookrun.hooked(model, one_hook(select, "apply", "freeze")):
-        assert {name for name, each in model.named_parameters() if not each.requires_grad} == filled
+    spec = one_hook(select, "apply", "fill", value=7)
+    with hookrun.hooked(model, spec | {"still": one_hook(select, "apply", "freeze")["h"]}):
+        pass  # filling and freezing stay after the removal
+    assert {name for name, each in model.named_parameters() if each.eq(7).all()} == filled
+    assert {name for name, each in model.named_parameters() if not each.requires_grad} == filled
 
 
 def test_parameters_on_apply_are_shown_and_mistakes_list_them() -> None:
@@ -178,15 +159,6 @@ def test_an_added_parameter_never_takes_the_place_of_another_attribute(hook: dic
         assert model.fc.logit_bias is taken
     other = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]}
     assert "an earlier hook adds a parameter 'logit_bias'" in problems(Net(), {"a": other, **spec})[0]
-
-
-def test_the_model_is_not_changed() -> None:
-    model = Net()
-    before = {name: (len(module._forward_hooks), module.training) for name, module in model.named_modules()}
-    plan(model, select="**")
-    assert before == {
-        name: (len(module._forward_hooks), module.training) for name, module in model.named_modules()
-    }
 
 
 @pytest.mark.parametrize(

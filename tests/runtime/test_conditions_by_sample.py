@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from draws import normal
+from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
@@ -21,13 +22,12 @@ HALF = {"of": "norm", "above": 2}
 STATISTICS = [name for name in get_args(Statistic) if name not in SIZES]
 
 
-class Pass(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 1
+def passing() -> Net:
+    return Net(lambda _, x: x * 1)
 
 
 def net() -> nn.Sequential:
-    return nn.Sequential(Pass(), nn.Sigmoid())
+    return nn.Sequential(passing(), nn.Sigmoid())
 
 
 def hooked(model: nn.Module, when: Any, example: Tensor | None = INPUT, **keys: Any) -> Any:
@@ -37,7 +37,7 @@ def hooked(model: nn.Module, when: Any, example: Tensor | None = INPUT, **keys: 
 
 
 def run(when: Any, x: Tensor, **keys: Any) -> Tensor:
-    model = nn.Sequential(Pass())
+    model = nn.Sequential(passing())
     with hooked(model, when, x, **keys):
         return model(x)
 
@@ -176,7 +176,7 @@ LATER = {"tokens": {"position": 3, "missing": "skip"}}
     ids=["value", "tokens", "bias"],
 )
 def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, Any]) -> None:
-    model, x = nn.Sequential(Pass()), torch.full((2, 3, 4), 0.1).requires_grad_()
+    model, x = nn.Sequential(passing()), torch.full((2, 3, 4), 0.1).requires_grad_()
     with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
         for given in (torch.ones(2, 4, 4), x):
             hooks.tokens(torch.zeros(given.shape[:2], dtype=torch.int64))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.plan.plan import HeadCount
-from hookrun.runtime.part import HeadsPart, Part, PartOfPart, TensorPart, TokensPart, part_of
+from hookrun.runtime.part import HeadsPart, Part, TensorPart, TokensPart, part_of
 from hookrun.runtime.tokens.calls import CallTokens, Pass
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads
@@ -58,14 +58,6 @@ def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
 
 
-def test_a_part_of_a_part_is_written_through_both() -> None:
-    both = PartOfPart(part(slice(None), 1), part(..., 2))
-    expected = X.clone()
-    expected[:, 1, 2] = 7
-    assert torch.equal(both.of(X), X[:, 1, 2])
-    assert torch.equal(both.put(X, torch.full((2,), 7.0)), expected)
-
-
 class Attention(nn.Module):
     num_heads = 4
 
@@ -88,10 +80,6 @@ def part_at(action: str = "capture", **keys: Any) -> TensorPart | None:
     return part_of(planned, "out", now)
 
 
-def test_without_a_clause_there_is_no_part() -> None:
-    assert part_at() is None
-
-
 def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
     x = normal(2, 4, 8)  # four heads of width 2
     whole = part_at(heads=[1, 3], index="..., 1:", tokens=0)
@@ -102,15 +90,6 @@ def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
     expected[0, 0, [1, 3], 1:] = expected[1, 2, [1, 3], 1:] = 7.0
     before = x.clone()
     assert torch.equal(whole.put(x, torch.tensor(7.0)), expected.flatten(2)) and torch.equal(x, before)
-
-
-def test_heads_are_not_sought_in_the_dimension_of_the_tokens() -> None:
-    x = normal(2, 4, 4, 5)
-    whole, of_tokens = part_at(heads=2), part_at(heads=2, tokens={"position": 0, "dim": 2})
-    assert whole is not None and of_tokens is not None
-    with pytest.raises(ValueError, match="could all be the head dimension"):
-        whole.of(x)
-    assert torch.equal(of_tokens.of(x), torch.stack([x[0, [2], 0], x[1, [2], 2]]))
 
 
 def test_samples_must_stay_in_order_where_they_are_captured_and_may_change_places_in_an_edit() -> None:
@@ -128,17 +107,6 @@ def heads(*pick: int, count: int = 4, not_dim: int = -1) -> HeadsPart:
 
 def numbers(*shape: int) -> Tensor:
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
-
-
-def test_heads_are_read_and_written_in_either_layout() -> None:
-    flat, apart = numbers(2, 3, 8), numbers(2, 4, 3, 5)
-    part = heads(1, 3)
-    assert torch.equal(part.of(flat), flat.unflatten(-1, (4, 2))[..., [1, 3], :])
-    assert torch.equal(part.of(apart), apart[:, [1, 3]])
-    for whole in (flat, apart):
-        new = part.put(whole, torch.zeros_like(part.of(whole)))
-        assert new.shape == whole.shape and not part.of(new).any()
-        assert torch.equal(heads(0, 2).of(new), heads(0, 2).of(whole))
 
 
 def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
@@ -201,13 +169,6 @@ def test_a_firing_chooses_once_for_each_shape_and_notes_the_places_each_time() -
     assert part.chosen(x) is not first, "of another call"
 
 
-def test_a_pass_without_such_a_token_has_nothing_to_act_on() -> None:
-    x, now = normal(2, 3, 4), Now()
-    assert tokens({"phase": "generation"}, now).nothing_of(x) and not tokens(0, now).nothing_of(x)
-    assert tokens({"phase": "generation"}, now).of(x).shape == (0, 4)
-    assert not tokens(0, now).keeps_samples(3)
-
-
 def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone() -> None:
     x, now = normal(2, 3, 4), Now()
     for number in range(40):  # Python gives a new object the place of the one just deleted
@@ -226,16 +187,3 @@ def test_what_does_not_fit_the_call_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             tokens(clause, now).of(x)
-
-
-def test_an_index_before_the_tokens_leaves_samples_and_positions_whole() -> None:
-    def indexed(clause: Any, *items: Item) -> Part:
-        return Part(Index(str(items), items), whole=tokens(clause, Now()).dims)
-
-    x = normal(2, 3, 4)
-    part = indexed(0, ..., slice(1, 3))
-    assert torch.equal(part.of(x), x[..., 1:3]) and part.keeps_samples(3) and not part.nothing_of(x)
-    assert torch.equal(part.put(x, torch.zeros(2, 3, 2))[..., 1:3], torch.zeros(2, 3, 2))
-    for clause, items in ((0, (0,)), (0, (slice(None), 1)), ({"key": 0}, (..., 0))):
-        with pytest.raises(ValueError, match="`index` picks samples or positions"):
-            indexed(clause, *items).of(x)

@@ -87,22 +87,6 @@ def test_a_graph_reads_the_number_and_is_compiled_once(name: str) -> None:
     assert len(graphs) == 1
 
 
-def test_an_installation_continues_from_the_step_of_its_state() -> None:
-    net = model()
-    plan, outputs = compiled(net, action="scale", factor=RAMP), list[Tensor]()
-    with plan.install(net) as hooks:
-        for step in STEPS:
-            if step == 3:
-                state = hooks.state_dict()
-            outputs.append(net(INPUT))
-            hooks.step()
-    with plan.install(net) as hooks:
-        hooks.load_state_dict(state)
-        for step in STEPS[3:]:
-            assert torch.equal(net(INPUT), outputs[step])
-            hooks.step()
-
-
 @pytest.mark.parametrize(
     ("keys", "text"),
     [

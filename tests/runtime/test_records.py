@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
@@ -50,12 +51,8 @@ def test_statistics_of_a_sharded_tensor_are_refused_at_the_module(tmp_path: Any)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-
-        class Sharding(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return distribute_tensor(x, mesh, [Shard(0)])
-
-        model = nn.Sequential(nn.Identity(), Sharding())
+        sharding = Net(lambda _, x: distribute_tensor(x, mesh, [Shard(0)]))
+        model = nn.Sequential(nn.Identity(), sharding)
         spec = {
             "seen": {"select": "0", "hook": "forward", "action": "stats"},
             "h": {"select": "1", "hook": "forward", "action": "stats"},

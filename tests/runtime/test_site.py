@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hookrun
 from hookrun.errors import HookError
@@ -60,22 +60,3 @@ def test_a_complex_value_of_a_real_tensor_is_refused() -> None:
         model = nn.Identity()
         with hookrun.hooked(model, spec), pytest.raises(HookError, match=r"'h' .* the value is complex"):
             model(torch.ones(2))
-
-
-def test_a_value_takes_the_tensor_s_dtype_and_applies_to_the_part() -> None:
-    x = torch.zeros(2, 3, dtype=torch.float64)
-    given = torch.tensor([1.0, 2.0, 3.0])
-
-    def computed(part: Tensor) -> Tensor:
-        return part + 5
-
-    for keys, value, expected in (
-        ({}, given, [[1, 2, 3], [1, 2, 3]]),
-        ({"index": "..., :2"}, given[:2], [[1, 2, 0], [1, 2, 0]]),
-        ({"index": "..., 0"}, computed, [[5, 0, 0], [5, 0, 0]]),
-    ):
-        model = nn.Sequential(nn.Identity())
-        spec = {"h": {"select": "0", "hook": "forward", "action": "replace", "value": value, **keys}}
-        with hookrun.hooked(model, spec):
-            out = model(x)
-        assert out.dtype is torch.float64 and out.tolist() == expected, keys

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 
 import hookrun
@@ -18,34 +19,11 @@ from hookrun.tasks.run.sink import RunSink
 
 SPEC: dict[str, Any] = {
     "noisy": {"select": "0", "hook": "forward", "action": "noise", "std": 0.5},
-    "at_times": {
-        "select": "3",
-        "hook": "forward",
-        "action": "scale",
-        "factor": 2.0,
-        "when": {"probability": 0.5},
-    },
+    "at_times": one_hook("3", "forward", "scale", factor=2.0, when={"probability": 0.5})["h"],
     "gradient_noise": {"select": "**", "hook": "grad", "action": "noise", "when": {"probability": 0.7}},
-    "early": {
-        "select": "1",
-        "hook": "forward",
-        "action": "stats",
-        "when": {"step": [1, 2, 5], "epoch": [0, 1]},
-    },
-    "clipped": {
-        "select": "0.weight",
-        "hook": "optimizer_step_pre",
-        "action": "clamp",
-        "min": -0.01,
-        "max": 0.01,
-    },
-    "first_only": {
-        "select": "2",
-        "hook": "forward",
-        "action": "stats",
-        "of": ["mean", "bytes"],
-        "when": {"call": 0},
-    },
+    "early": one_hook("1", "forward", "stats", when={"step": [1, 2, 5], "epoch": [0, 1]})["h"],
+    "clipped": one_hook("0.weight", "optimizer_step_pre", "clamp", min=-0.01, max=0.01)["h"],
+    "first_only": one_hook("2", "forward", "stats", of=["mean", "bytes"], when={"call": 0})["h"],
     "some": {"select": "2", "hook": "forward", "action": "capture", "keep": {"reservoir": 9}},
     "few": {"select": "**", "hook": "output_grad", "action": "capture", "max_bytes": 150},
     "warned": {"select": "3", "hook": "forward", "action": "check", "max": 0.1, "policy": "warn"},
@@ -143,6 +121,7 @@ def test_a_loop_resumed_from_any_step_ends_as_an_uninterrupted_one(tmp_path: Pat
     expected, seen = loop.end(), loop.seen
     assert any("max_bytes are used up" in text for text in loop.said)
     assert 0 < expected["fired"]["at_times", "3"] < STEPS
+    assert 0 < expected["fired"]["gradient_noise", "0.weight"] < STEPS
     for cut in (0, 1, 2, 4, 6, STEPS):
         first = Loop(tmp_path / str(cut), SPEC)
         for number in range(cut):
@@ -191,7 +170,11 @@ def test_counts_inside_compiled_graphs_continue() -> None:
         state["sites"]["s"]["1"]["in_graphs"] = 4
         hooks.load_state_dict(state)
         assert hooks.fired["s", "1"] == 4
-        hooks.compile(backend="eager")(torch.ones(2, 3))
+        compiled = hooks.compile(backend="eager")
+        compiled(torch.ones(2, 3))
+        with pytest.raises(ZeroDivisionError), hooks.uncounted():
+            compiled(torch.ones(2, 3))
+            raise ZeroDivisionError
         assert hooks.fired["s", "1"] == 5
         assert hooks.state_dict()["sites"]["s"]["1"]["in_graphs"] == 5
 

@@ -25,10 +25,6 @@ from hookrun.hook_types import HOOK_TYPES
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
-def by_pickle(model: nn.Module) -> nn.Module:
-    return pickle.loads(pickle.dumps(model))  # type: ignore[no-any-return]
-
-
 def by_torch(model: nn.Module) -> nn.Module:
     buffer = io.BytesIO()
     torch.save(model, buffer)
@@ -36,11 +32,14 @@ def by_torch(model: nn.Module) -> nn.Module:
     return torch.load(buffer, weights_only=False)  # type: ignore[no-any-return]
 
 
-WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "deepcopy": copy.deepcopy,
-    "pickle": by_pickle,
-    "torch.save": by_torch,
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+    "the oldest pickle": lambda value: pickle.loads(pickle.dumps(value, protocol=0)),
+    "deep copy": copy.deepcopy,
+    "copy": copy.copy,
 }
+WAYS = {"deepcopy": copy.deepcopy, "pickle": COPIES["pickle"], "torch.save": by_torch}
+"""Those of a model."""
 
 
 def net() -> Any:
@@ -109,24 +108,6 @@ def test_the_state_dict_of_a_hooked_model_loads_into_a_model_without_hooks() -> 
     net().load_state_dict(state)
 
 
-def test_an_added_parameter_is_in_the_state_dict_until_it_is_uninstalled() -> None:
-    model = net()
-    spec = {
-        "offset": {"select": "act", "hook": "forward", "action": "add_bias", "value": 0.5, "trainable": True}
-    }
-    with hookrun.hooked(model, spec) as hooks:
-        with_it = model.state_dict()
-        hooks.uninstall_parameters()
-        without = model.state_dict()
-    assert set(with_it) - set(without) == {"act.offset_bias"}
-    net().load_state_dict(without)
-    with pytest.raises(RuntimeError, match=r"act\.offset_bias"):
-        net().load_state_dict(with_it)
-    again = net()
-    with hookrun.hooked(again, spec):  # a model with the same hooks loads it
-        again.load_state_dict(with_it)
-
-
 def test_a_copy_made_in_the_middle_of_a_forward_is_not_hooked() -> None:
     model = net()
     copies: list[nn.Module] = []
@@ -143,12 +124,6 @@ def test_a_copy_made_in_the_middle_of_a_forward_is_not_hooked() -> None:
         assert hooks.fired == fired
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
-    "the oldest pickle": lambda value: pickle.loads(pickle.dumps(value, protocol=0)),
-    "deep copy": copy.deepcopy,
-    "copy": copy.copy,
-}
 HOOKS: dict[str, dict[str, Any]] = {
     "kept": {"select": "{0,2}", "hook": "forward", "action": "capture", "index": "..., 0", "when": {"step": [0, 1]}},
     "seen": {"select": ["re:\\d", "type:ReLU"], "hook": "forward", "action": "stats"},

@@ -46,13 +46,12 @@ def join(model: Any, x: Tensor) -> Tensor:
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, body: nn.Module, reentrant: bool) -> None:
+    def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
-        self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.body, x, use_reentrant=self.reentrant)
+        return checkpoint(self.body, x, use_reentrant=False)
 
 
 def in_place() -> Net:
@@ -88,7 +87,7 @@ def block(rng: random.Random, depth: int) -> nn.Module:
         makers += [
             lambda: Net(lambda m, x: x + m.body(x), body=block(rng, depth - 1)),
             lambda: nn.Sequential(*(block(rng, depth - 1) for _ in range(rng.randint(1, 3)))),
-            lambda: Checkpointed(block(rng, depth - 1), reentrant=False),
+            lambda: Checkpointed(block(rng, depth - 1)),
         ]
     return rng.choice(makers)()
 

@@ -55,6 +55,18 @@ def _no_collector() -> Iterator[None]:
         gc.enable()
 
 
+def left(spec: dict[str, Any], times: int = 1) -> list[str]:
+    """What is still there after the model has trained in installations: "hooks", "model" or neither."""
+    model = net()
+    plan = hookrun.compile(spec, model)
+    for _ in range(times):
+        with suppress(hookrun.CheckFailed), plan.install(model) as hooks:
+            step(model)
+    gone = {"hooks": weakref.ref(hooks), "model": weakref.ref(model)}
+    del hooks, model, plan
+    return [name for name, there in gone.items() if there() is not None]
+
+
 def alive(kind: type) -> int:
     return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
@@ -80,14 +92,7 @@ def test_hundreds_of_installations_leave_the_model_collectable(kind: str) -> Non
 
 def test_no_single_action_keeps_the_model_alive(alone: dict[str, Any]) -> None:
     """A hook alone refers to more objects: with another one that cannot be compiled no traced version is made."""
-    model = net()
-    plan = hookrun.compile({"h": {"select": "0", **alone}}, model)
-    for _ in range(2):
-        with plan.install(model) as hooks:
-            step(model)
-    gone = weakref.ref(hooks), weakref.ref(model)
-    del hooks, model, plan
-    assert (gone[0]() is None, gone[1]() is None) == (True, True)
+    assert left({"h": {"select": "0", **alone}}, times=2) == []
 
 
 @pytest.mark.parametrize(
@@ -96,25 +101,13 @@ def test_no_single_action_keeps_the_model_alive(alone: dict[str, Any]) -> None:
     ids=str,
 )
 def test_no_schedule_keeps_the_model_alive(when: dict[str, Any]) -> None:
-    model = net()
-    spec = one_hook("0", "forward", "scale", factor=2, when=when)
-    with hookrun.hooked(model, spec) as hooks:
-        step(model)
-    gone = weakref.ref(hooks), weakref.ref(model)
-    del hooks, model
-    assert (gone[0]() is None, gone[1]() is None) == (True, True)
+    assert left(one_hook("0", "forward", "scale", factor=2, when=when)) == []
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "output_grad", "forward_pre"])
 def test_an_exception_does_not_keep_the_model_alive(kind: str) -> None:
-    model = net()
-    spec = {**KINDS, "failing": {"select": "2", "hook": kind, "action": "check", "max": -1e9}}
-    for _ in range(20):
-        with suppress(hookrun.CheckFailed), hookrun.hooked(model, spec) as hooks:
-            step(model)
-    gone = weakref.ref(hooks), weakref.ref(model)
-    del hooks, model
-    assert (gone[0]() is None, gone[1]() is None) == (True, True)
+    failing = {"select": "2", "hook": kind, "action": "check", "max": -1e9}
+    assert left({**KINDS, "failing": failing}, times=20) == []
 
 
 def test_captures_are_freed_with_the_installation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -169,26 +170,19 @@ def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
+@pytest.mark.parametrize("kinds", [["output_grad"], ["backward", "backward_pre"]], ids=",".join)
+def test_gradients_observed_on_every_module_are_bit_equal_or_within_rounding(
+    name: str, kinds: list[str]
+) -> None:
     plain, observed = pair(name)
-    when = {"step": {"every": 10}}
-    spec = one_hook(with_gradient(plain), "output_grad", when=when)
-    expected, found = trained(plain, None), trained(observed, spec)
-    assert found["fired"] > 0
-    for ours, theirs in zip(found["seen"], expected["seen"], strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_backward_observers_are_equal_within_rounding(name: str) -> None:
-    plain, observed = pair(name)
-    hook = {"select": with_gradient(plain), "action": "stats", "when": {"step": {"every": 10}}}
-    spec = {kind: {**hook, "hook": kind} for kind in ("backward", "backward_pre")}
+    hook = {"select": with_gradient(plain), "when": {"step": {"every": 10}}}
+    each = itertools.product(kinds, ("capture", "stats"))
+    spec = {f"{action}_{kind}": {**hook, "hook": kind, "action": action} for kind, action in each}
     expected, found = trained(plain, None), trained(observed, spec)
     assert found["fired"] > 0
     assert torch.equal(found["rng"], expected["rng"])
-    for ours, theirs in zip(found["seen"], expected["seen"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    within = {"rtol": 0, "atol": 0} if kinds == ["output_grad"] else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(found["seen"], expected["seen"], **within)
 
 
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU], ids=lambda kind: kind.__name__)

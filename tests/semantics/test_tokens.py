@@ -328,28 +328,6 @@ def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: P
     assert hooks.fired["seen", "first"] == 2
 
 
-def test_values_of_other_runs_apply_at_the_selected_positions(tmp_path: Path) -> None:
-    model, (ids, mask) = Encoder(), BATCHES["right"]
-    taken = {"whole": capture("first"), "last": capture("first", tokens=-1)}
-    with hookrun.record(model, taken, tmp_path / "a") as hooks, torch.no_grad():
-        model(ids + mask, mask)
-    other, last = (hookrun.open_run(tmp_path / "a").captures[name]["first"] for name in ("whole", "last"))
-    patch = {"select": "first", "hook": "forward", "action": "replace", "tokens": [0, -1]}
-    from_whole = {"run": str(tmp_path / "a"), "capture": "whole", "sample": "same", "at": "same"}
-    from_last = {"run": str(tmp_path / "a"), "capture": "last", "sample": "same"}
-    for value, source in ((from_whole, None), (from_last, last)):
-        spec = {"patch": {**patch, "value": value}, "seen": capture("first")}
-        with hookrun.hooked(model, spec, effects=True) as hooks, torch.no_grad():
-            hooks.samples = range(3)
-            model(ids, mask)
-            seen = hooks.captures["seen"]["first"][0]
-        for row in range(3):
-            ends = columns(mask, row)[[0, -1]]
-            expected = other[row][ends] if source is None else source[row].expand(2, -1)
-            assert torch.equal(seen[row, ends], expected)
-        assert hooks.effects["patch", "first"][1] == 6 * 12
-
-
 def test_a_position_that_no_pass_computes_is_reported_on_leaving_the_block() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     later = hook("first", "scale", {"phase": "generation"}, factor=0)

@@ -129,33 +129,6 @@ def test_captures_equal_clones_in_random_models_with_in_place_writes(part: int, 
                 assert_close(hooks.captures[name][path], values, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_captured_gradients_equal_clones_in_random_models(part: int) -> None:
-    """Another action, or the user, writes to the gradients later."""
-    for seed in range(part * 25, part * 25 + 25):
-        torch.manual_seed(seed)
-        draw = random.Random(seed)
-        acts = [nn.Tanh, nn.Sigmoid, lambda: nn.ReLU(inplace=True), nn.Identity]
-        layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), draw.choice(acts)())]
-        model = nn.Sequential(*layers)
-        x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
-        model(x).square().sum().backward()
-        expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        model.zero_grad()
-        spec = {
-            "seen": {"select": "**", "hook": "grad", "action": "capture"},
-            "scaled": {"select": "**", "hook": "grad", "action": "scale", "factor": 3},
-            "total": {"select": "**", "hook": "post_accumulate_grad", "action": "capture"},
-        }
-        with hookrun.hooked(model, spec) as hooks:
-            model(x).square().sum().backward()
-            for parameter in model.parameters():
-                parameter.grad.zero_()  # type: ignore[union-attr]
-        for name, gradient in expected.items():
-            assert_close(hooks.captures["seen"][name], [gradient])
-            assert_close(hooks.captures["total"][name], [3 * gradient])
-
-
 class Copies(TorchDispatchMode):
     """Counts the operations that copy a tensor."""
 
@@ -189,16 +162,6 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
     captured = [hooks.captures["out"][str(number)][turn] for turn in range(4) for number in range(3)]
     for ours, theirs in zip(captured, outputs, strict=True):
         assert torch._C._data_address(ours) == torch._C._data_address(theirs)
-
-
-def test_an_output_that_is_written_later_is_copied_once_per_firing() -> None:
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
-    inputs = [torch.full((3, WIDTH), float(number)) for number in range(5)]
-    with hookrun.hooked(model, one_hook("0")) as hooks, torch.no_grad():
-        outputs = [model(x) for x in inputs]
-    for x, output, kept in zip(inputs, outputs, hooks.captures["h"]["0"], strict=True):
-        assert torch._C._data_address(kept) != torch._C._data_address(output)
-        assert_close(kept, model[0](x).detach())
 
 
 FOREIGN: dict[str, Callable[[], Tensor]] = {
@@ -240,13 +203,14 @@ def test_a_write_to_a_capture_does_not_change_the_model(name: str) -> None:
     assert_close(tensor.detach(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch 2.12, in ReLU
 def test_a_captured_sparse_tensor_does_not_follow_later_writes() -> None:
-    tensor = torch.eye(3).to_sparse()
-    model = nn.Identity()
-    with hookrun.hooked(model, one_hook()) as hooks:
-        model(tensor)
-        tensor.coalesce().values().zero_()
-    assert_close(hooks.captures["h"][""][0].to_dense(), torch.eye(3))
+    model = nn.Sequential(nn.ReLU())
+    with hookrun.hooked(model, one_hook("0")) as hooks:
+        for number in range(4):
+            output = model(torch.sparse_coo_tensor([[1]], [float(number)], (2,), check_invariants=False))
+            output._values().fill_(-1)
+    assert [each.to_dense().tolist() for each in hooks.captures["h"]["0"]] == [[0, x] for x in range(4)]
 
 
 CAPTURE = one_hook()

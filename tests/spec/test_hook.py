@@ -85,13 +85,6 @@ def test_runs_are_found_also_under_minus() -> None:
     ]
 
 
-def test_wrong_words_for_select_hook_and_action_are_all_named() -> None:
-    found = problems({"a": {"selct": "fc", "hook": "forwad", "action": "captur"}})
-    assert set(found) == {"hooks.a.selct", "hooks.a.hook", "hooks.a.action", "hooks.a.select"}
-    assert "did you mean 'select'?" in found["hooks.a.selct"] and "is missing" in found["hooks.a.select"]
-    assert "'forward'" in found["hooks.a.hook"] and "'capture'" in found["hooks.a.action"]
-
-
 def test_keys_that_the_meant_action_or_hook_type_may_have_are_no_mistakes() -> None:
     assert set(problems({"a": CLAMP | {"action": "clmap", "mx": 1}})) == {"hooks.a.action", "hooks.a.mx"}
     saved = {"select": "fc", "hook": "saved_tensor", "action": "stats", "parameters": True}

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from hookrun.runtime import fast
 
-collect_ignore_glob = (
-    [] if fast.IS_ON else ["test_copies.py", "test_direct_calls.py", "test_small_tensors.py"]
-)
+collect_ignore_glob = [] if fast.IS_ON else ["test_direct_calls.py", "test_small_tensors.py"]

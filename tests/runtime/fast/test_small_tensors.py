@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from hooking import one_hook
+from small_nets import Net
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,6 +23,7 @@ from hookrun.runtime.fast.small_tensors import computes, computing
 
 ALL = [name for name in get_args(stats.Statistic) if name != "bytes"]
 ByTorch = Callable[[Tensor], dict[str, float]]
+SUM = one_hook("0", "forward", "stats", of="sum")
 
 
 def recorded(values: list[Tensor], *, read_each: bool = False, of: list[str] = ALL) -> list[dict[str, Any]]:
@@ -67,8 +70,7 @@ def test_it_is_the_value_when_the_hook_fired(grad: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     x = torch.randn(8, 4)
     expected = model[0](x).double()
-    spec = {"s": {"select": "0", "hook": "forward", "action": "stats"}}
-    with torch.set_grad_enabled(grad), hookrun.hooked(model, spec) as hooks:
+    with torch.set_grad_enabled(grad), hookrun.hooked(model, one_hook("0", "forward", "stats")) as hooks:
         out = model(x)
     assert hooks.records[0]["min"] == pytest.approx(expected.min().item()) and hooks.records[0]["min"] < 0
     assert out.requires_grad == grad
@@ -78,8 +80,7 @@ def test_it_is_the_value_when_the_hook_fired(grad: bool) -> None:
 
 def test_inference_mode_and_the_loop_around_it_share_buffers() -> None:
     model = nn.Sequential(nn.Identity())
-    spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
-    with hookrun.hooked(model, spec) as hooks:
+    with hookrun.hooked(model, SUM) as hooks:
         with torch.inference_mode():
             model(torch.ones(3))
         model(torch.ones(3, requires_grad=True) * 2)
@@ -90,8 +91,7 @@ def test_inference_mode_and_the_loop_around_it_share_buffers() -> None:
 
 
 def test_other_kinds_of_tensors_are_measured_at_once() -> None:
-    spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
-    with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
+    with hookrun.hooked(model := nn.Sequential(nn.Identity()), SUM) as hooks:
         torch.vmap(model)(torch.ones(3, 2))
         model(torch.ones(2, dtype=torch.complex64))
         model(torch.ones(5))
@@ -100,18 +100,9 @@ def test_other_kinds_of_tensors_are_measured_at_once() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
 def test_traces_and_transforms_do_not_use_the_buffers() -> None:
-    class OfConstant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Identity()
-            self.constant = nn.Buffer(torch.arange(4.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) + self.inner(self.constant)
-
-    spec = {"s": {"select": "inner", "hook": "forward_pre", "action": "stats", "of": ["mean", "std"]}}
-    model, x = OfConstant(), torch.ones(4)
-    with hookrun.hooked(model, spec) as hooks:
+    parts = {"inner": nn.Identity(), "constant": nn.Buffer(torch.arange(4.0))}
+    model, x = Net(lambda m, x: m.inner(x) + m.inner(m.constant), **parts), torch.ones(4)
+    with hookrun.hooked(model, one_hook("inner", "forward_pre", "stats", of=["mean", "std"])) as hooks:
         model(x)
         graphs = [make_fx(lambda x: model(x), pre_dispatch=early)(x * 2) for early in (False, True)]
         graphs.append(torch.jit.trace(model, (x * 2,), check_trace=False))
@@ -153,8 +144,7 @@ def test_records_can_be_read_during_a_trace_or_a_transform() -> None:
 
 
 def test_a_forked_process_and_a_later_reader_have_the_waiting_records() -> None:
-    spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
-    with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
+    with hookrun.hooked(model := nn.Sequential(nn.Identity()), SUM) as hooks:
         model(torch.ones(3))
         if not (child := os.fork()):
             model(torch.ones(3) * 2)

@@ -10,7 +10,6 @@ from torch import nn
 
 import hookrun
 from hookrun.runtime import Installation
-from hookrun.spec import parse_spec
 from hookrun.store.states.files import save_weights
 
 ONES = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
@@ -41,14 +40,6 @@ def test_it_adds_and_freezes_again_since_no_file_holds_that() -> None:
     with Installation(plan, model, restored=plan.applied()):
         assert not model[0].weight.requires_grad
         assert "0.gain" in dict(model.named_parameters())
-
-
-def test_another_value_is_another_hook() -> None:
-    def identity(**changes: object) -> str:
-        return parse_spec({"ones": ONES | changes}).hooks[0].identity
-
-    assert identity() == identity()
-    assert len({identity(), identity(value=2), identity(select="*"), identity(parameters="weight")}) == 4
 
 
 def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path: Path) -> None:

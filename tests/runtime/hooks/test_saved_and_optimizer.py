@@ -37,23 +37,6 @@ def saved(model: nn.Module, **hook: Any) -> Any:
     return hookrun.hooked(model, one_hook("**", "saved_tensors", **hook))
 
 
-@pytest.mark.parametrize("to", ["cpu", "disk"])
-def test_offloaded_tensors_are_restored_bit_equal(to: str) -> None:
-    plain = gradients(net())
-    with saved(net(), action="offload", to=to) as hooks:
-        found = gradients(hooks._model)
-    assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
-
-
-def test_cast_tensors_are_restored_rounded() -> None:
-    plain = gradients(net())
-    with saved(net(), action="cast", dtype="bfloat16") as hooks:
-        found = gradients(hooks._model)
-    for grad, other in zip(found, plain, strict=True):
-        torch.testing.assert_close(grad, other, rtol=0.05, atol=0.02)
-    assert not all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
-
-
 def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
     model = net()
     spec = {
@@ -102,13 +85,6 @@ def test_parameters_are_seen_only_on_request(parameters: bool) -> None:
     )
 
 
-def test_bytes_held_are_recorded() -> None:
-    model = net()
-    with saved(model, action="stats", of=["bytes"]) as hooks:
-        gradients(model)
-    assert [record["bytes"] for record in hooks.records if record["module"] == "1"] == [10 * 8 * 4]
-
-
 def masking() -> nn.Sequential:
     """A network whose forward saves indices, int64, for its backward."""
     torch.manual_seed(0)
@@ -155,6 +131,7 @@ def test_two_actions_pack_one_after_the_other() -> None:
         found = gradients(model)
     for grad, other in zip(found, plain, strict=True):
         torch.testing.assert_close(grad, other, rtol=0.05, atol=0.02)
+    assert not all(map(torch.equal, found, plain)), "rounded"
 
 
 def test_a_saved_tensor_that_was_modified_in_place_is_an_error_as_without_hooks() -> None:
@@ -174,14 +151,6 @@ def stepped(model: nn.Module, spec: dict[str, Any], only: list[nn.Parameter] | N
     return hooks
 
 
-def test_only_selected_parameters_are_edited() -> None:
-    model, reference = net(), net()
-    stepped(model, {"select": "3.weight", "hook": "optimizer_step_pre", "action": "replace", "value": 0})
-    gradients(reference)
-    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
-        assert torch.equal(parameter.grad, torch.zeros_like(other) if name == "3.weight" else other.grad)
-
-
 def test_after_the_step_the_parameters_are_edited() -> None:
     model = net()
     stepped(
@@ -197,7 +166,7 @@ def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
     with hookrun.hooked(model, one_hook("**", "optimizer_step_pre", "scale", factor=0)) as hooks:
         optimizer.step()
-    assert set(hooks.fired.values()) == {0}
+    assert set(hooks.fired.values()) == {0} and hooks.clock.step == 0
     assert other[0].weight.grad.abs().sum() > 0
 
 
@@ -207,25 +176,6 @@ def test_each_optimizer_sees_its_own_parameters() -> None:
         model, {"select": "**", "hook": "optimizer_step_pre", "action": "capture"}, only=[model[3].weight]
     )
     assert {path for (_, path), count in hooks.fired.items() if count} == {"3.weight"}
-
-
-def test_a_step_inside_another_step_is_a_part_of_it() -> None:
-    class Around(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> None:
-            inner.step()
-
-    model = net()
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    spec: dict[str, Any] = {
-        kind: {"select": "3.weight", "hook": f"optimizer_step_{kind}", "action": "scale", "factor": 0.5}
-        for kind in ("pre", "post")
-    }
-    with hookrun.hooked(model, spec) as hooks:
-        gradients(model)
-        expected = 0.5 * (model[3].weight.detach() - 0.5 * model[3].weight.grad)
-        Around(model.parameters(), {}).step()
-    assert torch.equal(model[3].weight, expected)
-    assert set(hooks.fired.values()) == {1} and hooks.clock.step == 1
 
 
 def test_a_parameter_without_a_gradient_is_reported() -> None:
