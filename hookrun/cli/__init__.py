@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    was_frozen = gc.get_freeze_count() > 0
     with waiting(arguments), words():
         waiting_for("reading the configuration")
         code = _main(arguments)
@@ -39,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
             time.sleep(_AFTER_MAIN)
         _leave(code)
+    if argv is not None and not was_frozen:  # the process goes on, see `import_torch`
+        gc.unfreeze()
     return code
 
 

@@ -27,7 +27,7 @@ from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import Need
 from hookrun.spec.objective import Goal
-from hookrun.store.files import replacing, write_json
+from hookrun.store.files import collector_paused, replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.records import Status
@@ -292,13 +292,10 @@ def import_torch() -> None:
     if "torch" in sys.modules:
         return
     waiting_for("importing torch")
-    was_enabled = gc.isenabled()
-    gc.disable()  # a fifth of a second: almost nothing that an import creates can be freed
-    try:
+    with collector_paused():
         import torch  # noqa: F401
-    finally:
-        if was_enabled:
-            gc.enable()
+
+        gc.freeze()  # half a second: almost nothing that an import creates can be freed
 
 
 def free_job_memory() -> None:

@@ -6,8 +6,7 @@ import copy
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -428,26 +427,13 @@ def _launch(run: SweepRun, needs: NeededRuns, previous: str | None, goal: Goal |
                 make_page(sweep_dir)
 
 
-@contextmanager
-def modules_not_collected() -> Iterator[None]:
-    """In the block, `free_job_memory` skips the objects that exist now, most of which belong to modules."""
-    if gc.get_freeze_count():  # the caller has frozen objects itself
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def _run_jobs(run: SweepRun) -> int:
     """Run the jobs and print how they ended; returns the exit code."""
     sweep_dir, codes, goal = run.sweep_dir, run.codes, run.job.goal
     try:
-        with modules_not_collected():
-            run.app.sweep_checked(run.cfg, run.job, run.around)
+        gc.collect()
+        gc.freeze()  # `free_job_memory` skips what exists now, most of it of modules
+        run.app.sweep_checked(run.cfg, run.job, run.around)
     except SweepStopped as stopped:
         count = None if run.jobs is None else len(run.jobs)
         write_json(sweep_dir / SWEEP, {"jobs": count, "fail_fast": True, "stopped_by": stopped.args[0]})
