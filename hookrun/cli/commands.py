@@ -35,7 +35,6 @@ from hookrun.compose.overrides import GROUPS, meant, take, take_resume, take_tru
 from hookrun.config import ROOT_KEYS
 from hookrun.discovery import names_in
 from hookrun.errors import Problem, SpecError, refuse, spec_error, whole_characters
-from hookrun.store.files import collector_paused
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.terminal import waiting_for
 from hookrun.trust import of_environment, read_once
@@ -93,6 +92,8 @@ def execute(arguments: Sequence[str]) -> int:
                 asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
                 if asked.mode is RunMode.RUN:
                     _refuse_fail_fast(fail_fast)
+                    from hookrun.store.files import collector_paused
+
                     with collector_paused():  # what imports create stays
                         from hookrun.compose.compose import parsed_run
 
