@@ -7,44 +7,45 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def own_subclasses(package: ModuleType, base: type[T]) -> Iterator[type[T]]:
-    """The subclasses of `base` that the direct modules of a package define, not those that they import."""
+def own_subclasses(package: ModuleType, base: type[T], only: str | None = None) -> Iterator[type[T]]:
+    """The subclasses of `base` that the direct modules of a package define, not those that they import.
+
+    only: the name of the one module to import; None: all of them
+    """
     for info in pkgutil.iter_modules(package.__path__):
-        yield from _defined(f"{package.__name__}.{info.name}", base)
+        if only is None or info.name == only:
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            for item in vars(module).values():
+                if isinstance(item, type) and issubclass(item, base) and item.__module__ == module.__name__:
+                    yield item
 
 
-def _defined(name: str, base: type[T]) -> Iterator[type[T]]:
-    module = importlib.import_module(name)
-    for item in vars(module).values():
-        if isinstance(item, type) and issubclass(item, base) and item.__module__ == name:
-            yield item
-
-
+@dataclass(frozen=True, eq=False)
 class Registry(Mapping[str, type[T]]):
     """Name -> subclass of `base`, in alphabetical order; each is in the module of its name, imported when asked for.
 
     name: the class attribute with the name; a class that only inherits it is not in the registry
     """
 
-    def __init__(self, package: ModuleType, base: type[T], name: str) -> None:
-        self._package, self._base, self._name = package, base, name
-        self._modules = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    package: ModuleType
+    base: type[T]
+    name: str
 
     def __getitem__(self, key: str) -> type[T]:
-        if key in self._modules:
-            for item in _defined(f"{self._package.__name__}.{key}", self._base):
-                if vars(item).get(self._name) == key:
-                    return item
+        for item in own_subclasses(self.package, self.base, key):
+            if vars(item).get(self.name) == key:
+                return item
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._modules if name in self)
+        return (info.name for info in pkgutil.iter_modules(self.package.__path__) if info.name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

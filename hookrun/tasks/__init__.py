@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def prepare(
     trust = trust | of_environment()
     mistakes = Mistakes()
     with read_once(trust):
-        mistakes.tried(check_objective, experiment, [*SPLITS, *tasks()])
+        mistakes.tried(check_objective, experiment, chain(SPLITS, tasks()))
         ready = mistakes.tried(task_of(experiment).prepare, experiment, trust=trust, cache=cache)
     mistakes.refuse()
     assert ready is not None  # else there is a mistake
