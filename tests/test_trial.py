@@ -66,6 +66,24 @@ def test_the_plan_shows_the_shape_of_the_arguments_where_a_hook_sees_these() -> 
     }
 
 
+def test_arguments_that_no_hook_sees_may_contain_themselves() -> None:
+    class Second(nn.Module):
+        def forward(self, x: torch.Tensor, state: list[Any]) -> torch.Tensor:
+            state.append(state)
+            return x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = Second()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(x, [])
+
+    plan = compile_one(Net(), ((torch.ones(2, 3),), {}), select="second", action="scale", factor=2)
+    assert (plan.hooks[0].matches[0].shape, plan.unchecked) == ("[2, 3]", None)
+
+
 @pytest.mark.parametrize(("reduce", "size"), [(None, (2 * 8, True)), ({"mean": [0]}, (8, False))])
 def test_the_bytes_per_sample_are_those_of_all_calls_of_a_module(reduce: Any, size: tuple[int, bool]) -> None:
     layer = nn.Linear(2, 2)

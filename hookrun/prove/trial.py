@@ -328,18 +328,27 @@ def _unproven(error: HookError) -> str:
     return f"{own.hook} cannot run without data: {why}"
 
 
-def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[str, tuple[str, str]]:
-    """Path of a hooked module -> the shapes of its arguments and of its output, filled in at its first call."""
-    shapes, modules = dict[str, tuple[str, str]](), dict(model.named_modules(remove_duplicate=False))
+def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[tuple[str, bool], str]:
+    """(path of a hooked module, `_sees_arguments`) -> the shapes that its hooks see, filled in at its first call."""
+    shapes, modules = dict[tuple[str, bool], str](), dict(model.named_modules(remove_duplicate=False))
 
-    def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        shapes.setdefault(path, (describe(unwrapped(arguments(args, kwargs))), describe(output)))
+    def note(path: str, of_arguments: bool, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # arguments that no hook sees may be anything, also what has no end or cannot be read
+        seen = unwrapped(arguments(args, kwargs)) if of_arguments else output
+        shapes.setdefault((path, of_arguments), describe(seen))
 
-    for path in {
-        match.path for hook in plan.hooks if not hook.spec.hook_type.on_parameters for match in hook.matches
+    for path, of_arguments in {
+        (match.path, _sees_arguments(hook))
+        for hook in plan.hooks
+        if not hook.spec.hook_type.on_parameters
+        for match in hook.matches
     }:
-        modules[path].register_forward_hook(partial(note, path), with_kwargs=True)
+        modules[path].register_forward_hook(partial(note, path, of_arguments), with_kwargs=True)
     return shapes
+
+
+def _sees_arguments(hook: PlannedHook) -> bool:
+    return hook.spec.hook_type in (FORWARD_PRE, BACKWARD)
 
 
 def _backward_and_step(output: Any, model: nn.Module, types: Iterable[HookType]) -> None:
@@ -353,12 +362,11 @@ def _backward_and_step(output: Any, model: nn.Module, types: Iterable[HookType])
 
 
 def _seen(
-    hook: PlannedHook, match: Match, shapes: Mapping[str, tuple[str, str]], findings: TrialSink, batch: int
+    hook: PlannedHook, match: Match, shapes: Mapping[tuple[str, bool], str], findings: TrialSink, batch: int
 ) -> Match:
     """The match with the shape of what it sees and the bytes of its capture. batch: samples of the example."""
-    of_arguments, of_output = shapes.get(match.path, (None, None))
-    shape = of_arguments if hook.spec.hook_type in (FORWARD_PRE, BACKWARD) else of_output
-    match = replace(match, shape=shape, called=match.path in shapes)
+    shape = shapes.get((match.path, _sees_arguments(hook)))
+    match = replace(match, shape=shape, called=shape is not None)
     firings = findings.captured.get((hook.spec.name, match.path))
     if firings is None:
         return match
