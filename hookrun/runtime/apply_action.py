@@ -274,9 +274,11 @@ def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:
 
 def _named(site: HookSite, error: Exception, value: Any) -> HookError:
     if isinstance(error, RuntimeError):
-        for tensor in containers.tensors(value):
-            if tensor.is_nested or tensor.is_sparse:
-                return HookError(f"{site.where}: {NOT_NESTED if tensor.is_nested else _NOT_SPARSE}")
+        if any(tensor.is_nested for tensor in containers.tensors(value)):
+            return HookError(f"{site.where}: {NOT_NESTED}")
+        # beside a sparse tensor, which torch names, another one may be what is wrong
+        if "sparse" in str(error).lower() and any(tensor.is_sparse for tensor in containers.tensors(value)):
+            return HookError(f"{site.where}: {_NOT_SPARSE}")
     target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
     index = (
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""

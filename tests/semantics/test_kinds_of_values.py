@@ -151,6 +151,19 @@ def test_what_torch_cannot_do_with_a_sparse_gradient_is_refused_in_words(hook: s
         optimizer.step()
 
 
+def test_what_is_wrong_beside_a_sparse_tensor_is_told() -> None:
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return x, torch.eye(2).to_sparse()
+
+    model = nn.Sequential(Layer(5, 2))
+    with (
+        pytest.raises(hookrun.HookError, match="cannot be multiplied"),
+        hookrun.hooked(model, one_hook("0", "forward", action="linear", target=0)),
+    ):
+        model(torch.ones(4, 3))
+
+
 @pytest.mark.parametrize(
     ("hook", "action"),
     [("backward", {"action": "stats"}), ("output_grad", {"action": "scale", "factor": 2})],
