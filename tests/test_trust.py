@@ -197,6 +197,8 @@ def test_a_later_change_of_the_variable_grants_nothing(monkeypatch: pytest.Monke
         assert of_environment() == {"mine", "theirs"}
         with read_once(frozenset({"given"})):
             assert of_environment() == {"given"}
+            with read_once():
+                assert of_environment() == {"os"}, "a command inside another one reads the variable itself"
         assert of_environment() == {"mine", "theirs"}
     assert of_environment() == {"os"}
     with pytest.raises(RuntimeError), read_once(frozenset()):
