@@ -29,7 +29,7 @@ def own_subclasses(package: ModuleType, base: type[T], only: str | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class Registry(Mapping[str, type[T]]):
-    """Name -> subclass of `base`, in alphabetical order; each is in the module of its name, imported when asked for.
+    """Name -> subclass of `base`, in alphabetical order; a module is imported when its name is asked for.
 
     name: the class attribute with the name; a class that only inherits it is not in the registry
     """
@@ -39,13 +39,15 @@ class Registry(Mapping[str, type[T]]):
     name: str
 
     def __getitem__(self, key: str) -> type[T]:
-        for item in own_subclasses(self.package, self.base, key):
-            if vars(item).get(self.name) == key:
-                return item
+        for only in (key, None):  # first the module of its name
+            for item in own_subclasses(self.package, self.base, only):
+                if vars(item).get(self.name, ...) == key:
+                    return item
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
-        return (info.name for info in pkgutil.iter_modules(self.package.__path__) if info.name in self)
+        items = map(vars, own_subclasses(self.package, self.base))
+        return iter(sorted({item[self.name] for item in items if self.name in item}))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

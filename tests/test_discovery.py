@@ -41,3 +41,11 @@ def test_each_class_with_its_own_name_is_found_once(package: Any) -> None:
     assert list(registry) == ["own", "two"] and len(registry) == 2
     own = [kind.__name__ for kind in own_subclasses(package, base)]
     assert own == ["Base", "Own", "Two", "Inherits"], "where they are defined, not where they are imported"
+
+
+def test_a_class_in_a_module_of_another_name_is_found_too(package: Any, tmp_path: Path) -> None:
+    (tmp_path / "found_package" / "both.py").write_text(TWO.replace("two", "three").replace("Two", "Three"))
+    registry = Registry(package, importlib.import_module("found_package.base").Base, "name")
+    assert registry["three"].__name__ == "Three"
+    assert list(registry) == ["own", "three", "two"]
+    assert registry.get(None) is None  # type: ignore[call-overload]
