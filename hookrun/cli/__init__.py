@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ from typing import NoReturn
 from hookrun.errors import Refusal
 from hookrun.ranks import is_main
 from hookrun.signals import code_of, handled
-from hookrun.sweeps import freezing
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.terminal import waiting, waiting_for, words
 
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with waiting(arguments), words(), freezing(until_the_end=argv is None):
+    was_frozen = gc.get_freeze_count() > 0
+    with waiting(arguments), words():
         waiting_for("reading the configuration")
         code = _main(arguments)
     if argv is None and "WORLD_SIZE" in os.environ:
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
             time.sleep(_AFTER_MAIN)
         _leave(code)
+    if argv is not None and not was_frozen:  # the process goes on, see `import_torch`
+        gc.unfreeze()
     return code
 
 

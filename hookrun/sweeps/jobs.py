@@ -31,7 +31,6 @@ from hookrun.store.files import collector_paused, replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.records import Status
-from hookrun.sweeps import freeze
 from hookrun.sweeps.composed_jobs import hash_of
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.resumed import refuse_links
@@ -296,7 +295,7 @@ def import_torch() -> None:
     with collector_paused():
         import torch  # noqa: F401
 
-        freeze()  # half a second: almost nothing that an import creates can be freed
+        gc.freeze()  # half a second: almost nothing that an import creates can be freed
 
 
 def free_job_memory() -> None:

@@ -43,7 +43,6 @@ from hookrun.spec.objective import Direction, Goal
 from hookrun.store.files import os_errors, replacing, write_json
 from hookrun.store.format import MULTIRUN, STATUS, SWEEP
 from hookrun.store.run_dir import outputs_folder, update_latest
-from hookrun.sweeps import freeze
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
 from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, import_torch, make_page
@@ -433,7 +432,7 @@ def _run_jobs(run: SweepRun) -> int:
     sweep_dir, codes, goal = run.sweep_dir, run.codes, run.job.goal
     try:
         gc.collect()
-        freeze()  # `free_job_memory` skips what exists now, most of it of modules
+        gc.freeze()  # `free_job_memory` skips what exists now, most of it of modules
         run.app.sweep_checked(run.cfg, run.job, run.around)
     except SweepStopped as stopped:
         count = None if run.jobs is None else len(run.jobs)
