@@ -79,11 +79,10 @@ class TaskUnderHooks(Task):
         return samples_of_a_pass(settings, size) if self.trains or len(self.splits) == 1 else None
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """How many samples all passes over the splits have in total; None: not known beforehand."""
+        """How many samples all passes over the splits have in total; None: not known, as with `train.steps`."""
         passes = [samples_of_a_pass(settings, sizes[split]) for split in self.splits]
-        if None in passes or (
-            self.trains and settings.train.steps is not None
-        ):  # which may end the run earlier
+        may_end_earlier = self.trains and settings.train.steps is not None
+        if None in passes or may_end_earlier:
             return None
         return sum(filter(None, passes)) * (settings.train.epochs if self.trains else 1)
 

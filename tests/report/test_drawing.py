@@ -105,6 +105,13 @@ def test_bars_begin_at_zero() -> None:
     assert float(floor1) - float(top1) == pytest.approx(2 * (float(top2) - float(floor2)), abs=0.3)
 
 
+def test_bars_have_a_line_only_at_a_finite_value() -> None:
+    lines_at = [
+        "zero" in bars("t", [1.0], x="x", y="y", mark=mark).picture for mark in (2.0, math.nan, math.inf)
+    ]
+    assert lines_at == [True, False, False]
+
+
 def test_a_long_name_is_cut_to_the_axis_beside_it() -> None:
     figure = bars("t", [1.0], x="x", y="standard deviation over the samples of a metric")
     [name] = re.findall(r'rotate\(-90\)">([^<]*)<', figure.picture)

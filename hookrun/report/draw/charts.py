@@ -294,7 +294,8 @@ def bars(
     note: str = "",
     mark: float | None = None,
 ) -> Figure:
-    """A bar chart of the values, with error bars of ± `spread` and a dashed line at `mark`."""
+    """A bar chart of the values, with error bars of ± `spread` and a dashed line at `mark`, if it is finite."""
+    mark = None if mark is None or not math.isfinite(mark) else mark
     ends = [(value - error, value + error) for value, error in zip(values, spread or (), strict=False)]
     reach = chain(values, [] if mark is None else [mark], *ends)
     across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT, whole=True)

@@ -47,7 +47,7 @@ def scouted(model: nn.Module, example: Example, hook: PlannedHook) -> Scouted | 
     return on_a_copy(model, example, partial(_seen, hook), training=False)
 
 
-_PLAIN = (Tensor, type(None), bool, int, float, str)
+_PLAIN = (type(None), bool, int, float, str)
 
 
 def _seen(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
@@ -104,14 +104,20 @@ def _one_more(rows: int, leaf: Any) -> Any:
 
 
 def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:
-    """For each tensor whether its first dimension alone grows with the batch; None where that is not so."""
-    pairs = list(zip(members(small), members(large), strict=False))
-    if not all(isinstance(leaf, _PLAIN) for pair in pairs for leaf in pair):
+    """For each tensor whether its first dimension alone grows with the batch; None where anything else does."""
+    before, after = members(small), members(large)
+    if len(before) != len(after):  # such as a list of one tensor for each sample
         return None
-    shapes = [(a.shape, b.shape) for a, b in pairs if isinstance(a, Tensor)]
-    if any(a[1:] != b[1:] or (a != b and a[0] * 3 != b[0] * 2) for a, b in shapes):
-        return None
-    return tuple(a != b for a, b in shapes)
+    grows = list[bool]()
+    for a, b in zip(before, after, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            grown = (a.shape[0] * 3 / 2, *a.shape[1:]) if a.dim() else ()  # from two samples to three
+            if b.shape not in (a.shape, grown):
+                return None
+            grows.append(a.shape != b.shape)
+        elif not isinstance(a, _PLAIN) or type(a) is not type(b) or a != b:
+            return None
+    return tuple(grows)
 
 
 # ---- passes that skip what runs before a hook ----------------------------------------------------------------------

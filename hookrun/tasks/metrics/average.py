@@ -189,9 +189,9 @@ class Average:
     def read(self) -> dict[str, float]:
         """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
         shown = {LOSS: float, **{metric.name: metric.shown for metric in self._metrics}}
-        totals = {name: self._cells.get((name, *_WHOLE)) for name in shown}
-        means = {name: float(cells[0][0]) / cells[0][1] for name, cells in totals.items() if cells}
-        return {name: shown[name](mean) for name, mean in means.items()}
+        columns = {name: self._cells.get((name, *_WHOLE)) for name in shown}
+        totals = {name: cells[0] for name, cells in columns.items() if cells}
+        return {name: shown[name](float(total) / count) for name, (total, count) in totals.items()}
 
     def lines(self) -> Iterator[tuple[str, Line]]:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
