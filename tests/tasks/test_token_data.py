@@ -77,10 +77,13 @@ def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(exe
 
 def test_micro_batches_of_different_lengths_are_one_batch(executed: Runs, text: tuple[str, ...]) -> None:
     common = (*DECODER, *text, "train.steps=1", "train.shuffle=false", "train.optimizer={name: SGD, lr: 0.5}")
-    whole, parts = (
-        load_file(executed(*common, *more).path / "checkpoints" / "last.safetensors")
+    runs = [
+        executed(*common, *more)
         for more in (("data.batch_size=4",), ("data.batch_size=2", "train.accumulate=2"))
-    )
+    ]
+    one, other = ([line["loss"] for line in run.metrics if line["split"] == "train"] for run in runs)
+    assert other == pytest.approx(one, rel=1e-5)
+    whole, parts = (load_file(run.path / "checkpoints" / "last.safetensors") for run in runs)
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
@@ -167,3 +170,31 @@ def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
         assert found.token_ids.tolist() == list(b"abc")
     said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
     assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
+
+
+def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
+    overrides = ["model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm", "data=names"]
+    model, _ = hookrun.build(overrides=[*overrides, "compute.device=cpu"])
+    ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    labels = torch.tensor([[120, 121, 122, 1], [130, 1, -100, -100]])
+    hooks = {
+        "c": {"select": "decoder.block.0.layer.2", "hook": "forward", "action": "capture", "tokens": "all"},
+        "last": {
+            "select": "decoder.block.0",
+            "hook": "forward",
+            "target": "[0]",
+            "action": "capture",
+            "tokens": -1,
+        },
+    }
+    with hookrun.hooked(model.eval(), hooks) as hooked, torch.no_grad():
+        model(ids, labels=labels)
+        found = hooked.captures["c"]["decoder.block.0.layer.2"]
+        assert found.positions.tolist() == [0, 1, 2, 3, 0, 1]
+        assert found.token_ids.tolist() == [299, 120, 121, 122, 299, 130]
+        last = hooked.captures["last"]["decoder.block.0"]
+        assert last.positions.tolist() == [3, 1]
+        model(
+            ids, decoder_input_ids=labels.clamp_min(0)
+        )  # says its tokens itself: none of them is known as padding
+        assert found.positions.tolist()[6:] == [0, 1, 2, 3] * 2
