@@ -18,6 +18,17 @@ class Model(nn.Module):
         return input_ids
 
 
+def test_ids_and_mask_are_read_by_position_and_by_name_as_copies() -> None:
+    reader = CallReader(Model())
+    for args, kwargs in (((IDS, MASK), {}), ((), {"input_ids": IDS, "attention_mask": MASK})):
+        told = reader.read(args, kwargs)
+        assert told is not None and (told.rows, told.columns, told.past) == (2, 3, None)
+        assert told.ids is not None and torch.equal(told.ids, IDS)
+        assert told.ids.data_ptr() != IDS.data_ptr()
+        assert told.mask is not None and torch.equal(told.mask, MASK.bool())
+    assert reader.read((), {"pixel_values": torch.zeros(2, 3)}) is None
+
+
 def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
     wide = torch.ones(2, 5, dtype=torch.int64)
     told = CallReader(Model()).read((IDS, wide), {})
