@@ -229,9 +229,8 @@ def test_a_function_that_needs_data_is_not_checked_beforehand_and_runs() -> None
 
     for function in (by_numpy, by_item):
         model = net()
-        expected, state = torch.relu(function(model[0](X))), torch.get_rng_state()
+        expected = torch.relu(function(model[0](X)))
         plan = hookrun.compile(spec(function), model, example=((X,), {}))
-        assert torch.equal(torch.get_rng_state(), state)
         assert "h on 0 cannot run without data" in str(plan) and plan.hooks[0].matches[0].shape == "[2, 3]"
         with plan.install(model):
             assert torch.equal(model(X), expected)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.runtime.tokens.calls import CallReader, CallTokens, Pass, as_mask, labelled, made_from_labels
+from hookrun.runtime.tokens.sequences import Sequences
 
 IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
 
@@ -77,6 +78,21 @@ def test_an_encoder_s_pass_has_a_row_for_each_of_the_decoder_s() -> None:
     seen = encoder.seen_by(of(torch.ones(4, 1, dtype=torch.bool)))
     assert seen.rows == 4 and seen.ids is not None and seen.ids[:, 0].tolist() == [1, 1, 2, 2]
     assert seen.real[:, 1].tolist() == [False, False, True, True] and encoder.rows == 2
+
+
+def test_a_call_is_a_pass_until_it_ends() -> None:
+    model, seen = Model(), list[Pass | None]()
+    sequences = Sequences(model)
+    for module, reads in sequences.readers():
+        module.register_forward_pre_hook(reads, with_kwargs=True)
+    model.register_forward_pre_hook(lambda *_: seen.append(sequences.current))
+    model.register_forward_hook(sequences.leave)
+    model(IDS)
+    model(IDS[:, :2])
+    first, second = seen
+    assert first is not None and first.ids is not None and torch.equal(first.ids, IDS)
+    assert second is not None and (second.total, second.new_from, second.number) == (2, 0, 2)
+    assert sequences.current is None
 
 
 def test_rows_belong_to_the_samples_in_order_or_are_refused() -> None:
