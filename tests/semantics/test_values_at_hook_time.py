@@ -164,6 +164,13 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
         assert torch._C._data_address(ours) == torch._C._data_address(theirs)
 
 
+@pytest.mark.skipif(not fast.IS_ON, reason="these are copies on write")
+def test_without_writes_the_tensors_of_a_container_are_not_copied() -> None:
+    with hookrun.hooked(nn.Identity(), one_hook()) as hooks, Copies() as copies:
+        hooks._model((torch.ones(3, WIDTH), [torch.ones(2)]))
+    assert copies.count == 0 and len(hooks.captures["h"][""]) == 1
+
+
 FOREIGN: dict[str, Callable[[], Tensor]] = {
     "from NumPy": lambda: torch.from_numpy(np.ones((2, 2), dtype=np.float32)),
     "shared memory": lambda: torch.ones(2, 2).share_memory_(),
