@@ -162,6 +162,7 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
     captured = [hooks.captures["out"][str(number)][turn] for turn in range(4) for number in range(3)]
     for ours, theirs in zip(captured, outputs, strict=True):
         assert torch._C._data_address(ours) == torch._C._data_address(theirs)
+        assert not ours.requires_grad, "nor keeps it the graph alive"
 
 
 @pytest.mark.skipif(not fast.IS_ON, reason="these are copies on write")
