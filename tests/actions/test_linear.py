@@ -44,3 +44,4 @@ def test_a_module_that_lacks_one_does_not_fit() -> None:
     assert reason == "the module has no parameter 'wieght' (weight): did you mean 'weight'?"
     reason = Linear().incompatibility(FORWARD, nn.Linear(3, 2, bias=False), ["weight"])
     assert reason == "the module has no parameter 'bias' (bias): there are: weight; `bias: null` does without"
+    assert Linear(bias=None).incompatibility(FORWARD, nn.Linear(3, 2, bias=False), ["weight"]) is None

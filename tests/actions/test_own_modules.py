@@ -164,6 +164,21 @@ def test_activation_checkpointing_inside_and_around_it_changes_nothing() -> None
     assert losses[0] == losses[1] == losses[2]
 
 
+def test_it_may_take_the_context() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(()))
+
+        def forward(self, value: Tensor, context: Any) -> Tensor:
+            context.record("gain", self.gain)
+            return value * self.gain
+
+    with hookrun.hooked(model := net(), spec(Gain, select="0")) as hooks:
+        model(X)
+    assert [record["gain"] for record in hooks.records] == [1.0]
+
+
 def test_a_given_object_is_shared_and_keeps_its_parameters() -> None:
     model, own = net(), Adapter()
     hooks = spec(own) | {"g": {"select": "0", "hook": "output_grad", "action": "stats"}}

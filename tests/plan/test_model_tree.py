@@ -179,3 +179,12 @@ def test_the_error_of_a_glob_to_containers_alone_names_them() -> None:
         CompileError, match="matches modules without a forward, around which no hook fires: d"
     ):
         hookrun.compile(spec, Containers())
+
+
+def test_parameters_that_a_planned_hook_freezes_are_not_trained() -> None:
+    model = Net()
+    names = ModelNames(model)
+    (planned,) = hookrun.compile({"f": {"select": "h", "hook": "apply", "action": "freeze"}}, model).hooks
+    assert names.trains("h.0.weight") and names.trains("not.yet.there")
+    names.plan_effects(planned.spec, planned.matches)
+    assert not names.trains("h.0.weight") and names.trains("ps.0")

@@ -36,6 +36,21 @@ def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]
     return [str(problem) for problem in caught.value.errors]
 
 
+def test_a_tied_parameter_is_one_match_with_both_names() -> None:
+    targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].matches
+    assert [target.path for target in targets] == ["h.0.weight", "h.0.bias", "tied.bias"]
+    assert targets[0].names == ("h.0.weight", "tied.weight")
+    assert targets[0].shape == "[4, 4]"
+
+
+def test_firing_order_is_priority_then_declaration() -> None:
+    spec = {
+        name: CAPTURE | {"select": "fc", "priority": priority}
+        for name, priority in (("a", 0), ("b", -1), ("c", 0))
+    }
+    assert [hook.spec.name for hook in hookrun.compile(spec, Net()).hooks] == ["b", "a", "c"]
+
+
 def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 
@@ -60,6 +75,12 @@ def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str)
     (problem,) = problems(Net(), {"h": CAPTURE | hook})
     assert problem.startswith("hooks.h")
     assert said in problem
+
+
+def test_a_selector_and_its_members_may_match_nothing_where_expect_allows_0() -> None:
+    assert plan(Net(), select="nothing", expect="0..2").hooks[0].matches == ()
+    (target,) = plan(Net(), select=["nothing", "fc"], expect=">=0").hooks[0].matches
+    assert target.path == "fc"
 
 
 def test_all_misfits_are_reported_together_also_those_of_the_shape_check() -> None:

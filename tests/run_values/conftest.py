@@ -23,7 +23,10 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Samples 10, 12, 14 of val captured at `fc`: row i holds its sample twice; `both` captured two tensors."""
+    """Samples 10, 12, 14 of val captured at `fc`: row i holds its sample twice; `both` captured two tensors.
+
+    `splits` captured samples of the same numbers of train too: their rows are 100 larger.
+    """
     made = RunDir.create(tmp_path / "run")
     made.set_status("running")
     ids = [14, 10, 12]
@@ -31,6 +34,8 @@ def run(tmp_path: Path) -> Path:
     at: dict[str, Any] = {"sample_ids": ids, "epoch": 0, "step": 0, "call": 0, "split": "val"}
     made.captures.add("seen", "fc", rows, **at)
     made.captures.add("both", "fc", (rows, rows * 2), **at)
+    made.captures.add("splits", "fc", rows, **at)
+    made.captures.add("splits", "fc", rows + 100, **{**at, "split": "train"})
     made.captures.add("firing", "fc", torch.ones(5, 2), **{**at, "sample_ids": None})
     made.write("plan.json", {"hash": "ab" * 32, "model": "CNN", "hooks": [
         {"name": "seen", "targets": [{"path": "fc", "class": "Linear", "shape": "[3, 2]"}]}

@@ -62,6 +62,10 @@ def test_one_sample_an_index_a_difference_and_a_factor(run: Path) -> None:
 def test_rows_of_each_sample_are_those_of_the_split(run: Path, settings: Settings) -> None:
     rows = read_value(value(run, sample="same"), PLACES, RunReferences({}, settings, "val"))["fc"]
     assert rows.of(torch.tensor([10, 14]), torch.Generator()).tolist() == [[10, 10], [14, 14]]  # type: ignore[union-attr]
+    for split, more in (("val", 0), ("train", 100)):
+        asked = value(run, capture="splits", sample="same")
+        rows = read_value(asked, PLACES, RunReferences({}, settings, split))["fc"]  # type: ignore[arg-type]
+        assert rows.of(torch.tensor([10]), torch.Generator()).tolist() == [[10 + more] * 2]  # type: ignore[union-attr]
     assert "has other samples: its samples are of the split 'val', these of 'train'" in refused(
         value(run, sample="same"), RunReferences({}, settings, "train")
     )

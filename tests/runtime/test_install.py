@@ -130,6 +130,25 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
     assert len({firings(seed) for seed in range(5)}) > 1
 
 
+def test_noise_repeats_with_its_seed_and_does_not_use_the_global_generator() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+
+    def noise(seed: int) -> list[Tensor]:
+        spec = {"h": {"select": "*", "hook": "forward", "action": "noise", "seed": seed}}
+        see = {"s": {"select": "*", "hook": "forward", "action": "capture"}}
+        state = torch.get_rng_state()
+        with hookrun.hooked(model, spec | see) as hooks:
+            model(torch.zeros(5))
+            model(torch.zeros(5))
+        assert torch.equal(torch.get_rng_state(), state)
+        return [*hooks.captures["s"]["0"], *hooks.captures["s"]["1"]]
+
+    first = noise(1)
+    assert all(torch.equal(*pair) for pair in zip(first, noise(1), strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, noise(2), strict=True))
+    assert not torch.equal(first[0], first[1]), "each firing draws anew"
+
+
 def test_effects_are_counted_on_request() -> None:
     model = nn.Sequential(nn.Identity())
     spec = {"h": {"select": "0", "hook": "forward", "action": "clamp", "min": 0}}

@@ -160,6 +160,13 @@ def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
         assert torch.equal(x, before), clause
 
 
+def test_a_pass_without_such_a_token_has_nothing_to_act_on() -> None:
+    x, now = normal(2, 3, 4), Now()
+    assert tokens({"phase": "generation"}, now).nothing_of(x) and not tokens(0, now).nothing_of(x)
+    assert tokens({"phase": "generation"}, now).of(x).shape == (0, 4)
+    assert not tokens(0, now).keeps_samples(3)
+
+
 def test_a_firing_chooses_once_for_each_shape_and_notes_the_places_each_time() -> None:
     now, x = Now(), normal(2, 3, 4)
     part = tokens(-1, now)

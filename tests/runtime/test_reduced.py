@@ -110,6 +110,14 @@ def test_hooks_see_what_they_see_without_a_wrapper() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
+def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
+    wrapped = DistributedDataParallel(Weight())
+    spec = {"seen": {"select": "module.weight", "hook": "grad", "action": "capture"}}
+    with hookrun.hooked(wrapped, spec) as hooks:
+        step(wrapped, 3.0)
+    assert hooks.fired["seen", "module.weight"] == 1
+
+
 def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
     model = Weight()
     wrapped = DistributedDataParallel(model)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from hookrun.errors import HookError
-from hookrun.runtime.sharded import HookedParameters
+from hookrun.runtime.sharded import HookedParameters, edited
+
+
+def test_an_unsharded_tensor_that_no_hook_changes_is_the_same_object() -> None:
+    x, same = torch.zeros(2), SimpleNamespace(op=lambda value: value)
+    firings: Any = [same, same]
+    assert edited(x, firings) is x
 
 
 def hooked() -> tuple[nn.Sequential, HookedParameters]:

@@ -1,4 +1,4 @@
-"""A model's own methods are not called by name."""
+"""A model's own methods are not called by name; what runs outside of a call has its caller's frame."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.runtime.frames import call_frame
 
 
 class OwnMethods(nn.Module):
@@ -41,3 +42,7 @@ def test_a_model_s_own_methods_named_apply_or_children_are_not_called(prefix: st
     assert plan.unchecked is None
     with plan.install(model):
         assert torch.equal(model(torch.ones(3, 2)), torch.ones(3, 2))
+
+
+def test_outside_of_a_call_it_is_the_caller_s_frame() -> None:
+    assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_frame"

@@ -162,6 +162,14 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
     captured = [hooks.captures["out"][str(number)][turn] for turn in range(4) for number in range(3)]
     for ours, theirs in zip(captured, outputs, strict=True):
         assert torch._C._data_address(ours) == torch._C._data_address(theirs)
+        assert not ours.requires_grad, "nor keeps it the graph alive"
+
+
+@pytest.mark.skipif(not fast.IS_ON, reason="these are copies on write")
+def test_without_writes_the_tensors_of_a_container_are_not_copied() -> None:
+    with hookrun.hooked(nn.Identity(), one_hook()) as hooks, Copies() as copies:
+        hooks._model((torch.ones(3, WIDTH), [torch.ones(2)]))
+    assert copies.count == 0 and len(hooks.captures["h"][""]) == 1
 
 
 FOREIGN: dict[str, Callable[[], Tensor]] = {

@@ -167,3 +167,31 @@ def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
         assert found.token_ids.tolist() == list(b"abc")
     said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
     assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
+
+
+def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
+    overrides = ["model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm", "data=names"]
+    model, _ = hookrun.build(overrides=[*overrides, "compute.device=cpu"])
+    ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    labels = torch.tensor([[120, 121, 122, 1], [130, 1, -100, -100]])
+    hooks = {
+        "c": {"select": "decoder.block.0.layer.2", "hook": "forward", "action": "capture", "tokens": "all"},
+        "last": {
+            "select": "decoder.block.0",
+            "hook": "forward",
+            "target": "[0]",
+            "action": "capture",
+            "tokens": -1,
+        },
+    }
+    with hookrun.hooked(model.eval(), hooks) as hooked, torch.no_grad():
+        model(ids, labels=labels)
+        found = hooked.captures["c"]["decoder.block.0.layer.2"]
+        assert found.positions.tolist() == [0, 1, 2, 3, 0, 1]
+        assert found.token_ids.tolist() == [299, 120, 121, 122, 299, 130]
+        last = hooked.captures["last"]["decoder.block.0"]
+        assert last.positions.tolist() == [3, 1]
+        model(
+            ids, decoder_input_ids=labels.clamp_min(0)
+        )  # says its tokens itself: none of them is known as padding
+        assert found.positions.tolist()[6:] == [0, 1, 2, 3] * 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookrun.runtime import fast
-from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED, KeptInMemory
+from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED, KeptInMemory, held_bytes
 from hookrun.runtime.snapshot import append_copy
 
 
@@ -45,3 +45,7 @@ def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
     assert not any(each.any() or each.requires_grad for each in values)
     assert site.fired + len(others) == len(values) == len(given)
     assert (site.fired > 1) == (fast.IS_ON and way != "gradient"), "which has one reference more"
+
+
+def test_bytes_of_a_sparse_tensor_are_those_of_its_parts() -> None:
+    assert held_bytes(torch.eye(3).to_sparse()) == 3 * 4 + 2 * 3 * 8

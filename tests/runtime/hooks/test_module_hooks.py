@@ -10,6 +10,7 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import HookError
+from hookrun.runtime.hooks.exits import takes_nodes
 
 PACKING = nn.Sequential(Net(lambda _, x: {"a": x * 2, "b": [x * 2 + 1]}))
 
@@ -38,3 +39,10 @@ def test_output_grad_of_a_layer_that_returns_a_view_is_right_after_an_in_place_w
     with hookrun.hooked(model, one_hook("1", "output_grad", "scale", factor=0.0)):
         model(torch.randn(4, 1, 8)).square().sum().backward()
     assert model[0].weight.grad is not None and not model[0].weight.grad.any()
+
+
+def test_leaves_and_parts_of_them_get_no_nodes() -> None:
+    leaf = nn.Parameter(torch.ones(2))
+    assert not takes_nodes(leaf) and not takes_nodes(leaf[:1]) and not takes_nodes(torch.ones(1))
+    assert takes_nodes(leaf * 1) and takes_nodes((leaf * 1)[:1])
+    assert not any(takes_nodes(each) for each in (leaf * 1).unbind())

@@ -102,6 +102,17 @@ def test_the_text_of_a_mapping_reads_as_yaml() -> None:
     assert str(parse_selector({"path": ["a", "b"], "leaf": True})) == "{path: [a, b], leaf: true}"
 
 
+def unmatched(raw: Any, parameters: Tree | None = None) -> list[tuple[str, str]]:
+    return [(str(member), place) for member, place in parse_selector(raw).unmatched(TREE, parameters)]
+
+
+def test_members_that_match_nothing_are_named_by_their_place() -> None:
+    expected = [("x", "member 2 of member 2 of the list"), ("y", "member 3 of the list")]
+    assert unmatched(["fc", ["conv", "x"], "y"]) == expected
+    assert unmatched({"path": ["h.*", "x"], "exclude": ["y"]}) == [("x", "member 2 of `path`")]
+    assert unmatched(["h", "fc.w", "conv"], PARAMETERS) == [("conv", "member 3 of the list")]
+
+
 @pytest.mark.parametrize(
     ("raw", "hint"),
     [

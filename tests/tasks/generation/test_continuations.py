@@ -86,15 +86,17 @@ def test_a_draw_is_that_of_the_sequence_alone_and_takes_none_from_the_process() 
 
 
 def test_draws_follow_the_distribution_and_its_restrictions() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]).repeat(3000, 1)
-    for sampling, expected in (
-        (Sampling(), logits[0].softmax(-1)),
-        (Sampling(temperature=0.5), (2 * logits[0]).softmax(-1)),
+    ordered, places = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]), torch.tensor([2, 0, 4, 3, 1])
+    logits = ordered[places].repeat(3000, 1)
+    for sampling, of_ordered in (
+        (Sampling(), ordered.softmax(-1)),
+        (Sampling(temperature=0.5), (2 * ordered).softmax(-1)),
         (Sampling(top_k=2), torch.tensor([2.0, 1.0, *[-torch.inf] * 3]).softmax(-1)),
         (Sampling(top_p=0.7), torch.tensor([2.0, 1.0, *[-torch.inf] * 3]).softmax(-1)),  # 0.64 + 0.24
         (Sampling(top_p=0.1), torch.tensor([1.0, 0, 0, 0, 0])),
-        (Sampling(top_k=9, top_p=1.0), logits[0].softmax(-1)),
+        (Sampling(top_k=9, top_p=1.0), ordered.softmax(-1)),
     ):
+        expected = of_ordered[places]
         assert torch.allclose(restricted(logits[:1], sampling)[0].softmax(-1), expected), sampling
         choosing = NextTokens(sampling, range(3000), stop=(), most=1)
         counts = torch.bincount(choosing.choose(logits), minlength=5) / 3000
