@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -151,7 +152,9 @@ def _is_done(folder: Path) -> bool:
     """Whether status.json says so. Raises SpecError for a directory without a run that can be resumed."""
     if not folder.is_dir():
         there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, [*there, LATEST]))
+        # `latest` is a word of the command, not a directory
+        names = [*there, *get_close_matches(folder.name, [LATEST])]
+        raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, names))
     if not (folder / STATUS).exists():
         raise spec_error(
             RESUME,

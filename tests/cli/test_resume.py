@@ -198,7 +198,7 @@ def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) 
     ("argv", "expected"),
     [
         (["resume=latest"], "there is no"),
-        (["resume=outputs/on"], "there is no directory"),
+        (["resume=outputs/on"], "there are none"),
         (["resume=latst"], "did you mean 'latest'?"),
         (["resume=."], "has no status.json: no run began there"),
         (["resume=1,2"], "expected one value"),
