@@ -91,11 +91,21 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
         hooks.log(a=1, b=np.float32(0.5), c=tensor, d=math.nan, e=-math.inf, f=True)
         hooks.log(a=1, step=0)
         hooks.log(a=1, step=0)  # a loop may log the same step twice
-        hooks.log(step=7, epoch=2, split="test", **{"val/loss": torch.tensor(3)})
-        arrays = (torch.ones(2), torch.ones(1), np.ones(3))
-        for value in ("x", None, [1.0], {"a": 1}, 1j, 2**53 + 1, object(), *arrays):
-            with pytest.raises(hookrun.HookrunError, match="log: loss: "):
+        hooks.log(step=torch.tensor(7), epoch=2, split="test", **{"val/loss": torch.tensor(3)})
+        wrong = {
+            "a str": "x",
+            "a NoneType": None,
+            "a list": [1.0],
+            "a dict": {},
+            "a complex": 1j,
+            "a object": object(),
+        }
+        arrays = {r"a Tensor of shape \[1\]": torch.ones(1), r"a ndarray of shape \[3\]": np.ones(3)}
+        for found, value in {**wrong, **arrays}.items():
+            with pytest.raises(hookrun.HookrunError, match=f"log: loss: found {found}, expected a number"):
                 hooks.log(loss=value)
+        with pytest.raises(hookrun.HookrunError, match=r"log: loss: .* beyond 2\*\*53 is not kept exactly"):
+            hooks.log(loss=2**53 + 1)
         long = "v" * 1001
         with pytest.raises(hookrun.HookrunError, match="a name of 1,001 characters"):
             hooks.log(**{long: 1})

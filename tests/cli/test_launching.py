@@ -21,7 +21,7 @@ from hookrun.store.run_dir import RunDir
 from hookrun.sweeps import composed_jobs
 from hookrun.sweeps.composed_jobs import ComposedJob, hash_of
 from hookrun.sweeps.jobs import NOT_STARTED, SweepJob
-from hookrun.sweeps.launching import SweepRun
+from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.resumed import JobDirectories
 
 SWEPT = ["seed=1,2,3", "+hooks.x={}", "train.epochs=5"]
@@ -113,6 +113,32 @@ def test_known_jobs_run_instead_of_what_the_sweeper_lists(tmp_path: Path) -> Non
     assert sweep.calls == [(0, seeds(0, 2, 3)), (3, seeds(4))], "0 was added, and 3 and 4 are not repeated"
 
 
+def test_with_fail_fast_no_job_starts_after_a_failed_one(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, {"6": 1})
+    run = sweep.start(stop=tmp_path / ".stop")
+    with pytest.raises(SweepStopped, match=r"at the first failed job .*: job 1") as stopped:
+        run.around(sweep).launch(seeds(5, 6, 7), 0)
+    assert stopped.value.exit_code == 1
+    assert [len(jobs) for _, jobs in sweep.calls] == [3]
+    assert run.codes[str(tmp_path / "1")] == 1
+
+
+def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.began("0", 5, "stopped", 3)
+    sweep.began("1", 6, "interrupted")
+    sweep.began("3", 9, "done", 0)
+    run = sweep.start(go_on=True)
+    found = run.around(sweep).launch(seeds(6, 7, 5, 8), 0)
+    assert values(found) == [0, 0, 3, 0]
+    ((first, jobs),) = sweep.calls
+    expected = [[f"seed={seed}", f"hydra.sweep.subdir='{name}'"] for seed, name in ((6, 1), (7, 2), (8, 4))]
+    assert first == 1 and jobs == expected
+    assert run.again == 1
+    assert run.known is not None and run.known.left == 1
+    assert run.codes == {str(tmp_path / name): 3 if name == "0" else 0 for name in "0124"}
+
+
 def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     sweep.began("1", 6, "done", 0)
@@ -141,6 +167,31 @@ def test_a_sweeper_with_an_objective_gets_finished_values(tmp_path, monkeypatch)
     assert [each.status for each in found] == [JobStatus.COMPLETED] * 2 + [JobStatus.FAILED] * 2
     assert run.codes[str(tmp_path / "3")] == 0, "an objective is not an exit code"
     assert run.codes[str(tmp_path / "1")] == 3
+
+
+JOBS = [[f"seed={seed}", "train.epochs=3"] for seed in (5, 6, 7, 8)]
+
+
+def test_the_message_has_the_statuses_of_jobs_and_names_those_not_started(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    assert interrupted(KeyboardInterrupt(), sweep, []) == f"sweep: interrupted: no job started, in {sweep}"
+    (sweep).mkdir()
+    (sweep / "multirun.yaml").touch()
+    job(sweep, "0", SAME, "done")
+    job(sweep, "2", SAME, "interrupted")
+    jobs = [started(number, each, sweep / str(number)) for number, each in enumerate(JOBS)]
+    said = interrupted(KeyboardInterrupt("by SIGTERM"), sweep, jobs)
+    first, second = said.splitlines()
+    assert first.startswith("sweep: by SIGTERM: ") and first.endswith(f", in {sweep}")
+    assert "1 done" in first and "1 interrupted" in first and "2 not started" in first
+    assert second == "  not started: #1 (seed=6), #3 (seed=8)", "what all jobs share is not repeated"
+    jobs[3].exit_code = 0
+    assert interrupted(KeyboardInterrupt(), sweep, jobs).endswith("not started: #1 (seed=6)"), "3 was over"
+
+
+def started(number: int, overrides: list[str], run_dir: Path) -> ComposedJob:
+    app: Any = None
+    return ComposedJob(app, OmegaConf.create(), overrides, number=number, run_dir=run_dir)
 
 
 SAME, OTHER = "a" * 64, "b" * 64

@@ -134,12 +134,18 @@ def test_repeating_the_same_overrides_is_not_a_change(failed: Path) -> None:
         pass
 
 
-def test_another_version_is_refused(failed: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused_without_resume_anyway(
+    failed: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resuming, "__version__", "99")
     before = files(failed)
     code, said = say([f"resume={failed}"])
     assert code == 2 and "then, 99 now" in said and "resume_anyway=true" in said
     assert files(failed) == before
+    code, said = say([f"resume={failed}", "resume_anyway=true", "train.epochs=3"])
+    assert code == 0 and "resumed from state_000005, step 4" in said
+    assert "epochs: 3" in (failed / ".hydra" / "config.yaml").read_text(), "the new configuration is stored"
+    assert hookrun.open_run(failed).metrics[-1]["epoch"] == 2
 
 
 def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
@@ -158,15 +164,14 @@ def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
 
 
 def test_a_run_with_only_damaged_states_is_not_changed_without_resume_anyway(failed: Path, say: Say) -> None:
-    """Which stores the new configuration."""
     for file in failed.glob("checkpoints/state_*/state.json"):
         file.write_bytes(b"torn")
     before = files(failed)
     code, said = say([f"resume={failed}"])
     assert code == 2 and "has no undamaged state" in said and files(failed) == before
-    assert say([f"resume={failed}", "resume_anyway=true", "train.epochs=3"])[0] == 0
-    assert "epochs: 3" in (failed / ".hydra" / "config.yaml").read_text()
-    assert hookrun.open_run(failed).metrics[-1]["epoch"] == 2
+    with failing_at(1):
+        code, said = say([f"resume={failed}", "resume_anyway=true"])
+    assert code == 1 and "the run starts from the beginning" in said and "the machine is gone" in said
 
 
 def test_a_run_that_cannot_go_on_is_not_told_to_go_on(failed: Path, say: Say) -> None:

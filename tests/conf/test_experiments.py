@@ -194,6 +194,7 @@ def test_the_nan_hunt_names_module_and_step(shipped, capsys) -> None:
     found = shipped("nan_hunt", *SMALL, "train.optimizer.lr=1e30", code=3)
     assert "hook 'outputs' (forward, check) on conv2 (Conv2d), epoch 0, step 1" in capsys.readouterr().err
     assert found.status["status"] == "failed"
+    assert all(site["fired"] for site in found.hooks["sites"]), "in the first step, which is finite"
 
 
 def test_the_parameters_of_a_frozen_backbone_do_not_change(shipped) -> None:

@@ -14,9 +14,12 @@ import hookrun
 CHECK = "+hooks.check={select: conv1, hook: forward_pre, action: check, policy: stop}"
 KEEPS = "+hooks.keeps={select: conv1, hook: forward, action: capture, keep: {reservoir: 2}}"
 STEPS = "+hooks.steps={select: fc.weight, hook: optimizer_step_pre, action: stats, when: {rank: 1}}"
+BROKEN = (
+    "+hooks.broken={select: fc.bias, hook: grad, action: scale, factor: nan, index: '0', when: {step: 1}}"
+)
 NOISE = "+hooks.noise={select: conv2, hook: forward, action: noise, std: 0.1}"
 CASES = [
-    ("fsdp", 2, 8, ["train.on_nonfinite=skip", STEPS], 0),
+    ("fsdp", 2, 8, ["train.on_nonfinite=skip", STEPS, BROKEN], 0),  # step 1: in the shard of rank 0 alone
     ("ddp", 2, 8, ["train.on_nonfinite=stop"], 3),
     ("fsdp", 3, 7, [CHECK, KEEPS, "train.accumulate=2"], 3),
     ("ddp", 3, 2, [KEEPS, NOISE, STEPS, "train.on_nonfinite=skip", "train.checkpoint.every={steps: 1}"], 0),

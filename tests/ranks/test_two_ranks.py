@@ -10,6 +10,7 @@ import torch
 
 import hookrun
 from hookrun.cli import main
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
@@ -30,6 +31,9 @@ HOOKS = {
     "noisy": "select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}",
     "faulty": "select: relu1, hook: forward, action: flip_bits, count: 1, per: sample, bits: [20]",
     "rows": "select: fc, hook: forward, action: capture",
+    "saved": "select: conv2, hook: saved_tensors, action: stats, of: bytes",
+    "read": "select: conv1.weight, hook: weight, action: scale, factor: 1.01",
+    "before": "select: relu2, hook: backward_pre, action: clamp, min: -0.001, max: 0.001",
     "after": "select: conv2, hook: backward, action: scale, factor: 0.5",
     "output": "select: relu2, hook: output_grad, action: capture",
     "pushed": "select: fc, hook: output_grad, action: add_bias, value: 0.0001",
@@ -71,8 +75,9 @@ def in_two(workers: Any, cwd: Path, strategy: str, *argv: str) -> tuple[Run, str
 
 
 def by_place(run: Run) -> list[dict[str, Any]]:
-    """The records of each step in the order of their parameters."""
-    return sorted(run.stats, key=lambda line: (line["epoch"], line["step"], line["hook"], line["module"]))
+    """The records of each step in the order of their parameters; `saved` records the rows of each rank."""
+    whole = (line for line in run.stats if line["hook"] != "saved")
+    return sorted(whole, key=lambda line: (line["epoch"], line["step"], line["hook"], line["module"]))
 
 
 def assert_same(same: Any, one: Run, two: Run) -> None:
@@ -104,6 +109,7 @@ def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path, c
     more = ("data.batch_size=11", "train.accumulate=2", "train.ema={decay: 0.5}", "train.clip_grad_norm=1")
     argv = (*entries(HOOKS | CONDITIONS), *more)
     one = in_one(cwd, *argv)
+    assert {hook["hook"] for hook in one.plan["hooks"]} == set(HOOK_TYPES), "every type is there"
     every = len(one.captures["source"]["conv1"])
     assert all(0 < len(one.captures[name]["fc"]) < every for name in ("high", "label"))
     printed = capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_a_budget_that_was_used_up_is_noted(observed: Path, page) -> None:
 
 @pytest.mark.parametrize(("policy", "ends"), [("error", "failed"), ("stop", "stopped")])
 def test_a_failed_check_is_shown_first_with_module_and_step(run, page, policy: str, ends: str) -> None:
-    entry = f"{{select: [layers.0, fc], hook: forward, action: check, max: 0.1, policy: {policy}}}"
-    found = page(run("train.epochs=1", code=3, bound=entry))
+    checked = "select: [layers.0, fc], hook: forward, action: check, max: 0.1, when: {step: {start: 3}}"
+    found = page(run("train.epochs=1", code=3, bound=f"{{{checked}, policy: {policy}}}"))
     assert f'class="stamp s-{ends}">{ends}<' in found.source
-    assert "Failed checks: first bound at layers.0 (Linear), epoch 0, step 0" in found.text
+    assert "Failed checks: first bound at layers.0 (Linear), epoch 0, step 3" in found.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.states.tree import NotPlain
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.rows import of_samples
-from hookrun.tasks.sharded.over_ranks import effects_of_all, for_rank, gathered_trees, left_out
+from hookrun.tasks.sharded.over_ranks import bytes_of_all, effects_of_all, for_rank, gathered_trees, left_out
 
 PLACE = "train.means"
 
@@ -117,6 +118,16 @@ def test_a_hook_that_fired_and_acted_on_some_rank_did_so() -> None:
     sites = [SimpleNamespace(fired=0, idle=0, **kinds), SimpleNamespace(fired=4, idle=4, **kinds)]
     effects_of_all(SimpleNamespace(sites=sites), First())  # type: ignore[arg-type]
     assert [(site.fired, site.idle) for site in sites] == [(3, 1), (4, 4)]
+
+
+def test_bytes_that_each_rank_counts_of_its_own_rows_are_summed() -> None:
+    class Twice(Ranks):
+        def total(self, values: Any) -> list[float]:
+            return [2 * value for value in values]
+
+    counted = Counter({"rows": 3, "weights": 5})
+    bytes_of_all(counted, {"rows", "never"}, Twice())
+    assert counted == {"rows": 6, "weights": 5}
 
 
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
