@@ -33,6 +33,8 @@ DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 SIZES = frozenset({"bytes", "numel"})
 CPU_BLOCK = 1 << 19
 """Elements of a part that stays in the cache while it is read several times."""
+_MOST_SQUARES = 1 << 18
+"""Elements whose squares are added up in float32 by one call of `dot`, which has few accumulators."""
 MOST_LOST = 8
 """The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits."""
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
@@ -171,7 +173,7 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
     for part in parts:
         total += part.sum().item()
         if squares_wanted:
-            squares += part.dot(part).item()
+            squares += sum(piece.dot(piece).item() for piece in part.split(_MOST_SQUARES))
         if extremes_wanted:
             lows.append(part.amin())  # amin and amax together are faster than aminmax
             highs.append(part.amax())

@@ -299,15 +299,15 @@ def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
 def _keys_of_hook(key: str, cfg: DictConfig) -> set[str]:
     """The keys that the hook with this key may have, by its hook type and action; empty if it is not there.
 
-    Actions, which take a tenth of a second to import, are asked only about keys that are like none of the others.
+    Actions, which take a tenth of a second to import, are asked only about keys that are like none of the hook's own.
     """
     section, name, own = [*key.split("."), "", ""][:3]
     body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" and own else None
     if not OmegaConf.is_dict(body):
         return set()
-    hook_type = HOOK_TYPES.get(str(body.get("hook")))
-    keys = {*map(str, body), *OF_EVERY_HOOK, *(hook_type.takes if hook_type is not None else ())}
-    if get_close_matches(own, keys):
+    hook_type, there = HOOK_TYPES.get(str(body.get("hook"))), [*map(str, body)]
+    keys = {*there, *OF_EVERY_HOOK, *(hook_type.takes if hook_type is not None else ())}
+    if own in keys or get_close_matches(own, there):
         return keys
     from hookrun.actions import actions
 
