@@ -109,7 +109,6 @@ def test_hooks_see_what_they_see_without_a_wrapper() -> None:
     assert found[0] == found[1] == (seen, torch.tensor(16.0), ["weight", "first"] * 2)
 
 
-@pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
 def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
     wrapped = DistributedDataParallel(Weight())
     spec = {"seen": {"select": "module.weight", "hook": "grad", "action": "capture"}}
@@ -118,6 +117,7 @@ def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
     assert hooks.fired["seen", "module.weight"] == 1
 
 
+@pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
 def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
     model = Weight()
     wrapped = DistributedDataParallel(model)
