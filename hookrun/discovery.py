@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TypeVar
 
@@ -37,13 +37,14 @@ class Registry(Mapping[str, type[T]]):
     package: ModuleType
     base: type[T]
     name: str
+    _known: dict[str, type[T]] = field(default_factory=dict, init=False)
 
     def __getitem__(self, key: str) -> type[T]:
         for only in (key, None):  # first the module of its name
-            for item in own_subclasses(self.package, self.base, only):
-                if vars(item).get(self.name, ...) == key:
-                    return item
-        raise KeyError(key)
+            if key not in self._known:
+                own = own_subclasses(self.package, self.base, only)
+                self._known.update((vars(item)[self.name], item) for item in own if self.name in vars(item))
+        return self._known[key]
 
     def __iter__(self) -> Iterator[str]:
         items = map(vars, own_subclasses(self.package, self.base))

@@ -28,7 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-def test_each_class_with_its_own_name_is_found_once(package: Any) -> None:
+def test_each_class_with_its_own_name_is_found_once(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names_in("found_package", "name") == ["own", "two"]
     assert "found_package.two" not in sys.modules, "the names are read off the text"
     base = importlib.import_module("found_package.base").Base
@@ -41,6 +41,8 @@ def test_each_class_with_its_own_name_is_found_once(package: Any) -> None:
     assert list(registry) == ["own", "two"] and len(registry) == 2
     own = [kind.__name__ for kind in own_subclasses(package, base)]
     assert own == ["Base", "Own", "Two", "Inherits"], "where they are defined, not where they are imported"
+    monkeypatch.setattr("pkgutil.iter_modules", None)
+    assert registry["two"].__name__ == "Two", "looked up once"
 
 
 def test_a_class_in_a_module_of_another_name_is_found_too(package: Any, tmp_path: Path) -> None:

@@ -62,7 +62,15 @@ def test_one_number_or_name_may_stand_for_a_list(keys: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{"when": {"step": -1}}, {"when": {"step": {"evry": 2}}}, {"expect": "x"}, {"of": "men"}], ids=str
+    "keys",
+    [
+        {"when": {"step": -1}},
+        {"when": {"step": {"evry": 2}}},
+        {"expect": "x"},
+        {"expect": ">=1..2"},
+        {"of": "men"},
+    ],
+    ids=str,
 )
 def test_typos_in_short_forms_are_errors(keys: dict[str, Any]) -> None:
     assert not valid(select="fc", hook="forward", action="stats", **keys)

@@ -316,21 +316,21 @@ class Installation:
     def samples(self) -> Tensor | None:
         """The sample numbers [B] of the current batch, for values that differ between samples; None: not known.
 
-        Setting anything but whole numbers in one dimension raises HookrunError.
+        Setting anything but whole numbers from 0 in one dimension raises HookrunError.
         """
         return self.clock.samples
 
     @samples.setter
     def samples(self, numbers: Tensor | Sequence[int] | None) -> None:
         samples = None if numbers is None else whole_numbers(numbers)
-        if numbers is not None and (samples is None or samples.dim() != 1):
+        if numbers is not None and (samples is None or samples.dim() != 1 or bool((samples < 0).any())):
             found = (
                 f"{list(numbers.shape)} of {numbers.dtype}"
                 if isinstance(numbers, Tensor)
                 else repr(numbers)[:80]
             )
             raise HookrunError(
-                f"samples: found {found}, expected [B] whole numbers, one for each sample of the batch"
+                f"samples: found {found}, expected [B] whole numbers from 0, one for each sample of the batch"
             )
         self.clock.samples = samples
 

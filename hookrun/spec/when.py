@@ -262,7 +262,7 @@ AnyExpect = Annotated[
     Expect,
     PlainValidator(parse_expect),
     WithJsonSchema(
-        {"type": ["integer", "string"], "minimum": 0, "pattern": r"^ *([<>]=)? *\d+ *(\.\. *\d+ *)?$"}
+        {"type": ["integer", "string"], "minimum": 0, "pattern": r"^ *(([<>]=)? *\d+|\d+ *\.\. *\d+) *$"}
     ),
 ]
 """The type of a pydantic field that holds an expected count."""

@@ -19,3 +19,19 @@ class Net(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
+
+
+POISONED = """
+def __init__(self, at=()):
+    super().__init__()
+    self.at, self.last = at, nn.Linear(64, 10)
+    self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
+    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+def forward(self, x):
+    bad = self.training and int(self.seen) in self.at
+    self.seen += self.training
+    x = self.norm(x.flatten(1) * (float("nan") if bad else 1.0))
+    return self.last(self.drop(x))
+"""
+"""The body of a network of one's own: its forwards with the numbers `at` make NaN in training."""

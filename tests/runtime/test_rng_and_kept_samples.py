@@ -146,7 +146,8 @@ def test_gradients_by_sample_are_chosen_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [[[0], [1]], torch.tensor([[0, 1]]), torch.tensor(3), [0.5, 1.0], [True, False], "ab", ["a"]]
+    "numbers",
+    [[[0], [1]], torch.tensor([[0, 1]]), torch.tensor(3), [0.5, 1.0], [True, False], [-1, 0], "ab", ["a"]],
 )
 def test_samples_that_are_not_numbers_in_one_dimension_are_refused(numbers: Any) -> None:
     with hookrun.hooked(net(), {}) as hooks:

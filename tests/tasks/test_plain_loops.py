@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_nets import POISONED
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -257,21 +258,6 @@ def test_the_average_of_the_weights_is_validated_and_kept(executed, own_model) -
     with torch.no_grad():
         expected = torch.cat([average.eval()(batch.inputs) for batch in batches])
     assert torch.equal(found.captures["seen"]["fc"][:], expected), "hooks see the averages"
-
-
-POISONED = """
-def __init__(self, at=()):
-    super().__init__()
-    self.at, self.last = at, nn.Linear(64, 10)
-    self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
-    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-def forward(self, x):
-    bad = self.training and int(self.seen) in self.at
-    self.seen += self.training
-    x = self.norm(x.flatten(1) * (float("nan") if bad else 1.0))
-    return self.last(self.drop(x))
-"""
 
 
 def test_a_loop_without_the_skipped_steps(executed, own_model, capsys) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_nets import POISONED
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,19 +70,6 @@ def test_a_hook_that_takes_the_value_of_another_is_named(fails) -> None:
     assert "first made by hook 'moved' (forward, scale) on relu2, call 0" in said, said
 
 
-POISONED = """
-def __init__(self, at=()):
-    super().__init__()
-    self.at, self.last = at, nn.Linear(64, 10)
-    self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
-    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-def forward(self, x):
-    bad = self.training and int(self.seen) in self.at
-    self.seen += self.training
-    x = self.norm(x.flatten(1) * (float("nan") if bad else 1.0))
-    return self.last(self.drop(x))
-"""
 BY_STEP = "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5, interval: step}"
 
 
