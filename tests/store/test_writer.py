@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -79,9 +80,45 @@ def test_it_is_written_in_order_with_the_content_at_the_call(
     writing, written, weight = Background("states"), list[float](), torch.zeros(4)
     for _ in range(20):
         weight += 1
-        writing.write({"weight": weight}, lambda tensors: written.append(float(tensors["weight"][0])))
+        writing.write("w", {"w": weight}, lambda tensors: written.append(float(tensors["w"][0])))
+        writing.put_newest()
     writing.close()
     assert written == list(range(1, 21))
+
+
+@pytest.mark.parametrize("end", [Background.put_newest, Background.wait, Background.close])
+def test_between_two_intervals_the_newest_of_each_name_is_kept(
+    end: Callable[[Background], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now))
+    writing, written = Background("states"), list[str]()
+
+    def write(*texts: str) -> None:
+        for text in texts:
+            writing.write(text.split()[0], {}, lambda _, text=text: written.append(text))
+        writing.put_newest(after=background.INTERVAL)
+
+    write("best 1", "state 1")
+    write("best 2", "state 2")
+    write("state 3")
+    now += background.INTERVAL
+    write()
+    write("state 4")
+    write("best 5", "state 5")
+    end(writing)
+    writing.close()
+    assert written == ["best 1", "state 1", "best 2", "state 3", "best 5", "state 5"]
+
+
+def test_an_error_of_what_was_kept_ends_the_thread_and_is_raised_once(tmp_path: Path) -> None:
+    writing = Background("hookrun states")
+    for _ in range(2):
+        writing.write("state", {}, lambda _: (tmp_path / "missing" / "state").touch())
+    with pytest.raises(FileNotFoundError):
+        writing.close()
+    writing.close()
+    assert "hookrun states" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
 
 
 AT = {"epoch": 0, "step": 0, "call": 0}
