@@ -396,7 +396,8 @@ def _show(experiments: Iterable[tuple[Experiment, str]], trust: frozenset[str]) 
     for number, (experiment, overrides) in enumerate(experiments):
         if overrides:
             print(f"#{number}: {overrides}")
-        tasks.show(tasks.prepare(experiment, trust=trust))
+        prepared = tasks.prepare(experiment, trust=trust)
+        prepared.task.show(prepared)
         free_job_memory()
     return DONE
 

@@ -59,7 +59,6 @@ __all__ = [
     "parse_experiment",
     "prepare",
     "required_goal",
-    "show",
     "task_of",
     "tasks",
 ]
@@ -150,11 +149,6 @@ def refuse_ranks() -> None:
         )
 
 
-def show(ready: Ready) -> None:
-    """Print the output of a task such as `plan`. Raises HookrunError for a task that needs a run directory."""
-    ready.task.show(ready)
-
-
 def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset[str]) -> None:
     """Print the plan without shapes, if `error` says only that the data is missing; otherwise raise `error`."""
     from hookrun.tasks.under_hooks import TaskUnderHooks
@@ -197,9 +191,9 @@ def objective(run_dir: Path) -> float:
     if result is None:
         raise HookrunError(f"{run_dir} has neither accuracy nor loss to optimize: use task=train or evaluate")
     if result.value is None:
-        there = listed(names(run.metrics), 8) or "none"
         raise HookrunError(
-            f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: {there}"
+            f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: "
+            f"{listed(names(run.metrics), 8) or 'none'}"
         )
     return result.value
 
