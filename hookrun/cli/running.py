@@ -128,7 +128,7 @@ def _checked_and_run(
         return follow(prepared, ranks)
     needs.prepare(shows=shows)
     if shows:
-        prepared.task.show(prepared)
+        tasks.show(prepared)
         return DONE
     with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, go_on=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it

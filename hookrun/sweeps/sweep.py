@@ -396,8 +396,7 @@ def _show(experiments: Iterable[tuple[Experiment, str]], trust: frozenset[str]) 
     for number, (experiment, overrides) in enumerate(experiments):
         if overrides:
             print(f"#{number}: {overrides}")
-        prepared = tasks.prepare(experiment, trust=trust)
-        prepared.task.show(prepared)
+        tasks.show(tasks.prepare(experiment, trust=trust))
         free_job_memory()
     return DONE
 

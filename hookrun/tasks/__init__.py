@@ -59,6 +59,7 @@ __all__ = [
     "parse_experiment",
     "prepare",
     "required_goal",
+    "show",
     "task_of",
     "tasks",
 ]
@@ -147,6 +148,11 @@ def refuse_ranks() -> None:
                 "`with hookrun.hooked(model, spec)`"
             ),
         )
+
+
+def show(ready: Ready) -> None:
+    """Print the output of a task such as `plan`. Raises HookrunError for a task that needs a run directory."""
+    ready.task.show(ready)
 
 
 def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset[str]) -> None:

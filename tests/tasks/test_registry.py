@@ -13,7 +13,7 @@ from hookrun.cli import main
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.tasks import parse_experiment, task_of, tasks
+from hookrun.tasks import parse_experiment, show, task_of, tasks
 from hookrun.tasks.base import (
     Ready,
     Task,
@@ -206,7 +206,7 @@ def test_a_backward_pass_of_its_own_is_refused_with_the_tasks_that_have_one() ->
 def test_a_task_of_one_kind_refuses_the_other() -> None:
     probe, modules = (Ready(experiment({"name": name})) for name in ("probe", "modules"))
     with pytest.raises(HookrunError, match="task=probe is run, not shown"):
-        probe.task.show(probe)
+        show(probe)
     with pytest.raises(HookrunError, match="task=modules is shown, not run"):
         modules.task.execute(modules, None)
 
