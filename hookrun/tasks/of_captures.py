@@ -137,14 +137,12 @@ class TaskOfCaptures(TaskOfRuns):
             steps.append(
                 f"project at random to fewer features (task.project={SUGGESTED}, which takes {size(less)})"
             )
-        steps.append(
-            "or capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
-        )
         raise spec_error(
             "task.max_bytes",
             f"{what} would take about {size(most)} of memory, and {size(self.max_bytes)} are allowed: "
             f"{name} has {len(rows):,} rows of {list(rows.capture.shape[1:])}",
-            ", ".join(steps),
+            f"{', '.join(steps)}, or capture fewer samples (train.limit_batches, or the hook's keep) or less of each "
+            "(reduce)",
         )
 
     def say_memory(self, screen: Screen, needed: int) -> None:

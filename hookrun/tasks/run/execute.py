@@ -111,8 +111,7 @@ def run_under_hooks(
     """
     run_dir.write(PLAN, prepared.plan.to_dict())
     run_dir.write(ENV, environment(device=str(prepared.device)))
-    facts = model_facts(prepared.model, prepared.weights)
-    run_dir.write(MODEL, {**facts, "trained": prepared.task.trains})
+    run_dir.write(MODEL, {**model_facts(prepared.model, prepared.weights), "trained": prepared.task.trains})
     settings, ranks = prepared.settings, run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, SHOWN)
