@@ -136,7 +136,7 @@ def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
 
 def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
     only = prepared({"shift": BIAS}, train={"parameters": "hook:shift"})
-    assert only.trained.names == ["relu1.shift_bias"]
+    assert [group.names for group in only.trained.groups] == [("relu1.shift_bias",)]
     assert not any(parameter.requires_grad for parameter in only.model.parameters())
     seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
     assert "conv1.weight: carries no gradient" in refusal(seen, train={"parameters": "fc"})

@@ -81,8 +81,7 @@ class Features:
     def read(self, rows: Tensor) -> Tensor:
         """[n, width] float64: the rows with the numbers `rows` [n]."""
         first, last = int(rows[0]), int(rows[-1])
-        found = self.capture[first : last + 1].reshape(last + 1 - first, -1)
-        found = found[rows - first]
+        found = self.capture[first : last + 1].reshape(last + 1 - first, -1)[rows - first]
         values = (torch.view_as_real(found).flatten(1) if found.is_complex() else found).double()
         if self._sketch is not None:
             buckets, signs = self._sketch
