@@ -183,20 +183,6 @@ def workers(warm: WarmProcesses) -> Iterator[Workers]:
     made.close()
 
 
-@pytest.fixture
-def new_workers(warm: WarmProcesses) -> Iterator[Callable[[], Workers]]:
-    """Creates two more, for a test that kills or ends them."""
-    made: list[Workers] = []
-
-    def make() -> Workers:
-        made.append(Workers(warm))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], str]:
     """Returns a port that is not in use."""
