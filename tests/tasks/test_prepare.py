@@ -21,7 +21,6 @@ from hookrun.tasks.run import prepare as preparation
 from hookrun.tasks.run.prepare import (
     Parts,
     Prepared,
-    as_call,
     build,
     leftover_problems,
     structure,
@@ -46,13 +45,6 @@ def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
     with pytest.raises((SpecError, CompileError)) as caught:
         prepared(hooks, **sections)
     return str(caught.value)
-
-
-def test_the_network_takes_its_sizes_from_the_data_and_its_weights_from_the_seed() -> None:
-    first, second, other = (prepared(seed=seed).model.state_dict() for seed in (1, 1, 2))
-    assert first["fc.bias"].shape == (10,)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["fc.bias"], other["fc.bias"])
 
 
 def test_the_process_and_the_model_are_not_changed() -> None:
@@ -113,12 +105,6 @@ def test_task_modules_ignores_the_hooks() -> None:
     task = {"name": "modules"}
     found = prepared({"h": CAPTURE | {"select": "nowhere"}}, task=task)
     assert [hook.spec.name for hook in found.plan.hooks] == ["every"]
-
-
-def test_named_inputs_are_keyword_arguments() -> None:
-    tensor, model = torch.ones(1), torch.nn.Identity()
-    assert as_call(tensor, model) == ((tensor,), {})
-    assert as_call({"x": tensor}, model) == ((), {"x": tensor})
 
 
 def test_only_mistakes_of_hooks_are_a_compile_error() -> None:

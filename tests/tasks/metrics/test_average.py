@@ -23,8 +23,8 @@ from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import LOSSES
 from hookrun.tasks.metrics.measuring import Measuring, predicted_rows
-from hookrun.tasks.metrics.metrics import Metric, load_metrics
-from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens, precise
+from hookrun.tasks.metrics.metrics import load_metrics
+from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens
 from hookrun.tasks.run.batches import Batch, Batches
 
 LABELS = torch.tensor([0, 2])
@@ -36,13 +36,6 @@ def tokens_of(scores: Tensor, target: Tensor, chosen: Tensor | None = None) -> B
     rows = of_tokens(scores, target, target != IGNORED if chosen is None else chosen, positions)
     assert rows is not None
     return rows
-
-
-def test_batches_are_weighted_by_their_size() -> None:
-    average = Average()
-    average.add(torch.tensor(1.0), of_samples(torch.tensor([[1.0, 0.0]] * 3), torch.tensor([0, 0, 1])))
-    average.add(torch.tensor(5.0), of_samples(torch.tensor([[1.0, 0.0]]), torch.tensor([0])))
-    assert average.read() == pytest.approx({"loss": 2.0, "accuracy": 0.75})
 
 
 def test_a_nan_loss_stays_nan() -> None:
@@ -93,45 +86,6 @@ def test_sums_that_are_saved_or_included_are_those_of_one_pass() -> None:
     assert again.read() == {} and not list(again.lines())
 
 
-def by_hand(scores: Tensor, target: Tensor, ids: Tensor, by: str) -> dict[int, float]:
-    """The mean probability of the targets under each key, value by value."""
-    values = dict[int, list[float]]()
-    for row, column in (target != IGNORED).nonzero().tolist():
-        key = column if by == "position" else int(ids[row])
-        probability = scores[row, column].softmax(0)[target[row, column]]
-        values.setdefault(key, []).append(float(probability))
-    return {key: sum(numbers) / len(numbers) for key, numbers in sorted(values.items())}
-
-
-@pytest.mark.parametrize("by", ["position", "sample"])
-def test_tokens_are_grouped_by_position_and_by_sample(by: Any) -> None:
-    torch.manual_seed(0)
-    scores, target = torch.randn(6, 5, 7), torch.randint(7, (6, 5))
-    target[torch.rand(6, 5) < 0.4] = IGNORED
-    ids = torch.tensor([70, 50, 3, 9, 8, 50])  # a sample may be seen twice
-    average = Average(load_metrics([MetricKeys(name="probability", by=by)]))
-    for rows in (slice(0, 2), slice(2, 6)):
-        average.add(None, tokens_of(scores[rows], target[rows]), ids=ids[rows], split="val")
-    expected = by_hand(scores, target, ids, by)
-    found = {line[by]: line["probability"] for _, line in average.lines()}
-    assert found == pytest.approx(expected) and list(found) == list(expected)
-    counts = [line["tokens"] for _, line in average.lines()] if by == "position" else []
-    assert counts == [int(number) for number in (target != IGNORED).sum(0) if number and by == "position"]
-
-
-def test_a_function_of_a_batch_is_called_for_each_sample() -> None:
-    mean = Metric("mean", of_batch=lambda scores, target: precise(scores.mean()), by="sample")
-    average = Average((mean,))
-    scores, target = torch.randn(3, 2, 4), torch.tensor([[1, IGNORED], [2, 3], [IGNORED, IGNORED]])
-    average.add(None, tokens_of(scores, target), ids=torch.tensor([4, 5, 6]), split="val")
-    expected = {4: float(scores[0, 0].mean()), 5: float(scores[1].mean())}
-    assert {line["sample"]: line["mean"] for _, line in average.lines()} == pytest.approx(expected)
-    assert average.read()["mean"] == pytest.approx(float(scores[target != IGNORED].mean()))
-    pictures = Average((mean,))
-    pictures.add(None, of_samples(scores, torch.zeros(3)), ids=torch.arange(3), split="val")
-    assert [line["mean"] for _, line in pictures.lines()] == pytest.approx(scores.mean((1, 2)).tolist())
-
-
 @pytest.mark.parametrize(
     ("output", "target"),
     [
@@ -168,22 +122,6 @@ def measuring(metrics: list[Any], **task: Any) -> tuple[Measuring, Batch]:
     }
     prepared: Any = prepare(parse_experiment(sections))
     return Measuring(prepared), next(Batches(prepared, "val").epoch(0))
-
-
-def test_loss_and_metrics_are_those_of_the_chosen_tokens() -> None:
-    found, batch = measuring(["loss", "accuracy", "probability"], tokens=[17, 18, 19, 20])
-    scores = torch.randn(*batch.target.shape, 300)
-    chosen, targets = scores[:, 17:21].flatten(0, 1), batch.target[:, 17:21].flatten()
-    predicted = targets != IGNORED
-    chosen, targets = chosen[predicted], targets[predicted]
-    assert 1 < len(targets) < 16, "some of these tokens are predicted"
-    average = found.average()
-    found.add(average, F.cross_entropy(scores.mT, batch.target), scores, batch)
-    values = average.read()
-    assert values["loss"] == pytest.approx(float(F.cross_entropy(chosen, targets)), rel=1e-5)
-    assert values["accuracy"] == pytest.approx(float((chosen.argmax(1) == targets).float().mean()))
-    right = chosen.softmax(1).gather(1, targets[:, None]).mean()
-    assert values["probability"] == pytest.approx(float(right), rel=1e-5)
 
 
 def test_a_metric_without_a_value_is_an_error_that_names_it() -> None:

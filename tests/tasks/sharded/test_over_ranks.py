@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from hookrun.ranks import ALONE, Ranks
 from hookrun.store.captures.tensor_file import DTYPES
-from hookrun.store.states.tree import NotPlain
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.rows import of_samples
-from hookrun.tasks.sharded.over_ranks import bytes_of_all, effects_of_all, for_rank, gathered_trees, left_out
+from hookrun.tasks.sharded.over_ranks import for_rank, gathered_trees, left_out
 
 PLACE = "train.means"
 
@@ -63,12 +59,6 @@ def saved_by(size: int) -> list[dict[str, Any]]:
     return [state(rank) for rank in range(size)]
 
 
-def test_each_of_the_same_number_of_ranks_gets_its_own_part() -> None:
-    for rank in range(3):
-        assert for_rank(saved_by(3), Of(rank, 3), {"rows"}) == state(rank)
-    assert for_rank(saved_by(1), ALONE, {"rows"}) == state(0)
-
-
 def test_with_another_number_the_sums_and_counts_of_all_are_on_rank_0() -> None:
     for ranks in (ALONE, Of(0, 2)):
         saved = saved_by(3)
@@ -107,29 +97,6 @@ def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() ->
         )
 
 
-def test_a_hook_that_fired_and_acted_on_some_rank_did_so() -> None:
-    """Rank 0 has not called the first module, and nothing was found in the second one."""
-
-    class First(Ranks):
-        def largest(self, values: Any) -> list[int]:
-            return [max(pair) for pair in zip(values, [3, 2, 4, 0], strict=True)]
-
-    kinds: Any = {"hook_type": SimpleNamespace(batch=False)}
-    sites = [SimpleNamespace(fired=0, idle=0, **kinds), SimpleNamespace(fired=4, idle=4, **kinds)]
-    effects_of_all(SimpleNamespace(sites=sites), First())  # type: ignore[arg-type]
-    assert [(site.fired, site.idle) for site in sites] == [(3, 1), (4, 4)]
-
-
-def test_bytes_that_each_rank_counts_of_its_own_rows_are_summed() -> None:
-    class Twice(Ranks):
-        def total(self, values: Any) -> list[float]:
-            return [2 * value for value in values]
-
-    counted = Counter({"rows": 3, "weights": 5})
-    bytes_of_all(counted, {"rows", "never"}, Twice())
-    assert counted == {"rows": 6, "weights": 5}
-
-
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     chosen = {"first": (0, 2), "last": (2,), "never": (9,)}
     (line,) = left_out(3, Of(0, 2), chosen)
@@ -156,14 +123,3 @@ def test_each_dtype_and_shape_is_received_bit_by_bit() -> None:
                 assert torch.equal(
                     back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
                 ), dtype
-
-
-def test_tensors_with_other_strides_are_received_equal() -> None:
-    value = torch.arange(6.0).reshape(2, 3).T.requires_grad_()
-    (found, _) = gathered_trees(Both(), value)
-    assert torch.equal(found, value) and not found.requires_grad
-
-
-def test_other_values_are_refused() -> None:
-    with pytest.raises(NotPlain):
-        gathered_trees(Both(), {"a": object()})
