@@ -310,18 +310,10 @@ def test_values_that_become_finite_again_are_not_to_blame() -> None:
     assert "before it calls soft" in masked, "with nothing else to blame it is told"
 
 
-@pytest.mark.parametrize(("kind", "select", "on"), [
-    ("forward", "relu", "relu, call 1"), ("forward_pre", "first", "first, call 0"),
-    ("output_grad", "relu", "relu, call 1"), ("grad", "first.bias", "first.bias"),
-])  # fmt: skip
-def test_a_hook_is_named_with_its_call(kind: str, select: str, on: str) -> None:
-    hook = {"hook": kind, "select": select, "action": "scale", "factor": 1e39}
-    when = {"when": {"call": 1}} if select == "relu" else {}
-    forward, backward = traced(lambda net, x: net.relu(net.relu(net.first(x))), **hook, **when)
-    expected = f"first made by hook 'h' ({kind}, scale) on {on}, from finite values: "
-    if not kind.startswith("forward"):
-        assert not forward
-    assert (forward or backward).startswith(expected)
+def test_a_hook_is_named_with_its_call() -> None:
+    hook = {"hook": "forward", "select": "relu", "action": "scale", "factor": 1e39, "when": {"call": 1}}
+    forward, _ = traced(lambda net, x: net.relu(net.relu(net.first(x))), **hook)
+    assert forward.startswith("first made by hook 'h' (forward, scale) on relu, call 1, from finite values: ")
 
 
 @pytest.mark.parametrize(("step", "clamp", "named"), [
@@ -405,37 +397,3 @@ def test_modules_that_overlap_in_several_threads_do_not_hide_the_origin() -> Non
         return net.first(x.log())
 
     assert traced(step, inner=gates)[0].startswith(ROOT)
-
-
-# ---- the state before a step ----
-
-
-class Buffers(nn.Module):
-    """A module with buffers that are written in place, replaced, or unchanged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(2)
-        self.register_buffer("replaced", torch.zeros(2))
-        self.register_buffer("absent", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.replaced = self.replaced + x.sum(0)
-        found: Tensor = self.norm(x)
-        return found
-
-
-def test_only_modules_whose_buffers_became_nan_are_restored() -> None:
-    model = Buffers()
-    before = BeforeStep(model, following(NonFiniteTracer(model), model, {}), own_code=False)
-    model(torch.ones(2, 2))
-    before.take()
-    mean, variance = model.norm.running_mean.clone(), model.norm.running_var.clone()
-    model(torch.tensor([[1.0, torch.nan], [1.0, 2.0]]))
-    before.restore_buffers()
-    assert torch.equal(model.norm.running_mean, mean) and torch.equal(model.norm.running_var, variance)
-    assert model.norm.num_batches_tracked == 2, "it counts batches, not values"
-    assert model.replaced.tolist() == [2.0, 2.0], "this buffer was replaced by another tensor"
-    model(torch.ones(2, 2))
-    before.restore_buffers()
-    assert model.replaced.tolist() == [4.0, 4.0], "what is finite stays"
