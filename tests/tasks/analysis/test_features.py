@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
-from hookrun.tasks.analysis.features import Features, Projection, reading_bytes
+from hookrun.tasks.analysis.features import Features, Projection
 from hookrun.tasks.analysis.probing import fit, memory_needed
 from hookrun.tasks.of_captures import SUGGESTED
 from hookrun.tasks.probe import ProbeTask
@@ -51,25 +51,6 @@ def test_rows_that_are_not_finite_are_counted() -> None:
     x[2, 1], x[4, 0] = torch.nan, torch.inf
     with pytest.raises(HookrunError, match="layer: 2 of 6 rows hold values that are not finite"):
         features_of(x, 1).centered(torch.arange(6))
-
-
-def test_a_projection_is_linear_and_its_weights_can_be_mapped_back() -> None:
-    x, rows = normal(10, 500), torch.arange(10)
-    features = features_of(x, 2**12, to=64)
-    projected, weights = features.whole(rows), normal(3, 64).double()
-    assert features.width == 64 and features.captured == 500
-    assert_close(x.double() @ features.unprojected(weights).T, projected @ weights.T)
-    assert not torch.equal(Features("x", x, 1, Projection(64, seed=2)).whole(rows), projected)
-    norms = projected.square().sum(1) / x.double().square().sum(1)
-    assert 0.5 < float(norms.mean()) < 1.5, "inner products are kept in expectation"
-
-
-def test_four_blocks_of_the_widest_module_and_a_sketch_are_needed() -> None:
-    narrow, wide = features_of(torch.empty(10, 5), 1000), features_of(torch.empty(10, 1000), 1000)
-    assert reading_bytes([narrow]) == 4 * 25 * 5 * 8, "25 rows of 40 bytes in a block"
-    assert reading_bytes([narrow, wide]) == 4 * 1 * 1000 * 8, "at least one row"
-    projected = features_of(torch.empty(10, 1000), 1000, to=8)
-    assert reading_bytes([projected]) == reading_bytes([wide]) + 2 * 8 * 1000
 
 
 def test_a_projection_is_suggested_only_where_it_would_fit() -> None:
@@ -116,17 +97,20 @@ def test_the_method_depends_on_the_allowed_memory() -> None:
 @pytest.mark.parametrize("width", [300, 9], ids=["more features than samples", "fewer"])
 def test_a_probe_equals_that_of_scikit_learn(width: int) -> None:
     x, labels = normal(80, width).double() * torch.linspace(0.1, 9, width) + 3, torch.arange(80) % 3
-    x[:, 7] = 5  # constant
-    for y in (labels, x[:, :4].sum(1)):
+    x[:, 7] = 0.1  # constant
+    for y in (labels, torch.stack([x[:, :4].sum(1), x[:, 1]], dim=1)):
         line, weights = fit(features_of(x, 8 * width * 7), y, torch.arange(80), seed=4)
         parts = train_test_split(x.numpy(), y.numpy(), test_size=0.25, random_state=4,
                                  stratify=y.numpy() if y is labels else None)  # fmt: skip
         logistic = LogisticRegression(max_iter=9000, tol=1e-8)
         model = logistic if y is labels else RidgeCV(alphas=np.logspace(-3, 4, 8))
         theirs = make_pipeline(StandardScaler(), model).fit(parts[0], parts[2])
+        assert line["score"] == ("accuracy" if y is labels else "r2")
         assert line["accuracy"] == pytest.approx(theirs.score(parts[1], parts[3]), abs=1e-3)
         weight = np.atleast_2d(theirs[1].coef_) / theirs[0].scale_
         assert_close(weights["weight"].numpy(), weight.astype(np.float32), rtol=1e-3, atol=1e-5)
+        bias = theirs[1].intercept_ - weight @ theirs[0].mean_
+        assert_close(weights["bias"].numpy(), bias.astype(np.float32), rtol=1e-3, atol=1e-3)
 
 
 def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
@@ -134,8 +118,12 @@ def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
     labels = (x[:, 0] > 0).long()
     features = features_of(x, 2**16, to=8)
     line, found = fit(features, labels, torch.arange(60), seed=0)
-    assert line["features"] == 30 and found["weight"].shape == (1, 30)
+    assert line["features"] == features.captured == 30 and found["weight"].shape == (1, 30)
     rows = features.whole(torch.arange(60))
+    assert rows.shape == (60, features.width) == (60, 8)
+    assert not torch.equal(Features("x", x, 1, Projection(8, seed=2)).whole(torch.arange(60)), rows)
+    norms = rows.square().sum(1) / x.double().square().sum(1)
+    assert 0.5 < float(norms.mean()) < 1.5, "inner products are kept in expectation"
     _, plain = probe(rows, labels)
     scores = x @ found["weight"].T + found["bias"]
     assert_close(scores, rows.float() @ plain["weight"].T + plain["bias"], rtol=1e-3, atol=1e-4)

@@ -53,6 +53,13 @@ def test_scores_without_a_finite_one_are_refused_for_open_sequences_alone() -> N
             choosing.choose(wrong)
 
 
+def test_each_new_token_is_another_draw() -> None:
+    choosing = NextTokens(Sampling(), range(5), stop=(), most=4)
+    for _ in range(4):
+        choosing.choose(torch.zeros(5, 30))
+    assert all(len(set(tokens)) > 1 for tokens in choosing.tokens)
+
+
 def test_draws_follow_the_distribution_and_its_restrictions() -> None:
     ordered, places = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]), torch.tensor([2, 0, 4, 3, 1])
     logits = ordered[places].repeat(3000, 1)

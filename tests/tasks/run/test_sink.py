@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -51,3 +52,13 @@ def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path: Path) -> N
     run_dir.close()
     run_dir.set_status("done")
     assert open_run(run_dir.path).captures["h"][""].sample_ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_text_of_each_token_that_is_known_is_written_once(tmp_path: Path) -> None:
+    run_dir, texts = RunDir.create(tmp_path / "run"), {2: "b", 4: "d", 9: None}
+    sink = RunSink(run_dir, print)
+    for tokens in ([4, -1, 9, 4], [4, 2]):
+        sink.log_texts(texts.__getitem__, tokens)
+    run_dir.close()
+    lines = [json.loads(line) for line in (run_dir.path / "tokens.jsonl").read_text().splitlines()]
+    assert lines == [{"token": 4, "text": "d"}, {"token": 2, "text": "b"}]
