@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.spec.objective import MetricKeys
 from hookrun.store.format import PREDICTED
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
@@ -66,24 +65,6 @@ def test_a_batch_without_targets_does_not_count() -> None:
     )
     with pytest.raises(HookrunError, match="next tokens"):
         LOSSES["next_token"](scores[:, 0], target)
-
-
-def test_sums_that_are_saved_or_included_are_those_of_one_pass() -> None:
-    keys = [MetricKeys(name="accuracy", by="sample"), MetricKeys(name="probability")]
-    whole, first, second = (Average(load_metrics(keys)) for _ in range(3))
-    scores, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
-    for average, rows in ((whole, slice(0, 5)), (first, slice(0, 2)), (second, slice(2, 5))):
-        ids = torch.arange(5)[rows]
-        average.add(torch.tensor(1.0), of_samples(scores[rows], labels[rows]), ids=ids, split="val")
-    again = Average(load_metrics(keys))
-    again.load_state_dict(first.state_dict())
-    again.include(second)
-    assert again.samples == 5 and again.read() == pytest.approx(whole.read())
-    right = (scores.argmax(1) == labels).double().tolist()
-    expected = [("val", {"of": "sample", "sample": number, "accuracy": right[number]}) for number in range(5)]
-    assert list(again.lines()) == list(whole.lines()) == expected
-    again.clear()
-    assert again.read() == {} and not list(again.lines())
 
 
 @pytest.mark.parametrize(
@@ -171,10 +152,6 @@ def scores(run: Run, split: Any, *ids: int) -> torch.Tensor:
     return predicted_rows(run, split).of(torch.tensor(ids), torch.Generator())
 
 
-def test_scores_are_those_of_the_samples_in_the_order_of_the_batch(saved: Saved) -> None:
-    assert torch.equal(scores(saved(SCORES), "val", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
-
-
 def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> None:
     run = saved(SCORES)
     with pytest.raises(HookrunError, match=r"predictions of the run .*run has no row of sample 4: it has 3"):
@@ -183,8 +160,8 @@ def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> No
         scores(run, "train", 3)
 
 
-def test_rows_without_a_split_are_of_any(saved: Saved) -> None:
-    assert torch.equal(scores(saved(SCORES, split=None), "train", 3), SCORES[1:2])
+def test_rows_are_in_the_order_of_the_batch_and_those_without_a_split_are_of_any(saved: Saved) -> None:
+    assert torch.equal(scores(saved(SCORES, split=None), "train", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_the_repetition_draws_what_the_step_drew() -> None:
     assert said.startswith("first made by the loss mse")
 
 
-def test_gradients_that_overflow_in_their_sum_or_before_the_step_are_told() -> None:
+def test_gradients_that_overflow_in_their_sum_are_told() -> None:
     def huge(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * 2e38
 
