@@ -60,16 +60,13 @@ def test_a_sample_s_random_numbers_do_not_depend_on_where_a_pass_begins() -> Non
     }
     batches = Batches(source(data=data), "train", shuffle=True)
     assert batches._in_memory is None
-    whole, rest = list(batches.epoch(3)), list(batches.epoch(3, start=2))
+    whole, rest, another = (list(batches.epoch(*where)) for where in ((3,), (3, 2), (4,)))
     assert len(whole) == len(batches) == len(rest) + 2
     for one, other in zip(whole[2:], rest, strict=True):
         assert torch.equal(one.ids, other.ids) and torch.equal(one.inputs, other.inputs)
-    others = {
-        int(number): batch.inputs[row] for batch in batches.epoch(4) for row, number in enumerate(batch.ids)
-    }
-    same = [
-        torch.equal(batch.inputs[row], others[int(number)])
-        for batch in whole
-        for row, number in enumerate(batch.ids)
-    ]
+    first, second = (
+        {int(number): row for batch in epoch for number, row in zip(batch.ids, batch.inputs, strict=True)}
+        for epoch in (whole, another)
+    )
+    same = [torch.equal(row, second[number]) for number, row in first.items()]
     assert any(same) and not all(same), "other epochs have other draws"

@@ -1,17 +1,17 @@
-"""The states of several ranks, as another number of ranks continues from them, and trees sent bit by bit."""
+"""The states of several ranks, as another number of ranks continues from them, and what they count together."""
 
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from hookrun.ranks import ALONE, Ranks
-from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.rows import of_samples
-from hookrun.tasks.sharded.over_ranks import for_rank, gathered_trees, left_out
+from hookrun.tasks.sharded.over_ranks import effects_of_all, for_rank, left_out
 
 PLACE = "train.means"
 
@@ -97,29 +97,21 @@ def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() ->
         )
 
 
+def test_a_hook_that_fired_and_acted_on_some_rank_did_so() -> None:
+    """Rank 0 has not called the first module, and nothing was found in the second one."""
+
+    class First(Ranks):
+        def largest(self, values: Any) -> list[int]:
+            return [max(pair) for pair in zip(values, [3, 2, 4, 0], strict=True)]
+
+    kinds: Any = {"hook_type": SimpleNamespace(batch=False)}
+    sites = [SimpleNamespace(fired=0, idle=0, **kinds), SimpleNamespace(fired=4, idle=4, **kinds)]
+    effects_of_all(SimpleNamespace(sites=sites), First())  # type: ignore[arg-type]
+    assert [(site.fired, site.idle) for site in sites] == [(3, 1), (4, 4)]
+
+
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     chosen = {"first": (0, 2), "last": (2,), "never": (9,)}
     (line,) = left_out(3, Of(0, 2), chosen)
     assert line.startswith("last: ") and "(3 before, 2 now)" in line
     assert left_out(3, Of(0, 3), chosen) == left_out(1, ALONE, chosen) == []
-
-
-class Both(Ranks):
-    """Another rank with the same tree."""
-
-    def gathered(self, plain: Any) -> list[Any]:
-        return [plain, plain]
-
-
-def test_each_dtype_and_shape_is_received_bit_by_bit() -> None:
-    for dtype in DTYPES:
-        for shape in ((), (3,), (2, 0), (2, 3)):
-            tensor = torch.arange(6)[: max(1, torch.Size(shape).numel())].to(dtype)
-            tensor = tensor[:0].reshape(shape) if 0 in shape else tensor.reshape(shape)
-            for found in gathered_trees(Both(), {"a": [tensor, (1, None)]}):
-                assert found["a"][1] == (1, None), dtype
-                back = found["a"][0]
-                assert (back.dtype, back.shape) == (dtype, tensor.shape)
-                assert torch.equal(
-                    back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
-                ), dtype
