@@ -219,15 +219,10 @@ MODEL = """
 """
 
 
-@pytest.fixture
-def nets(trusted: Callable[..., None]) -> None:
-    trusted(nets=MODEL)
-
-
-@pytest.mark.usefixtures("nets")
 @pytest.mark.parametrize("kind", re.findall(r'self.kind == "(.*?)"', MODEL))
 @pytest.mark.parametrize("pre", [False, True])
-def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
+def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects, trusted) -> None:
+    trusted(nets=MODEL)
     hook = "forward_pre" if pre else "forward"
     net = ("model=python", "model.factory='nets:build'", f"+model.args={{kind: {kind}}}", *DIGITS)
     over = "{factor: [0, -2.0, 0.5, 1.0], module: each}"
@@ -239,8 +234,8 @@ def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
             close(found["exact_samples"][row, column], wanted)
 
 
-@pytest.mark.usefixtures("nets")
-def test_a_metric_is_that_of_evaluate_by_sample(effects, executed) -> None:
+def test_a_metric_is_that_of_evaluate_by_sample(effects, executed, trusted) -> None:
+    trusted(nets=MODEL)
     metrics = ("accuracy", "perplexity", "kl", "rank", "nets:mine")
     at_tokens = (*DECODER, "task.tokens='-3:'")
     hook = "select: blocks.0.mlp, hook: forward, action: scale"

@@ -29,10 +29,10 @@ from hookrun.tasks.run.batches import Batch, Batches
 LABELS = torch.tensor([0, 2])
 
 
-def tokens_of(scores: Tensor, target: Tensor, chosen: Tensor | None = None) -> BatchRows:
+def tokens_of(scores: Tensor, target: Tensor) -> BatchRows:
     """The tokens that have a target, at the positions of their columns."""
     positions = torch.arange(target.shape[1]).expand_as(target)
-    rows = of_tokens(scores, target, target != IGNORED if chosen is None else chosen, positions)
+    rows = of_tokens(scores, target, target != IGNORED, positions)
     assert rows is not None
     return rows
 

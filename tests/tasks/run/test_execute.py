@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -184,6 +185,21 @@ def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(perfor
     (alone, count, nothing), (both, same, others) = found
     assert torch.equal(alone, both) and count == same == 1 and nothing is None
     assert others is not None and not torch.equal(others, both) and not others.requires_grad
+
+
+def test_every_so_many_steps_are_logged_and_counted_until_the_block_ends(performed: Performed) -> None:
+    seen = list[tuple[bool, bool, bool]]()
+
+    def perform(context: RunContext) -> None:
+        clock = context.hooks.clock
+        for number in range(3):
+            with suppress(ZeroDivisionError), context.logged(number) as is_logged:
+                within = clock.counting
+                raise ZeroDivisionError
+            seen.append((is_logged, within, clock.counting))
+
+    performed(perform)
+    assert seen == [(True, True, False), (False, False, False), (True, True, False)]
 
 
 def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:

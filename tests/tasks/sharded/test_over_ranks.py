@@ -59,6 +59,12 @@ def saved_by(size: int) -> list[dict[str, Any]]:
     return [state(rank) for rank in range(size)]
 
 
+def test_each_of_the_same_number_of_ranks_gets_its_own_part() -> None:
+    for rank in range(3):
+        assert for_rank(saved_by(3), Of(rank, 3), {"rows"}) == state(rank)
+    assert for_rank(saved_by(1), ALONE, {"rows"}) == state(0)
+
+
 def test_with_another_number_the_sums_and_counts_of_all_are_on_rank_0() -> None:
     for ranks in (ALONE, Of(0, 2)):
         saved = saved_by(3)
