@@ -19,7 +19,6 @@ from hookrun.store.reader import Run
 
 Runs = Callable[..., Run]
 Models = Callable[..., nn.Module]
-OnGradient = Callable[..., None]
 Outputs = Callable[..., dict[str, Tensor]]
 
 

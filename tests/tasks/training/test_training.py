@@ -165,9 +165,6 @@ def test_the_plateau_schedule_uses_the_validation_loss(monkeypatch) -> None:
     assert after_epochs(monkeypatch, values, schedule)[1] == [1, 0.5, 0.5, 0.5]
 
 
-QUICK = ("train.epochs=1", "train.limit_batches=4")
-
-
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
