@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -218,15 +217,13 @@ class Schedule(LambdaLR):
 """
 
 
-def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(tmp_path, monkeypatch) -> None:
-    (tmp_path / "ownsteps.py").write_text(OWN)
-    monkeypatch.setenv("HOOKRUN_TRUST", "ownsteps")
+def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(trusted) -> None:
+    trusted(ownsteps=OWN)
     assert refused(Train(optimizer=Optimizer(name="ownsteps:Plain"))) == ""
     said = refused(Train(optimizer=Optimizer(name="ownsteps:WithFunction")))
     assert said.startswith("train.optimizer.name: the state of With") and "state_dict()" in said
     said = refused(Train(scheduler=Scheduler(name="ownsteps:Schedule")))
     assert said.startswith("train.scheduler.name: the state of Sch") and "model is a" in said
-    sys.modules.pop("ownsteps")
 
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
