@@ -126,11 +126,6 @@ def test_the_exit_code_is_that_of_the_run(seed: int, code: int, notes) -> None:
     assert main([f"seed={seed}"]) == code
 
 
-def test_the_flag_in_the_middle_still_sweeps(cwd: Path, notes) -> None:
-    assert main(["experiment=clip_fc", "-m", "seed=5,6"]) == 0
-    assert [seed for seed, _ in notes.ran] == [5, 6]
-
-
 def test_the_run_flag_makes_a_single_run_of_an_experiment_with_a_sweep(conf: Conf, notes) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\nseed: 7\n"})
     assert main(["-r", "--config-dir", folder, "experiment=mine"]) == 0
@@ -313,6 +308,10 @@ def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:
     assert "train.epochs: found 'digits' (from ${data.name}): expected a valid integer" in printed
     assert "hooks.clip_fc.action: found 'a0' (from a${seed}), which is not an action" in printed
     assert "hooks.x.select: is missing (hooks.x is ${train})" in printed
+    assert main(["tags=[a,${seed}]", f"train.steps={'${data.name}' * 100}"]) == 2
+    printed = capsys.readouterr().err
+    assert "tags.1: found 0 (from ${seed}): expected" in printed
+    assert "…): expected" in printed and max(map(len, printed.splitlines())) < 1_000
 
 
 def test_tags_are_the_user_s_own_words(notes, capsys) -> None:

@@ -35,7 +35,7 @@ def only_sweep(folder: Path) -> Path:
 
 
 def test_every_job_has_its_own_directory(cwd: Path, notes) -> None:
-    assert main(["-m", "experiment=clip_fc", "seed=5,6", "train.epochs=1,2"]) == 0
+    assert main(["experiment=clip_fc", "-m", "seed=range(5,7)", "train.epochs=1,2"]) == 0
     sweep = only_sweep(cwd)
     assert [run_dir for _, run_dir in notes.ran] == [sweep / str(number) for number in range(4)]
     settings = [experiment.settings for experiment, _ in notes.prepared]
@@ -129,8 +129,19 @@ def test_a_read_only_sweep_shows_every_job_and_leaves_no_files(cwd: Path, notes,
     assert list(cwd.iterdir()) == []
 
 
-def test_a_job_can_be_pickled() -> None:
-    assert pickle.loads(pickle.dumps(SweepJob(frozenset({"mypkg"})))) == SweepJob(frozenset({"mypkg"}))
+PLAIN = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+CLEAN = parse_experiment({**PLAIN, "needs": {"clean": {"experiment": "clean", "overrides": ["seed=1"]}}})
+
+
+def test_a_job_can_be_pickled_with_the_runs_that_were_found_when_the_sweep_began() -> None:
+    need = CLEAN.settings.needs["clean"]
+    job = SweepJob(frozenset({"mypkg"}), needs={need: "/runs/clean"}, previous="/runs/before")
+    sent = pickle.loads(pickle.dumps(job))
+    assert sent == job
+    runs = CLEAN.with_runs(sent.needs, sent.previous).runs
+    assert runs == {"clean": "/runs/clean", "previous": "/runs/before"}
+    with pytest.raises(SpecError, match=r"experiment clean seed=1 was not known when the sweep began"):
+        CLEAN.with_runs({})
     failed = pickle.loads(pickle.dumps(JobFailed("job failed: multirun/0", 3)))
     assert (failed.exit_code, str(failed)) == (3, "job failed: multirun/0")
 
@@ -309,10 +320,9 @@ def test_a_sampler_without_a_seed_gets_the_experiment_s(given: int | None, expec
 
 
 def test_a_job_with_another_objective_is_refused() -> None:
-    plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
-    require_goal(parse_experiment({**plain, "task": {"name": "train"}}), ACCURACY)
+    require_goal(parse_experiment({**PLAIN, "task": {"name": "train"}}), ACCURACY)
     with pytest.raises(SpecError, match=r"job is to maximize train/accuracy .* sweep is to maximize val/"):
-        require_goal(parse_experiment({**plain, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
+        require_goal(parse_experiment({**PLAIN, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
 
 
 def test_a_sweeper_without_a_known_direction_setting_gives_a_note() -> None:

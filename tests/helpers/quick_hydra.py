@@ -1,23 +1,18 @@
 """Caches for Hydra, so that the tests compose faster: the shipped configuration is read and merged once per process.
 
-A small run spends four fifths of its time in Hydra, which composes twice and each time reads and merges the same twenty
+A small run spends most of its time in Hydra, which composes twice and each time reads and merges the same twenty
 files, in about a thousand runs. Here the results of Hydra's pure functions are cached as pickles, so that a run cannot
 change the cached objects. hookrun's own readers and checks are not cached. Cached are:
 
 - the content of config files in the folders of hookrun and Hydra, but not of files that tests write
 - the defaults list, if there are no other config folders, and the merged content of its files
 
-Half of the remaining time goes into deep copies of configurations. OmegaConf creates each node and then fills it; here
-the copies are created filled.
-
 tests/cli/test_quick_hydra.py compares it with plain Hydra.
 """
 
 from __future__ import annotations
 
-import copy
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -32,7 +27,7 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, ListConfig, nodes
+from omegaconf import DictConfig
 
 from hookrun.compose.loader import _is_ours
 
@@ -110,49 +105,10 @@ def _compose(original: Original) -> Original:
     return compose
 
 
-def _copied(node: Any, memo: dict[int, Any]) -> Any:
-    """The same copy of a node as OmegaConf's ``__deepcopy__`` makes: values and the parent are shared."""
-    new = object.__new__(type(node))
-    content = node.__dict__.get("_content")
-    metadata = object.__new__(type(node._metadata))
-    metadata.__dict__.update(node._metadata.__dict__, flags=dict(node._metadata.flags))
-    metadata.resolver_cache = defaultdict(dict, copy.deepcopy(dict(node._metadata.resolver_cache), memo))
-    new.__dict__.update(node.__dict__, _metadata=metadata, _flags_cache=None)
-    if isinstance(content, dict):
-        new.__dict__["_content"] = {key: _child(value, new, memo) for key, value in content.items()}
-    elif isinstance(content, list):
-        new.__dict__["_content"] = [_child(value, new, memo) for value in content]
-    memo[id(node)] = new
-    return new
-
-
-def _child(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
-    if id(node) in memo:
-        new = memo[id(node)]
-    else:
-        new = _copied(node, memo) if type(node) in _COPIED else copy.deepcopy(node, memo)
-    new.__dict__["_parent"] = parent
-    return new
-
-
-def _deepcopy(original: Original) -> Original:
-    @wraps(original)
-    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-        return _copied(self, memo) if type(self) in _COPIED else original(self, memo)
-
-    return deepcopy
-
-
-_VALUES = (
-    nodes.AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode,
-)  # fmt: skip
-_COPIED: frozenset[type] = frozenset({DictConfig, ListConfig, *_VALUES})
-
 REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (ConfigRepository, "load_config", _load_config),
     (config_loader_impl, "create_defaults_list", _create_defaults_list),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
-    *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
 """(owner, name) of each function, with the decorator that makes the cached version."""
 
