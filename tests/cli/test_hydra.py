@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from hookrun.cli import main
 from hookrun.compose.compose import compose_dict
 from hookrun.compose.hydra import conf_dir, opened
-from hookrun.compose.hydra_section import wrong_settings
+from hookrun.compose.hydra_section import TRUST, acting_keys, wrong_choices, wrong_params, wrong_settings
 from hookrun.compose.loader import MAX_LOADS
 from hookrun.config.interpolations import guarded
 from hookrun.errors import SpecError
@@ -116,10 +116,57 @@ def test_defaults_lists_that_multiply_are_refused(conf: Callable[..., str]) -> N
         compose_dict(["experiment=mine"], folder)
 
 
-def test_a_file_may_set_keys_of_the_experiment_and_settings_of_an_installed_launcher() -> None:
-    swept = {"seed": "1,2", "model": "mlp,cnn", "hooks.a.max": "choice(1,2)", "+vars.x": 3}
-    section = {"launcher": {"n_jobs": 2, "partition": "gpu"}, "sweeper": {"params": swept}}
-    assert wrong_settings({"mode": "MULTIRUN", "job": {"name": "mine"}, **section}, ("model",)) == []
+GROUPS = ("model", "task", "experiment")
+
+
+def test_keys_that_run_code_are_found_at_any_depth() -> None:
+    content = {"a": [{"b": {"_target_": "os.system"}}], "()": 1, "c": "_target_"}
+    assert sorted(problem.what for problem in acting_keys(content, "f")) == [
+        "holds the key `()`, which would run code",
+        "holds the key `_target_`, which would run code",
+    ]
+
+
+def test_a_file_may_choose_a_launcher_but_no_logging_by_relative_or_absolute_name() -> None:
+    logging = ({"override /hydra/job_logging": "default"}, {"../job_logging": "default"})
+    for item in (*logging, {"/hydra/callbacks@x": "evil"}, "/hydra/output/other"):
+        assert len([*wrong_choices([item], "hydra/launcher", "f")]) == 1, item
+    fine = [{"override /hydra/launcher": "joblib"}, {"override /model@x": "cnn"}, "_self_"]
+    assert [*wrong_choices(fine, "experiment", "f")] == []
+
+
+def test_harmless_settings_are_accepted_and_others_refused() -> None:
+    fine = {"mode": "MULTIRUN", "launcher": {"n_jobs": 2, "partition": "gpu"}, "job": {"name": "mine"}}
+    assert wrong_settings(fine, GROUPS) == []
+    launchers = (
+        {"python": "touch x"},
+        {"partition": "a\nb"},
+        {"n_jobs": 10**9},
+        {"_target_": "evil.Launcher"},
+    )
+    sections = (
+        {"run": {"dir": "../x"}},
+        {"job": {"env_set": {"A": "b"}}},
+        {"callbacks": {}},
+        {"searchpath": ["/"]},
+    )
+    for wrong in (*sections, *({"launcher": each} for each in launchers), "${evil}"):
+        assert len(wrong_settings(wrong, GROUPS)) == 1, wrong
+
+
+def test_swept_keys_must_be_keys_of_the_experiment() -> None:
+    fine = {"seed": "1,2", "model": "mlp,cnn", "hooks.a.max": "choice(1,2)", "+vars.x": 3}
+    assert [*wrong_params(fine, "p", GROUPS)] == []
+    for key in ("hydra.run.dir", " seed", "'seed'", "seed=1,b", "hydra[run]", "", "resume", "fail_fast"):
+        assert len([*wrong_params({key: "1,2"}, "p", GROUPS)]) == 1, key
+
+
+def test_a_file_that_trusts_is_told_that_only_the_command_line_does() -> None:
+    assert TRUST.what == "is taken from the command line only, never from a file"
+    swept, as_if_typed = {"sweeper": {"params": {"+trust": "a"}}}, {"overrides": {"task": ["+trust=a"]}}
+    assert wrong_settings(swept, GROUPS) == wrong_settings(as_if_typed, GROUPS) == [TRUST]
+    with pytest.raises(SpecError, match=f"trust: {TRUST.what}"):
+        parse_experiment({**compose_dict([]), "trust": ["mypkg"]})
 
 
 def test_an_experiment_is_plain_data_without_hydras_part(cwd: Path) -> None:

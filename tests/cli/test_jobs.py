@@ -15,9 +15,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
+from hookrun.errors import HookError
 from hookrun.signals import Interrupted
 from hookrun.store.reader import open_run
-from hookrun.sweeps.exit_codes import NEEDED, report
+from hookrun.sweeps.exit_codes import NEEDED, exit_code, report
 from hookrun.sweeps.jobs import SweepJob
 
 
@@ -135,6 +136,10 @@ def test_a_run_whose_interruption_another_error_replaced_is_interrupted(cwd, no_
     monkeypatch.setattr("hookrun.tasks.predict.PredictTask.execute", interrupted_and_cleaned_up)
     assert main(["compute.device=cpu", "model=mlp", "task=predict", "hydra.run.dir=mine"]) == 143
     assert open_run(cwd / "mine").status["reason"] == "interrupted by SIGTERM"
+
+
+def test_an_error_that_has_no_exit_code_of_its_own_ends_with_1() -> None:
+    assert exit_code(HookError("failed")) == exit_code(MemoryError()) == 1
 
 
 def test_a_python_without_the_packages_is_told_where_they_are(capsys) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, numbered, opened, parse_override
 from hookrun.compose.loader import Loader
-from hookrun.errors import CheckFailed, SpecError
-from hookrun.spec.objective import Goal
-from hookrun.store.files import make_folder, write_json
+from hookrun.errors import SpecError
+from hookrun.store.files import write_json
 from hookrun.store.run_dir import RunDir
 from hookrun.sweeps import composed_jobs
 from hookrun.sweeps.composed_jobs import ComposedJob, hash_of
-from hookrun.sweeps.jobs import NOT_STARTED, SweepJob
-from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
+from hookrun.sweeps.jobs import SweepJob
+from hookrun.sweeps.launching import SweepRun, interrupted
 from hookrun.sweeps.resumed import JobDirectories
 
 SWEPT = ["seed=1,2,3", "+hooks.x={}", "train.epochs=5"]
@@ -35,10 +33,10 @@ def _hydra() -> Iterator[None]:
 
 
 class Sweep:
-    """A sweep in `folder`; its launcher takes notes, and a job ends as the table says of its seed, else with 0."""
+    """A sweep in `folder`, whose launcher, of other processes, takes notes."""
 
-    def __init__(self, folder: Path, ends: Mapping[str, Any] | None = None) -> None:
-        self.folder, self.ends, self.subdir = folder, ends or {}, "${hydra.job.num}"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.subdir = folder, "${hydra.job.num}"
         self.calls = list[tuple[int, list[list[str]]]]()
 
     def swept(self, cfg: DictConfig) -> list[Any]:
@@ -56,23 +54,18 @@ class Sweep:
     def _ended(self, number: int, overrides: list[str]) -> JobReturn:
         name = next((text for text in overrides if text.startswith("hydra.sweep.subdir=")), f"={number}")
         run_dir = str(self.folder / name.partition("=")[2].strip("'"))
-        value = self.ends.get(next(text[5:] for text in overrides if text.startswith("seed=")), 0)
-        job = JobReturn(hydra_cfg=OmegaConf.create({"hydra": {"runtime": {"output_dir": run_dir}}}))
-        job.status = JobStatus.FAILED if isinstance(value, Exception) else JobStatus.COMPLETED
-        job.return_value = value
-        return job
+        cfg = OmegaConf.create({"hydra": {"runtime": {"output_dir": run_dir}}})
+        return JobReturn(hydra_cfg=cfg, status=JobStatus.COMPLETED, _return_value=0)
 
     def began(self, name: str, seed: int, status: str, code: int | None = None) -> None:
         """A job that was started before."""
-        job(self.folder, name, hash_of(OmegaConf.create({"seed": str(seed)})), status, code)
+        run = RunDir.create(self.folder / name)
+        write_json(run.path / "job.json", {"config": hash_of(OmegaConf.create({"seed": str(seed)}))})
+        run.set_status(status, *([] if code is None else ["", code]))
+        run.close()
 
     def start(
-        self,
-        *,
-        go_on: bool = False,
-        added: Sequence[list[str]] | None = None,
-        most: int = 100,
-        **options: Any,
+        self, *, go_on: bool = False, added: Sequence[list[str]] | None = None, most: int = 100
     ) -> SweepRun:
         section = {"overrides": {"hydra": []}, "job": {"config_name": "config"}}
         cfg = OmegaConf.create({"hydra": {**section, "sweeper": {"max_batch_size": most}}})
@@ -81,7 +74,7 @@ class Sweep:
         jobs = None
         if added is not None:
             jobs = [ComposedJob(app, cfg, each, number=number) for number, each in enumerate(added)]
-        return SweepRun(app, cfg, self.folder, SweepJob(frozenset(), **options), known, jobs)
+        return SweepRun(app, cfg, self.folder, SweepJob(frozenset()), known, jobs)
 
 
 def seeds(*each: int) -> list[list[str]]:
@@ -92,35 +85,12 @@ def values(found: Sequence[JobReturn]) -> list[Any]:
     return [each._return_value for each in found]
 
 
-def test_jobs_run_at_once_in_the_typed_order(tmp_path: Path) -> None:
-    failed = CheckFailed("found inf")
-    sweep = Sweep(tmp_path, {"2": 3, "3": failed, "4": NOT_STARTED})
-    run = sweep.start()
-    found = run.around(sweep).launch([["train.epochs=5", "+hooks.x.a=1", "+hooks.x={}", "seed=2"]], 0)
-    assert values(found) == [3]
-    assert values(run.around(sweep).launch(seeds(3, 4), 0)) == [failed, NOT_STARTED]
-    typed = [["seed=2", "+hooks.x={}", "train.epochs=5", "+hooks.x.a=1"]]
-    assert sweep.calls == [(0, typed), (1, seeds(3, 4))]
-    assert run.codes == {str(tmp_path / name): code for name, code in (("0", 3), ("1", 3))}
-    assert run.again == 0
-
-
 def test_known_jobs_run_instead_of_what_the_sweeper_lists(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     run = sweep.start(added=seeds(0, 2, 3, 4), most=3)
     assert values(run.around(sweep).launch(seeds(2, 3, 3), 0)) == [0] * 4
     assert run.around(sweep).launch(seeds(4, 4), 3) == []
     assert sweep.calls == [(0, seeds(0, 2, 3)), (3, seeds(4))], "0 was added, and 3 and 4 are not repeated"
-
-
-def test_with_fail_fast_no_job_starts_after_a_failed_one(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path, {"6": 1})
-    run = sweep.start(stop=tmp_path / ".stop")
-    with pytest.raises(SweepStopped, match=r"at the first failed job .*: job 1") as stopped:
-        run.around(sweep).launch(seeds(5, 6, 7), 0)
-    assert stopped.value.exit_code == 1
-    assert [len(jobs) for _, jobs in sweep.calls] == [3]
-    assert run.codes[str(tmp_path / "1")] == 1
 
 
 def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
@@ -156,78 +126,9 @@ def test_a_directory_that_does_not_follow_the_number_is_refused_where_it_is_take
     assert sweep.calls == []
 
 
-def test_a_sweeper_with_an_objective_gets_finished_values(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("hookrun.tasks.objective", lambda run_dir: 0.25)
-    sweep = Sweep(tmp_path, {"5": 0.5, "7": CheckFailed("found inf")})
-    sweep.began("0", 6, "done", 0)
-    sweep.began("1", 8, "stopped", 3)
-    run = sweep.start(go_on=True, goal=Goal("val/loss", "minimize", "best"))
-    found = run.around(sweep).launch([["seed=5", "train.epochs=5"], *seeds(6, 7, 8)], 0)
-    assert values(found)[:2] == [0.5, 0.25]
-    assert [each.status for each in found] == [JobStatus.COMPLETED] * 2 + [JobStatus.FAILED] * 2
-    assert run.codes[str(tmp_path / "3")] == 0, "an objective is not an exit code"
-    assert run.codes[str(tmp_path / "1")] == 3
-
-
-JOBS = [[f"seed={seed}", "train.epochs=3"] for seed in (5, 6, 7, 8)]
-
-
-def test_the_message_has_the_statuses_of_jobs_and_names_those_not_started(tmp_path: Path) -> None:
-    sweep = tmp_path / "sweep"
-    assert interrupted(KeyboardInterrupt(), sweep, []) == f"sweep: interrupted: no job started, in {sweep}"
-    (sweep).mkdir()
-    (sweep / "multirun.yaml").touch()
-    job(sweep, "0", SAME, "done")
-    job(sweep, "2", SAME, "interrupted")
-    jobs = [started(number, each, sweep / str(number)) for number, each in enumerate(JOBS)]
-    said = interrupted(KeyboardInterrupt("by SIGTERM"), sweep, jobs)
-    first, second = said.splitlines()
-    assert first.startswith("sweep: by SIGTERM: ") and first.endswith(f", in {sweep}")
-    assert "1 done" in first and "1 interrupted" in first and "2 not started" in first
-    assert second == "  not started: #1 (seed=6), #3 (seed=8)", "what all jobs share is not repeated"
-    jobs[3].exit_code = 0
-    assert interrupted(KeyboardInterrupt(), sweep, jobs).endswith("not started: #1 (seed=6)"), "3 was over"
-
-
-def started(number: int, overrides: list[str], run_dir: Path) -> ComposedJob:
-    app: Any = None
-    return ComposedJob(app, OmegaConf.create(), overrides, number=number, run_dir=run_dir)
-
-
-SAME, OTHER = "a" * 64, "b" * 64
-
-
-def job(folder: Path, name: str, config: str, status: str, code: int | None = None) -> None:
-    run = RunDir.create(folder / name)
-    write_json(folder / name / "job.json", {"config": config})
-    run.set_status(status, *([] if code is None else ["", code]))
-    run.close()
-
-
-def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> None:
-    make_folder(tmp_path)
-    job(tmp_path, "0", SAME, "done")
-    job(tmp_path, "1", OTHER, "stopped", 3)
-    job(tmp_path, "2", OTHER, "failed", 1)
-    job(tmp_path, "10", SAME, "interrupted")
-    known = JobDirectories(tmp_path)
-    assert known.found.keys() == {"0", "1", "2", "10"} and known.left == 4
-    app: Any = Sweep(tmp_path)
-    cfg = app.job_config(OmegaConf.create(), [], 0)
-    jobs = [ComposedJob(app, cfg, [], cfg, config) for config in (SAME, SAME, SAME, OTHER)]
-    known.place(jobs)
-    placed = [(each.name, each.number, each.exit_code) for each in jobs]
-    assert placed == [("0", 0, 0), ("10", 10, None), ("3", 3, None), ("1", 1, 3)] and known.left == 1
-
-
-def test_a_job_without_a_readable_hash_is_refused(tmp_path: Path) -> None:
-    job(tmp_path, "0", SAME, "done")
-    for content, said in (("[]", "job.json"), (json.dumps({"config": "x"}), "job.json"), (None, "which job")):
-        (tmp_path / "0/job.json").unlink()
-        if content is not None:
-            (tmp_path / "0/job.json").write_text(content)
-        with pytest.raises(SpecError, match=said):
-            JobDirectories(tmp_path)
+def test_of_an_interrupted_sweep_without_any_job_that_is_told(tmp_path: Path) -> None:
+    said = interrupted(KeyboardInterrupt(), tmp_path, [])
+    assert said == f"sweep: interrupted: no job started, in {tmp_path}"
 
 
 def test_the_hash_is_of_what_is_written_in_any_order() -> None:

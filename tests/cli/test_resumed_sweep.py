@@ -148,6 +148,10 @@ def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd: Path, earlier: Pa
         with sole_writer(held):
             assert main(["-m", "resume=mine"]) == 2
         assert f"resume: {held} is being written by process" in capsys.readouterr().err
+    for content in ("[]", '{"config": "x"}'):
+        (earlier / "1/job.json").write_text(content)
+        assert main(["-m", "resume=mine"]) == 2
+        assert "1/job.json: " in capsys.readouterr().err
     (earlier / "1/job.json").unlink()
     assert main(["-m", "resume=mine"]) == 2
     assert "does not say which job it is" in capsys.readouterr().err and notes.ran == []
@@ -221,11 +225,11 @@ def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier: Path,
 
 
 def test_the_message_about_an_interrupted_larger_sweep_names_the_missing_jobs(notes, earlier, capsys) -> None:
-    assert swept("seed=5,6") == 0
-    assert main(["-m", "seed=130,8,6,9,5", "resume=mine"]) == 130
+    assert swept("seed=5,6", "train.epochs=3") == 0
+    assert main(["-m", "seed=130,8,6,9,5", "train.epochs=3", "resume=mine"]) == 130
     said = capsys.readouterr().err
     assert "2 done, 1 interrupted, 2 not started" in said
-    assert "not started: #1 (seed=8), #3 (seed=9)\n" in said
+    assert "not started: #1 (seed=8), #3 (seed=9)\n" in said, "what all jobs share is not repeated"
 
 
 def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(notes, earlier, monkeypatch, capsys) -> None:

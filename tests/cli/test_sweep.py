@@ -239,6 +239,9 @@ class TestOptimizingSweeper:
         assert [seed for seed, _ in notes.ran] == [5, 6, 7]
         assert Climber.objectives == [0.5, 0.6, 0.5, 0.6, 0.7]
         assert "sweep: 3 of 3 jobs done, 2 of them before" in capsys.readouterr().out
+        assert main([*command[:-1], "hydra.sweep.dir=stopped", "hydra.sweeper.start=3"]) == 3
+        assert main(["--config-dir", folder, "-m", "resume=stopped"]) == 3, "it gets the failure again"
+        assert [seed for seed, _ in notes.ran] == [5, 6, 7, 3]
 
     def test_a_read_only_task_shows_the_common_configuration(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "task=plan"]) == 0

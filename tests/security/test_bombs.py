@@ -71,6 +71,8 @@ BOMBS = {
     "base 60": "a: {index: [0, 4:8]}\n",
     "base 60 with a fraction": "a: 4:08.5\n",
     "base 60 as a key": "4:8: x\n",
+    "a byte that is not UTF-8": "a: \udce9\n",
+    "a control character": "a: \x01\n",
     "a decoded bracket": "a: '${oc.decode:${t}}'\nt: '" + "[" * 900 + "]" * 900 + "'\n",
 }  # fmt: skip
 
@@ -78,7 +80,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_soon_and_within_little_memory(name: str, tmp_path: Path) -> None:
     file = tmp_path / "bomb.yaml"
-    file.write_text(BOMBS[name], encoding="utf-8")
+    file.write_text(BOMBS[name], encoding="utf-8", errors="surrogateescape")
     before, start = peak(), process_time()
     with pytest.raises(SpecError) as refused:
         load_spec(file)
@@ -114,8 +116,12 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: {}\n", "a: 0x1f\nb: 1e-30\nc: 3.14159265358979\n", "a: &a [1]\nb: *a\n"]
-)
+    "text",
+    [
+        "a: {}\n", "a: 0x1f\nb: 1e-30\nc: 3.14159265358979\n", layers(3, 9),
+        "a: &a {b: 1}\nc: {<<: *a, d: 'R&D*'}  # & and *\n", "a: [" + "1, " * 9_000 + "1]\n",
+    ],
+)  # fmt: skip
 def test_what_people_write_keeps_the_limits(text: str, tmp_path: Path) -> None:
     from hookrun.config.yaml_files import load
 

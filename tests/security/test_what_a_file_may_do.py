@@ -323,7 +323,6 @@ ACTING = {
     "a target in the model": {"experiment/mine": f"{GLOBAL}{QUICK}hooks: {{a: {TOUCH}}}\n"},
     "a target in arguments": {"experiment/mine": f"{GLOBAL}model: {{name: mlp, args: {TOUCH}}}\n"},
     "a target in a list": {"experiment/mine": f"{GLOBAL}model: {{name: mlp, args: {{a: [{TOUCH}]}}}}\n"},
-    "a call in arguments": {"experiment/mine": f"{GLOBAL}model: {{name: mlp, args: {{(): subprocess.getoutput, cmd: 'touch PWNED'}}}}\n"},
     "a target by merge": {"experiment/mine": f"{GLOBAL}x: &x {TOUCH}\nmodel: {{name: mlp, args: {{<<: *x}}}}\n"},
     "a python tag": {"experiment/mine": f"{GLOBAL}seed: !!python/object/apply:os.system ['touch PWNED']\n"},
     "a python name": {"experiment/mine": f"{GLOBAL}seed: !!python/name:os.system\n"},

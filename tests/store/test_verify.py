@@ -53,6 +53,8 @@ def test_of_a_sweep_every_run_is_checked(run: Path, tmp_path: Path, capsys) -> N
     assert main([str(tmp_path / "sweep")]) == 1
     said = capsys.readouterr().out
     assert said.count("shards") == 2 and said.count("BAD: ") == 1
+    assert main([str(run), str(tmp_path / "sweep/1")]) == 1, "the worst of several"
+    assert main([str(tmp_path / "nowhere"), str(run)]) == 2
 
 
 def flip(path: Path) -> None:
@@ -303,6 +305,7 @@ def test_only_whole_states_lie_below_checkpoints_of_a_finished_run(whole: Path) 
 
 
 def test_verify_shows_each_name_on_one_line_and_twenty_at_most(whole: Path, capsys) -> None:
+    whole = whole.rename(whole.with_name("bad\x1b[2J"))
     (whole / "a\nrun: 0 shards, 0 bytes, all well").write_text("")
     for number in range(60):
         (whole / f"\x1b[2J\u202e{number}").write_text("")
