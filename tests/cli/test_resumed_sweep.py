@@ -107,6 +107,8 @@ def test_a_directory_may_follow_the_number_by_a_resolver_and_a_wrong_one_is_refu
     assert jobs(earlier) == {"job0": 5, "job1": 1, "job2": 7, "job3": 8}
     assert main(["-m", "seed=9", "hydra.sweep.subdir=${nowhere}", "resume=mine"]) == 2
     assert "hydra.sweep.subdir: Interpolation key 'nowhere' not found" in capsys.readouterr().err
+    assert main(["-m", "seed=9", "hydra.sweep.subdir=job0", "resume=mine"]) == 2
+    assert "job0 is the directory of a job with another configuration" in capsys.readouterr().err
 
 
 def test_equal_jobs_are_distinguished_by_their_number(notes, earlier: Path) -> None:

@@ -6,11 +6,9 @@ import json
 import pickle
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -166,24 +164,10 @@ class Climber(Sweeper):
 
 
 class TestOptimizingSweeper:
-    @pytest.fixture(autouse=True)
-    def climber(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Install the sweeper as the package `hydra_plugins.climber`."""
-        plugins = Plugins.instance()  # scans for plugins the first time, and must find the real ones
-        package, module = ModuleType("hydra_plugins"), ModuleType("hydra_plugins.climber")
-        package.climber, module.Climber = module, Climber  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "hydra_plugins", package)
-        monkeypatch.setitem(sys.modules, "hydra_plugins.climber", module)
-        plugins.register(Climber)
-        Climber.objectives = []
-        yield
-        del plugins.class_name_to_class["hydra_plugins.climber.Climber"]
-        for known in plugins.plugin_type_to_subclass_list.values():
-            if Climber in known:
-                known.remove(Climber)
-
     @pytest.fixture
-    def folder(self, conf: Conf) -> str:
+    def folder(self, plugin, conf: Conf) -> str:
+        plugin(Climber)
+        Climber.objectives = []
         sweeper = "_target_: hydra_plugins.climber.Climber\nstart: 5\nsteps: 2\n"
         return conf(**{"hydra/sweeper/climber": sweeper})
 
