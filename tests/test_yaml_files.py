@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hookrun.config.interpolations import MAX_NESTED, RefusedInterpolation, guarded, resolved, unguarded
+from hookrun.config.interpolations import MAX_NESTED, resolved
 from hookrun.config.yaml_files import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text, parsed, reading
 from hookrun.errors import SpecError
 
@@ -59,29 +59,6 @@ def test_the_line_beyond_the_limits_is_reported(text: str, what: str) -> None:
     with pytest.raises(OutOfBounds, match=what) as refused:
         check_text(f"# first\n{text}")
     assert refused.value.line == 2
-
-
-def test_the_environment_and_resolvers_of_an_application_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOOKRUN_TEST_SECRET", "x")
-    ran = list[str]()
-    OmegaConf.register_new_resolver("of_an_application", lambda: ran.append("ran"))
-    try:
-        for text in (
-            "${oc.env:HOOKRUN_TEST_SECRET}",
-            "${of_an_application:}",
-            "${oc.decode:'${of_an_application:}'}",
-        ):
-            cfg = OmegaConf.create({"a": text})
-            with pytest.raises(RefusedInterpolation), guarded():
-                _ = cfg.a
-            with pytest.raises(RefusedInterpolation):
-                resolved(cfg)
-        assert ran == []
-        with guarded(), unguarded():
-            assert OmegaConf.create({"a": "${oc.env:HOOKRUN_TEST_SECRET}"}).a == "x"
-        assert OmegaConf.create({"a": "${oc.env:HOOKRUN_TEST_SECRET}"}).a == "x", "outside it is OmegaConf's"
-    finally:
-        OmegaConf.clear_resolver("of_an_application")
 
 
 def test_ordinary_ones_are_resolved_and_long_chains_are_not() -> None:

@@ -29,11 +29,6 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def only_run(folder: Path) -> Path:
-    (run,) = (entry for entry in (folder / "outputs").iterdir() if not entry.is_symlink())
-    return run
-
-
 def test_a_run_has_its_own_directory_with_its_configuration(cwd: Path, notes) -> None:
     assert main(["experiment=clip_fc", "seed=5"]) == 0
     assert main(["experiment=clip_fc", "seed=5"]) == 0
@@ -118,7 +113,7 @@ def test_a_directory_that_cannot_be_created_is_refused(cwd: Path, notes, capsys)
 def test_a_configuration_may_refer_to_its_own_run_directory(cwd: Path, notes) -> None:
     assert main(["seed=5", "data.root=${hydra:runtime.output_dir}"]) == 0
     ((experiment, _),) = notes.prepared
-    assert experiment.settings.data.root == str(only_run(cwd))
+    assert experiment.settings.data.root == str((cwd / "outputs/latest").resolve())
 
 
 @pytest.mark.parametrize(("seed", "code"), [(5, 0), (1, 1), (2, 2), (3, 3), (4, 3), (130, 130)])
@@ -170,7 +165,8 @@ class TestTrust:
         assert main([*typed, "seed=5"]) == 0
         ((_, trust),) = notes.prepared
         assert trust == ({"mypkg", "other.sub"} if typed else frozenset())
-        assert "mypkg" not in "".join(file.read_text() for file in (only_run(cwd) / ".hydra").iterdir())
+        stored = (cwd / "outputs/latest/.hydra").iterdir()
+        assert "mypkg" not in "".join(file.read_text() for file in stored)
 
     def test_every_job_of_a_sweep_trusts_the_typed_packages(self, notes) -> None:
         assert main(["-m", "+trust=mypkg", "seed=5,6"]) == 0

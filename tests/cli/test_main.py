@@ -164,11 +164,6 @@ def test_the_loggers_are_restored_afterwards(typed: list[str], notes) -> None:
     assert logging.getLogger("hydra").handlers == []
 
 
-def test_hydra_s_own_log_file_can_be_chosen(cwd: Path, notes) -> None:
-    assert main(["seed=5", "hydra/job_logging=default", "hydra.run.dir=mine"]) == 0
-    assert (cwd / "mine/hookrun.log").is_file()
-
-
 PROGRAM = """
 import json, os, sys
 from hookrun.cli import main

@@ -23,7 +23,7 @@ from omegaconf.basecontainer import BaseContainer
 from hookrun.api import load_spec
 from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, opened
-from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved
+from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved, unguarded
 from hookrun.errors import SpecError
 
 GLOBAL = "# @package _global_\n"
@@ -113,6 +113,7 @@ class TestCommandLine:
         typed = ["hydra/job_logging=default", "+hydra.job.env_set.HOOKRUN_SEEN=1", "train.epochs=0"]
         assert main([*typed, "hydra.run.dir=../mine"]) == 0
         assert "HOOKRUN_SEEN" not in os.environ
+        assert (tmp_path / "mine/hookrun.log").is_file(), "the log of Hydra that was chosen"
         assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
 
     def test_it_may_not_copy_the_environment(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +200,8 @@ class TestResolvers:
         before = BaseContainer._resolvers["oc.env"]
         with guarded(), ThreadPoolExecutor(1) as pool:
             assert pool.submit(lambda: (own.a, own.b)).result() == (2, "mine")
+        with guarded(), unguarded():
+            assert (own.a, own.b) == (2, "mine")
         assert (own.a, own.b) == (2, "mine")
         assert BaseContainer._resolvers["oc.env"] is before
         assert type(BaseContainer._resolvers) is dict

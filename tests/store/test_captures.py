@@ -16,10 +16,12 @@ from torch import Tensor
 from hookrun.actions.base import TokenRows
 from hookrun.errors import HookrunError, Lookup, NoSuchKey
 from hookrun.store.captures.read import SampleTable, StoredCapture, read_captures
-from hookrun.store.captures.shard import index_name, index_names, read_index, shard_name
+from hookrun.store.captures.shard import Shard, index_name, index_names, read_index, shard_name
 from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
+from hookrun.store.format import VERSION
+from hookrun.store.records import checked
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 
@@ -313,6 +315,40 @@ def test_without_files_the_table_is_empty_and_a_link_is_an_error(tmp_path: Path)
     (tmp_path / "samples.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError):
         _ = SampleTable(tmp_path).lines
+
+
+ENTRY = {
+    "key": "0", "hook": "h", "module": "layer4\n\0", "path": "[0].logits", "dtype": "bfloat16", "shape": [4, 8],
+    "rows": 32, "by": "sample",
+}  # fmt: skip
+SHARD = {
+    "shard": "000000.safetensors", "sha256": "ab" * 32, "bytes": 4096, "columns": ["sample", "epoch", "step", "call"],
+    "entries": [ENTRY], "version_of_the_future": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": VERSION + 1}, "this hookrun reads up to"),
+        ({"shard": "../../other.safetensors"}, "outside of its folder"),
+        ({"entries": [{"key": "0"}]}, r"it has no hook \(entries\.0\.hook, and \d more\)"),
+        ({"columns": None}, "found nothing.*columns"),
+        ({"bytes": "4096"}, "found a str.*bytes"),
+        ({"sha256": "0" * 63}, "sha256"),
+        ({"shard": ""}, "shard"),
+        ({"shard": "a" * 256}, "shard"),
+        ({"entries": [ENTRY | {"shape": [1] * 65}]}, "shape"),
+        ({"columns": ["sample", "epoch"]}, "do not say their step, call"),
+        ({"shard": "index.jsonl"}, "cannot be a file of it"),
+        ({"bytes": 32 * (32 * 2 + 4 * 8) - 1}, "its rows need 3,072 bytes, and the shard has 3,071"),
+        ({"entries": [ENTRY | {"dtype": "qint8"}]}, "unknown dtype 'qint8'"),
+    ],
+)
+def test_an_invalid_line_is_refused(change: dict[str, object], said: str) -> None:
+    assert checked(SHARD, Shard).file == "000000.safetensors"
+    with pytest.raises(ValueError, match=said):
+        checked(SHARD | change, Shard)
 
 
 def test_each_rank_has_its_index_and_its_names_of_shards(tmp_path: Path) -> None:

@@ -115,17 +115,8 @@ def test_a_batch_becomes_one_row_per_sample_with_epoch_step_and_call(tmp_path: P
     assert shard["entries"] == [{**where, "dtype": "float32", "shape": [2], "rows": 3, "by": "sample"}]
     stored = load_file(tmp_path / shard["shard"])
     assert torch.equal(stored["0"], batch)
-    assert shard["columns"] == [
-        "sample",
-        "epoch",
-        "step",
-        "call",
-        "rank",
-        "split",
-        "position",
-        "token",
-        "key",
-    ]
+    columns = "sample epoch step call rank split position token key"
+    assert shard["columns"] == columns.split()
     assert stored["0.rows"].tolist() == [[id_, 1, 20, 2, 3, 1, -1, -1, -1] for id_ in (7, 5, 6)]
 
 
