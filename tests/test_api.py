@@ -64,15 +64,6 @@ def test_a_missing_file_and_no_source_at_all_are_refused(tmp_path: Path) -> None
         hookrun.load_spec()
 
 
-def test_hooked_compiles_and_installs() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    spec = {"features": {"select": "0", "hook": "forward", "action": "capture"}}
-    with hookrun.hooked(model, spec) as hooks:
-        out = model(torch.ones(1, 2))
-    assert torch.equal(hooks.captures["features"]["0"][0], out)
-    assert hooks.fired == {("features", "0"): 1}
-
-
 @pytest.mark.parametrize("model", [None, [nn.Linear(2, 2)], nn.Linear], ids=["none", "list", "class"])
 def test_what_is_not_a_module_is_refused_in_words(model: Any) -> None:
     with pytest.raises(hookrun.HookrunError, match=r"model: found .*, expected a torch\.nn\.Module"):

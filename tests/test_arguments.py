@@ -141,13 +141,6 @@ def test_only_a_parameter_without_default_can_be_missing() -> None:
     assert problem == Problem("x.b", "is missing: 'net' needs it; no b", "set x.b")
 
 
-class Depth(Args):
-    """A section within a section."""
-
-    rate: float = 0.5
-    depth: int = 1
-
-
 class AnyKeys(BaseModel):
     """A section with keys that only its default shows."""
 
@@ -159,7 +152,7 @@ class Trained(Args):
     """A section that holds others."""
 
     size: int = 1
-    inner: Depth | None = None
+    inner: Inner | None = None
     optimizer: AnyKeys = AnyKeys.model_validate({"lr": 0.1})
 
 
@@ -167,7 +160,7 @@ class Rooted(Args):
     """The root."""
 
     outer: Trained = Trained()
-    depth: Depth = Depth()
+    depth: Inner = Inner()
 
 
 def test_a_key_of_a_section_further_down_is_told_with_its_path() -> None:

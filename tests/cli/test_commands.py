@@ -121,12 +121,6 @@ def test_the_exit_code_is_that_of_the_run(seed: int, code: int, notes) -> None:
     assert main([f"seed={seed}"]) == code
 
 
-def test_the_run_flag_makes_a_single_run_of_an_experiment_with_a_sweep(conf: Conf, notes) -> None:
-    folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\nseed: 7\n"})
-    assert main(["-r", "--config-dir", folder, "experiment=mine"]) == 0
-    assert [run_dir.parent.name for _, run_dir in notes.ran] == ["outputs"]
-
-
 class TestOwnFolders:
     """`--config-dir` and `hydra.searchpath`: the user's own experiments, without changes to hookrun."""
 
@@ -426,10 +420,15 @@ def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypa
     monkeypatch.setattr(App, "compose_config", compose_config)
     assert main(["seed=5"]) == 0 and count == 1
     folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\n"})
-    for typed, seeds in ((["seed=6,7"], [6, 7]), (["seed=8", "hydra.mode=RUN"], [8])):
+    for typed, seeds in (
+        (["seed=6,7"], [6, 7]),
+        (["seed=8", "hydra.mode=RUN"], [8]),
+        (["-r", "seed=9"], [9]),
+    ):
         notes.ran.clear()
         assert main(["--config-dir", folder, "experiment=mine", *typed]) == 0
         assert [seed for seed, _ in notes.ran] == seeds
+        assert (notes.ran[0][1].parent.name == "outputs") == (len(seeds) == 1), typed
 
 
 def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, cwd: Path, capsys) -> None:

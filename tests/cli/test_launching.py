@@ -43,10 +43,10 @@ def launched(plugin, conf, notes) -> Callable[..., list[tuple[int, list[list[str
 
 
 def test_known_jobs_are_launched_once_in_batches_whatever_the_sweeper_lists(launched, notes) -> None:
-    swept = ("experiment=clip_fc", "hooks.clip_fc.max=0.1,0.2,0.3", "baseline=true")
+    swept = ("experiment=clip_fc", "hooks.clip_fc.max=0.1,0.2,0.3,0.4", "baseline=true")
     calls = launched(*swept, "hydra.sweeper.max_batch_size=3")
-    assert [(first, len(jobs)) for first, jobs in calls] == [(0, 3), (3, 1)]
-    assert [bool(job.hooks.hooks) for job, _ in notes.prepared] == [False, True, True, True]
+    assert [(first, len(jobs)) for first, jobs in calls] == [(0, 3), (3, 2)]
+    assert [bool(job.hooks.hooks) for job, _ in notes.prepared] == [False, True, True, True, True]
 
 
 def test_of_a_resumed_sweep_only_unfinished_jobs_run(launched, notes, cwd: Path) -> None:

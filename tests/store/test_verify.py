@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import pytest
 import torch
+from report_pages import change_status
 
 from hookrun import verify as verify_module
 from hookrun.store.files import StoreError, open_inside
@@ -27,11 +28,6 @@ from hookrun.store.states.files import write_state
 from hookrun.store.states.tree import flatten
 from hookrun.store.verify import verify
 from hookrun.verify import main
-
-
-def restate(run: Path, **changed: object) -> None:
-    status = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps({**status, **changed}))
 
 
 def shard(run: Path, number: int) -> Path:
@@ -115,10 +111,10 @@ def test_files_left_by_a_killed_run_are_not_faults(run: Path, capsys: pytest.Cap
     (run / "captures/.000003.safetensors.1.tmp").write_bytes(b"half")
     with (run / "captures/index.jsonl").open("a") as index:
         index.write('{"version": 1, "sha')
-    restate(run, status="done", exit_code=0)
+    change_status(run, status="done", exit_code=0)
     assert main([str(run)]) == 1
     assert capsys.readouterr().out.count("BAD: ") == 3, "and there is no manifest"
-    restate(run, status="running", ended=None, exit_code=None)
+    change_status(run, status="running", ended=None, exit_code=None)
     assert main([str(run)]) == 0
     assert capsys.readouterr().out.count("note: ") == 2
 
@@ -126,7 +122,7 @@ def test_files_left_by_a_killed_run_are_not_faults(run: Path, capsys: pytest.Cap
 def test_a_run_with_a_lost_index_is_not_reported_as_empty(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    restate(run, status="done", exit_code=0)
+    change_status(run, status="done", exit_code=0)
     (run / "captures/index.jsonl").unlink()
     (run / "env.json").write_text('{"torch"')
     assert main([str(run)]) == 1
@@ -264,7 +260,7 @@ CONTRADICTORY: list[dict[str, object]] = [
 @pytest.mark.parametrize("changed", CONTRADICTORY, ids=json.dumps)
 def test_a_status_that_contradicts_itself_is_a_fault(whole: Path, changed: dict[str, object]) -> None:
     assert verify(whole).bad == []
-    restate(whole, **changed)
+    change_status(whole, **changed)
     assert any("status.json contradicts itself" in line for line in verify(whole).bad)
 
 
@@ -311,7 +307,7 @@ RUNNING = {"status": "running", "ended": None, "exit_code": None}
 def test_a_run_without_a_manifest_says_why_and_its_files_are_checked(
     run: Path, changed: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    restate(run, **changed)
+    change_status(run, **changed)
     assert main([str(run)]) == 0
     assert said in capsys.readouterr().out
     flip(shard(run, 1))
