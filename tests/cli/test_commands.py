@@ -154,7 +154,9 @@ class TestOwnFolders:
 class TestTrust:
     """The person who runs a command may trust packages, the author of a file may not."""
 
-    @pytest.mark.parametrize("typed", [[], ["+trust=[mypkg,other.sub]"], ["++trust=[mypkg,other.sub]"]])
+    @pytest.mark.parametrize(
+        "typed", [[], ["+trust=[mypkg,other.sub]"], ["trust=[mypkg,other.sub]"], ["+trust=mypkg", "++trust=other.sub"]]
+    )  # fmt: skip
     def test_only_typed_packages_are_trusted_and_none_is_stored(self, typed, cwd: Path, notes) -> None:
         assert main([*typed, "seed=5"]) == 0
         ((_, trust),) = notes.prepared
@@ -263,12 +265,6 @@ def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
     assert "hooks.clip_fc.max: found 'x'" in capsys.readouterr().err
     assert main(["experiment=clip_fc", "hooked=maybe"]) == 2
     assert "hooked: found 'maybe'" in capsys.readouterr().err
-
-
-def test_a_job_of_a_sweep_without_hooks(notes) -> None:
-    assert main(["-m", "experiment=clip_fc", "hooks=none,scale", "task=plan"]) == 0
-    names = [[hook.name for hook in shown.hooks.hooks] for shown in notes.shown]
-    assert names[0] == [] and "clip_fc" in names[1]
 
 
 def test_a_stored_configuration_can_be_run_again_in_a_new_directory(cwd: Path, notes) -> None:

@@ -168,22 +168,6 @@ def test_short_flags_with_their_choice_attached_still_work(capsys: pytest.Captur
     assert "seed: 7\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("typed", "trusted"),
-    [
-        ([], []),
-        (["+trust=mypkg"], ["mypkg"]),
-        (["+trust=[mypkg]"], ["mypkg"]),
-        (["trust=[mypkg, other.sub_1]"], ["mypkg", "other.sub_1"]),
-        (["+trust=a", "++trust=[b]"], ["a", "b"]),
-        (["+trust=[]"], []),
-    ],
-    ids=str,
-)
-def test_trusted_packages_are_removed_from_the_overrides(typed: list[str], trusted: list[str]) -> None:
-    assert take_trust(["seed=1", *typed, "model.trust=1"]) == (set(trusted), ["seed=1", "model.trust=1"])
-
-
 @pytest.mark.parametrize("given", ["a,b", "", "3", "null", "{a: b}", "[a", "['']", "/a/b"])
 def test_anything_but_package_names_is_refused(given: str) -> None:
     with pytest.raises(SpecError, match=r"write \+trust=\[mypkg,other\]"):

@@ -47,14 +47,6 @@ def test_two_sweeps_have_different_directories(cwd: Path, notes) -> None:
     assert latest.is_symlink() and latest.resolve() == second != first
 
 
-def test_experiments_can_be_swept_over(conf: Conf, notes) -> None:
-    folder = conf(
-        **{f"experiment/{name}": f"# @package _global_\nseed: {name[1]}\n" for name in ("a5", "b6")}
-    )
-    assert main(["--config-dir", folder, "-m", "experiment=a5,b6"]) == 0
-    assert [seed for seed, _ in notes.ran] == [5, 6]
-
-
 @pytest.mark.parametrize(
     ("seeds", "code", "done"), [("5,6", 0, 2), ("1,3,5", 1, 1), ("3,2,1,5", 2, 1), ("4,5", 3, 1)]
 )

@@ -33,7 +33,6 @@ from hookrun.compose.loader import _is_ours
 
 Original = Callable[..., Any]
 _memory: dict[tuple[object, ...], bytes] = {}
-_shipped: dict[tuple[str, ...], bool] = {}
 
 
 def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
@@ -49,21 +48,11 @@ def _place(source: ConfigSource) -> tuple[str, ...]:
     return type(source).__name__, source.provider, source.path
 
 
-def _is_shipped(source: ConfigSource | None) -> bool:
-    """Whether its files do not change during the tests: the folders of hookrun, Hydra and Hydra's plugins."""
-    if source is None:
-        return False
-    place = _place(source)
-    if place not in _shipped:
-        _shipped[place] = _is_ours(source)
-    return _shipped[place]
-
-
 def _load_config(original: Original) -> Original:
     @wraps(original)
     def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None or not _is_shipped(source):
+        if source is None or not _is_ours(source):
             return original(self, config_path)
         key = "file", *_place(source), config_path
         return _remembered(key, lambda: original(self, config_path))
@@ -76,7 +65,7 @@ def _create_defaults_list(original: Original) -> Original:
     def create_defaults_list(
         repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
     ) -> DefaultsList:
-        if not all(map(_is_shipped, repo.get_sources())):
+        if not all(map(_is_ours, repo.get_sources())):
             return original(repo, config_name, overrides_list, **how)
         typed = [each for each in overrides_list if not each.is_sweep_override()]
         is_choice = [
@@ -96,7 +85,7 @@ def _create_defaults_list(original: Original) -> Original:
 def _compose(original: Original) -> Original:
     @wraps(original)
     def compose(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        if not all(map(_is_shipped, repo.get_sources())):
+        if not all(map(_is_ours, repo.get_sources())):
             return original(self, defaults, repo)
         places = [_place(each) for each in repo.get_sources()]
         key = "merged", *places, *(tuple(vars(each).values()) for each in defaults)

@@ -72,3 +72,11 @@ def test_a_copy_of_a_callback_follows_a_loop_of_its_own(tmp_path: Path) -> None:
     copied.begin(net())
     copied.end()
     assert [path.name for path in copied.run_dirs] == ["run", "run-2"]
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_without_its_library_an_integration_says_what_to_install(library: str, without) -> None:
+    without(library)
+    with pytest.raises(ImportError, match=rf"pip install 'hookrun\[{library}\]'") as caught:
+        getattr(hookrun.integrations, library)
+    assert isinstance(caught.value, hookrun.HookrunError)

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
 import hookrun
 from hookrun import load_spec
 from hookrun.compose.compose import compose_dict
+from hookrun.config.yaml_files import load
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks import parse_experiment
 
@@ -107,8 +109,6 @@ def test_a_number_in_base_60_says_to_quote_it(written: str, quoted: str, tmp_pat
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    import os
-
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
         with pytest.raises(SpecError, match="is a pipe or a device"):
@@ -123,8 +123,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_people_write_keeps_the_limits(text: str, tmp_path: Path) -> None:
-    from hookrun.config.yaml_files import load
-
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     assert load(file)
@@ -278,15 +276,9 @@ def mutated(spec: dict[Any, Any], draw: random.Random) -> Any:
     return changed
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-
-def test_a_mutated_spec_gives_a_plan_or_errors_with_key_paths(model: Any) -> None:
+def test_a_mutated_spec_gives_a_plan_or_errors_with_key_paths() -> None:
     draw, originals = random.Random(7), specs()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     accepted = refused = 0
     for _ in range(TRIES):
         spec = mutated(draw.choice(originals), draw)

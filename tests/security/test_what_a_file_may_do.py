@@ -445,12 +445,10 @@ class Place:
     path: Path
 
     def write(self, files: dict[str, str]) -> str:
-        folder = self.path / "conf"
-        for name, text in files.items():
-            file = folder / f"{name}.yaml"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text.replace("OUTSIDE", str(self.path / "outside")), encoding="utf-8")
-        return str(folder)
+        outside = str(self.path / "outside")
+        return write(
+            self.path / "conf", **{name: text.replace("OUTSIDE", outside) for name, text in files.items()}
+        )
 
     def state(self) -> dict[str, bytes]:
         """Every file and folder except those of outputs."""

@@ -1,4 +1,4 @@
-"""The open run directory: status, plan, metrics, environment, and the link to the newest run."""
+"""The open run directory: status, plan, metrics, environment; the newest run of a folder, and the link to it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from report_pages import change_status
 
 from hookrun.ranks import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
 from hookrun.store.reader import open_run
-from hookrun.store.run_dir import RunDir, cut_off, environment, update_latest
+from hookrun.store.run_dir import (
+    RunDir,
+    cut_off,
+    environment,
+    newest_finished,
+    newest_unchanged,
+    outputs_folder,
+    update_latest,
+)
 
 
 def status(run: RunDir) -> dict[str, object]:
@@ -226,3 +235,44 @@ def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPa
     assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
     assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
     assert "0123456789abcdef" not in json.dumps(found)
+
+
+def finished(folder: Path, name: str, ended: str) -> Path:
+    run = RunDir.create(folder / name)
+    run.set_status("running")
+    run.log_metrics(step=1)
+    run.close()
+    run.write_manifest()
+    run.set_status("done")
+    change_status(run.path, ended=ended)
+    return run.path
+
+
+def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "x/.."))
+    assert outputs_folder() == tmp_path / "outputs"
+    monkeypatch.delenv("HOOKRUN_OUTPUT")
+    monkeypatch.chdir(tmp_path)
+    assert outputs_folder() == tmp_path / "outputs"
+
+
+def test_the_run_that_ended_last_is_found_without_links_and_unfinished_runs(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no finished run in"):
+        newest_finished(tmp_path)
+    long = finished(tmp_path, "a", "2030-01-02")
+    finished(tmp_path, "b", "2030-01-01")
+    RunDir.create(tmp_path / "c").set_status("running")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/status.json").write_text("{")
+    elsewhere = finished(tmp_path / "elsewhere", "e", "2030-01-03")
+    (tmp_path / "e").symlink_to(elsewhere)
+    assert newest_finished(tmp_path) == long
+
+
+def test_a_run_whose_files_were_changed_is_skipped(tmp_path: Path) -> None:
+    older, newer = finished(tmp_path, "a", "2030-01-01"), finished(tmp_path, "b", "2030-01-02")
+    assert newest_unchanged(tmp_path) == newer
+    (newer / "metrics.jsonl").write_text("{}\n")
+    assert newest_unchanged(tmp_path) == older
+    (older / "manifest.json").unlink()
+    assert newest_unchanged(tmp_path) is None
