@@ -32,12 +32,6 @@ from hookrun.store.run_dir import (
 )
 
 
-def status(run: RunDir) -> dict[str, object]:
-    found = json.loads((run.path / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
-
-
 def test_a_run_directory_may_be_one_where_hydra_already_wrote(tmp_path: Path) -> None:
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     run = RunDir.create(tmp_path / "run")
@@ -58,8 +52,8 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
     run = RunDir.create(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.set_status("running")
-    started = status(run)["started"]
-    assert status(run) == {
+    started = open_run(run.path).status["started"]
+    assert open_run(run.path).status == {
         "status": "running",
         "reason": "",
         "started": started,
@@ -69,9 +63,9 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
         "exit_code": None,
     }
     run.set_status("failed", "loss is NaN at step 3")
-    assert status(run)["started"] == started
-    assert status(run)["reason"] == "loss is NaN at step 3"
-    times = [datetime.fromisoformat(str(status(run)[key])) for key in ("started", "ended")]
+    assert open_run(run.path).status["started"] == started
+    assert open_run(run.path).status["reason"] == "loss is NaN at step 3"
+    times = [datetime.fromisoformat(str(open_run(run.path).status[key])) for key in ("started", "ended")]
     assert before <= times[0] <= times[1] <= datetime.now(UTC)
 
 
@@ -79,9 +73,9 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
 def test_each_state_has_its_exit_code_unless_another_is_given(tmp_path: Path, state: State) -> None:
     run = RunDir.create(tmp_path)
     run.set_status(state)
-    assert status(run)["exit_code"] == EXIT_CODES[state]
+    assert open_run(run.path).status["exit_code"] == EXIT_CODES[state]
     run.set_status(state, exit_code=3)
-    assert status(run)["exit_code"] == 3
+    assert open_run(run.path).status["exit_code"] == 3
 
 
 def test_metrics_are_flat_lines_in_order(tmp_path: Path) -> None:
