@@ -263,15 +263,25 @@ def test_the_mode_can_be_chosen() -> None:
     assert hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=False).unchecked is None
 
 
+SITE: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
+
+
 def test_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
-    site: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
     x, findings = torch.ones(2, 3), TrialSink()
-    assert findings.guard(site, lambda value: (value,))(x) is x
-    assert findings.guard(site, lambda value: {"b": value["a"]})({"a": x}) == {"a": x}
+    assert findings.guard(SITE, lambda value: (value,))(x) is x
+    assert findings.guard(SITE, lambda value: {"b": value["a"]})({"a": x}) == {"a": x}
     assert [what for _, what in findings.problems] == [
         "the action changes the type from Tensor to tuple",
         "the action changes the members of the dict",
     ]
+
+
+def test_captures_are_kept_without_their_graph() -> None:
+    findings = TrialSink()
+    keep: Any = findings.keeper(SITE)
+    keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
+    ((first, second),) = findings.captured["h", "fc"]
+    assert (first.shape, second.shape) == ((2,), (3,)) and not first.requires_grad
 
 
 IMAGES = ((torch.zeros(2, 1, 8, 8),), {})

@@ -185,16 +185,6 @@ def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
     assert capture[capture.where(sample=2)].tolist() == [[2, 2, 2]] * 4
 
 
-def test_calls_of_a_reused_module_are_numbered(tmp_path: Path) -> None:
-    writer = CaptureWriter(tmp_path)
-    for call in range(2):
-        writer.add("f", "m", torch.full((2, 1), float(call)), sample_ids=[0, 1], epoch=0, step=0, call=call)
-    writer.close()
-    capture = read(tmp_path)["f"]["m"]
-    assert capture.calls.tolist() == [0, 0, 1, 1]
-    assert capture[capture.where(call=1)].tolist() == [[1], [1]]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 0), (0, 3)])
 def test_every_dtype_and_shape_is_read_back_bit_by_bit(

@@ -249,13 +249,6 @@ def test_counts_have_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> No
     assert writer.counts == {("f", "a"): Count(tensors=4, bytes=2 * (32 + 6), rows=10), ("f", "b"): Count()}
 
 
-def test_without_captures_there_is_no_folder(tmp_path: Path) -> None:
-    writer = CaptureWriter(tmp_path / "captures")
-    writer.add("f", "a", None, sample_ids=[0], **AT)
-    writer.close()
-    assert not (tmp_path / "captures").exists()
-
-
 def test_a_tensor_without_a_format_on_disk_is_an_error_that_names_hook_and_module(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     with pytest.raises(StoreError) as caught:
