@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,7 +15,7 @@ from hookrun import tasks
 from hookrun.compose.compose import claimed, parsed_run, place_run, plain_run, planned, refuse_used
 from hookrun.compose.errors import composed, explained, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, opened
-from hookrun.compose.overrides import LATEST, RESUME, Resume, latest_in
+from hookrun.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.ranks import ALONE, Ranks, is_main, started
@@ -38,7 +37,7 @@ _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Resume an unfinished run; returns the exit code."""
-    folder = run_folder(resume.name)
+    folder = named_folder(resume.name, outputs_folder())
     if _is_done(folder):
         if is_main():
             if asked.overrides:
@@ -141,11 +140,6 @@ def _checked_and_run(
         with explained(asked):
             returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
     return int(returned.return_value)
-
-
-def run_folder(name: str) -> Path:
-    """The directory that `resume` names. Raises SpecError for `latest` if there is no latest run."""
-    return latest_in(outputs_folder()) if name == LATEST else Path(os.path.realpath(os.path.expanduser(name)))
 
 
 def _is_done(folder: Path) -> bool:
