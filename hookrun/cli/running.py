@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -25,7 +26,7 @@ from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
-from hookrun.sweeps.jobs import SingleRun, import_torch, make_missing_page
+from hookrun.sweeps.jobs import import_torch, make_missing_page, run_alone
 from hookrun.sweeps.needs import NeededRuns, previous_run
 from hookrun.tasks import Ready, refuse_ranks, task_of
 from hookrun.terminal import wait_is_over, waiting_for
@@ -138,7 +139,9 @@ def _checked_and_run(
         if is_new:  # again, now that the runs exist from which its values come
             prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
         with explained(asked):
-            returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
+            returned = asked.app.run_checked(
+                cfg, partial(run_alone, prepared=prepared, resume=resume, ranks=ranks)
+            )
     return int(returned.return_value)
 
 
