@@ -65,6 +65,9 @@ MOST_SITES = 10_000
 MOST_HOOKS = 2_000
 """Hooks that the page shows."""
 
+MOST_ROWS = 400
+"""Rows of a table or a picture, for example of modules, unless a section has its own bound."""
+
 MOST_GENERATED = 8 * 2**20
 """Bytes read of generations.jsonl."""
 

@@ -16,7 +16,7 @@ import hookrun
 from hookrun.cli import main
 from hookrun.report.facts import Facts, read_facts
 from hookrun.report.lines import SampledLines
-from hookrun.report.sections import lens, metrics, model, parts_of_passes, summary
+from hookrun.report.sections import lens, metrics, model, summary
 from hookrun.report.sections.metrics import latest
 from hookrun.store.records import EnvRecord, ModelRecord, PlanRecord
 from hookrun.tasks.run import progress
@@ -175,7 +175,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
         for of in ("position", "sample")
         for value in values
     ]
-    parts = parts_of_passes.build(facts(*lines))
+    parts = metrics.parts_of_passes(facts(*lines))
     assert parts is not None
     ((_, rows),) = parts["tables"]
     assert [sample for sample, *_ in rows] == [0, 1, 2**60]

@@ -79,14 +79,11 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    known = [
-        line
-        for line in lines
-        if line["class"] != line["predicted_class"]
-        and is_number(line.get("loss"))
-        and math.isfinite(line["loss"])
-    ]
-    known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
+    wrong = (line for line in lines if line["class"] != line["predicted_class"])
+    known = sorted(
+        (line for line in wrong if is_number(line.get("loss")) and math.isfinite(line["loss"])),
+        key=lambda line: (-line["loss"], line["split"], line["sample"]),
+    )
     return [
         {
             "split": line["split"],

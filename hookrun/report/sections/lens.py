@@ -12,9 +12,9 @@ from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import LEVELS, heat, is_light, matrix, palette
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
-from hookrun.report.lines import grouped, is_number, is_place, sampled
+from hookrun.report.lines import is_number, is_place, sampled
 from hookrun.store.format import LENS
-from hookrun.store.records import LensLine
+from hookrun.store.records import LensLine, grouped
 
 MOST_SAMPLES = 8
 MOST_PARTS = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hookrun.config import key_of
@@ -72,19 +72,18 @@ def _again(
     return {"command": shlex.join(map(str, words)), "folder": hydra.cwd}
 
 
-def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> list[str]:
+def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> Iterator[str]:
     """The overrides, with the directory of each run whose name may now mean a different run."""
     places = {
         run.where: run.path
         for run in runs
         if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path
     }
-    words = [text for text in overrides if key_of(text) not in places]
+    yield from (text for text in overrides if key_of(text) not in places)
     for where, path in places.items():
         if _NAMES_A_RUN.fullmatch(where):
             added = "++" if where.endswith(".minus.run") else ""  # the key may come from the value beside it
-            words.append(f"{added}{where}={_value(path)}")
-    return words
+            yield f"{added}{where}={_value(path)}"
 
 
 def _value(path: str) -> str:

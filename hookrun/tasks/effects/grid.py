@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -114,7 +114,7 @@ class Grid:
         self._paths = tuple(match.path for match in self.hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
-        self.cells = self._cells()
+        self.cells = list(self._cells())
         refuse(self._problems, CompileError)
 
     def _planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
@@ -150,7 +150,9 @@ class Grid:
 
     def _axis(self, key: str, values: Any) -> Axis:
         if isinstance(values, tuple):
-            return Axis(key, list(map(_label, values)), self._modules(values) if key == MODULE else values)
+            return Axis(
+                key, list(map(_label, values)), list(self._modules(values)) if key == MODULE else values
+            )
         if key == MODULE:
             groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
             return Axis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
@@ -174,14 +176,13 @@ class Grid:
             [{path for path, count in counts.items() if count < end} for _, end in runs],
         )
 
-    def _modules(self, values: Sequence[Any]) -> list[tuple[str, ...]]:
+    def _modules(self, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names, groups = ModelNames(self.prepared.model), list[tuple[str, ...]]()
+        names = ModelNames(self.prepared.model)
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
-            groups.append(() if wrong else tuple(match.path for match in names.matches(spec)))
-        return groups
+            yield () if wrong else tuple(match.path for match in names.matches(spec))
 
     def _longest(self) -> int:
         """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
@@ -227,15 +228,15 @@ class Grid:
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
-    def _cells(self) -> list[Cell]:
+    def _cells(self) -> Iterator[Cell]:
         """A cell for each place that its modules have."""
         if (count := math.prod(self.sizes)) > MOST_CELLS:
             self._problems.append(
                 Problem(WHERE, f"spans {count:,} cells, at most {MOST_CELLS:,} are possible")
             )
         if self._problems:
-            return []
-        hooks, cells = dict[tuple[int, ...], PlannedHook | None](), list[Cell]()
+            return
+        hooks = dict[tuple[int, ...], PlannedHook | None]()
         for place in product(*map(range, self.sizes)):
             at = list(zip(self.axes, place, strict=True))
             paths = next((axis.values[n] for axis, n in at if axis.key == MODULE), self._paths)
@@ -246,8 +247,7 @@ class Grid:
             if key not in hooks:
                 hooks[key] = self._planned({axis.key: axis.values[n] for axis, n in others})
             if (hook := hooks[key]) is not None:
-                cells.append(Cell(place, paths, hook))
-        return cells
+                yield Cell(place, paths, hook)
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 

@@ -161,11 +161,11 @@ class Replay:
                 self._ended[inside:] = [(path, rebuild(output, partial(repeated, 1)), grows)]
             return output
 
-        before = _states(self._modules) if self._keeps_state is None else None
+        before = list(_states(self._modules)) if self._keeps_state is None else None
         with _forwards(self._modules, {path: partial(store, path) for path, _ in self._scouted.grows}):
             yield
         if before is not None:
-            self._keeps_state = before != _states(self._modules)
+            self._keeps_state = before != list(_states(self._modules))
 
     def groups(self) -> dict[str | None, list[int]]:
         """The hooked module that ran first in the unedited pass -> its jobs, in the order of the pass.
@@ -220,15 +220,13 @@ def repeated(times: int, leaf: Any) -> Any:
 _OF_TORCH = {"_parameters", "_buffers", "_modules", "forward"}
 
 
-def _states(modules: Mapping[str, nn.Module]) -> list[Any]:
+def _states(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
     """What changes if a forward pass writes into its modules: another pass must not leave that out."""
-    states = list[Any]()
     for module in modules.values():
-        states += [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
+        yield [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
         for name, value in vars(module).items():
             if name in _OF_TORCH or name.endswith("_hooks"):
                 continue
             inside = value.values() if isinstance(value, dict) else value
             held = [id(each) for each in inside] if isinstance(value, dict | list | set | tuple) else []
-            states.append((name, id(value), held))
-    return states
+            yield name, id(value), held

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.actions.base import ABOUT
-from hookrun.tasks.loggers import LoggedRun, RunLogger, flat, tag
+from hookrun.store.format import entries
+from hookrun.tasks.loggers import LoggedRun, RunLogger, tag
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ class TensorBoard(RunLogger):
 
         self._writer = SummaryWriter(str(run.path / FOLDER), flush_secs=5)
         lines = [
-            f"    {key}: {value}" for key, value in flat(run.config)
+            f"    {key}: {value}" for key, value in entries(run.config)
         ]  # indented: Markdown shows it verbatim
         self._writer.add_text("config", "\n".join(lines))
 
