@@ -118,7 +118,8 @@ def draw(capture: StoredCapture) -> CapturedRows:
     some = capture.of_shards(min(MOST_PARTS, wanted))
     if not len(some):
         raise HookrunError("it has no rows")
-    return _read(some.chosen(torch.tensor(spread(range(len(some)), wanted))))
+    rows = some.chosen(torch.tensor(spread(range(len(some)), wanted)))
+    return CapturedRows(rows, _plain(rows[:]))
 
 
 def rows_of_samples(
@@ -151,11 +152,8 @@ def rows_of_samples(
         for column in (-some.steps, some.calls):  # of the latest step the first call
             rows = rows[column[rows] == column[rows].min()]
         rows = rows[:most_rows]
-        yield _read(some.chosen(rows[some.positions[rows].argsort(stable=True)]))
-
-
-def _read(rows: StoredCapture) -> CapturedRows:
-    return CapturedRows(rows, _plain(rows[:]))
+        source = some.chosen(rows[some.positions[rows].argsort(stable=True)])
+        yield CapturedRows(source, _plain(source[:]))
 
 
 def _plain(rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from hookrun.errors import counted, printable, shortened
 from hookrun.report.draw.text import fitted, number, tick
 from hookrun.store.captures.read import spread as evenly_spaced
+from hookrun.store.records import grouped
 
 Array = NDArray[np.floating[Any]]
 
@@ -199,14 +201,21 @@ def lines(
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
     curves = [part for n, each in enumerate(series) for part in _curve(each, n % COLOURS, across, up)]
     start, names = fitted([each.name for each in series])
-    values = dict[float, list[str]]()
-    for each in series:
-        prefix = f"{printable(each.name)}  " if len(series) > 1 else ""
-        for at, value in zip(each.x, each.y, strict=True):
-            values.setdefault(at, []).append(f"{prefix}{number(value)}")
+    prefixes = [f"{printable(each.name)}  " if len(series) > 1 else "" for each in series]
+    points = (
+        (at, f"{prefix}{number(value)}")
+        for each, prefix in zip(series, prefixes, strict=True)
+        for at, value in zip(each.x, each.y, strict=True)
+    )
+    values = sorted(grouped(points, itemgetter(0)).items())
     hover = [
-        (across(at), "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *values[at][:12]]))
-        for at in sorted(values)[: 2 * MOST_POINTS]
+        (
+            across(at),
+            "\n".join(
+                [labels[int(at)] if labels else f"{x} {number(at)}", *(text for _, text in there[:12])]
+            ),
+        )
+        for at, there in values[: 2 * MOST_POINTS]
     ]
     figure = _chart(title, across, up, x, y, curves, hover, of_curves(title, series, x, y, labels), labels)
     return replace(

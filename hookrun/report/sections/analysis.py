@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from hookrun.errors import listed
@@ -28,7 +27,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not probes and not similarities:
         return None
     of_modules = (line for line in [*probes, *similarities] if line.get("other") in (None, line["module"]))
-    projected = grouped(of_modules, lambda line: line.get("projection"))
+    projected = {
+        how: dict.fromkeys(module_name(line["module"]) for line in of_how)
+        for how, of_how in grouped(of_modules, lambda line: line.get("projection")).items()
+    }
     figures = list[Figure]()
     if probes:
         score, majority = str(probes[0].get("score", "accuracy")), probes[0]["majority"]
@@ -39,7 +41,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
                 [float(line["accuracy"]) for line in probes],
                 x="module",
                 y=score,
-                names=list(map(_name, probes)),
+                names=[module_name(line["module"]) for line in probes],
                 note=f"dashed: the majority class, {majority:.3f}" if is_known else "",
                 mark=majority if is_known else math.nan,
             )
@@ -64,15 +66,11 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "probes": probes,
         "figures": figures,
         "projections": [
-            f"{how}, instead of all features: {listed(dict.fromkeys(map(_name, of_how)), 40)}"
-            for how, of_how in projected.items()
+            f"{how}, instead of all features: {listed(modules, 40)}"
+            for how, modules in projected.items()
             if how is not None
         ],
     }
-
-
-def _name(line: Mapping[str, Any]) -> str:
-    return module_name(line["module"])
 
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[dict[str, Any]]:

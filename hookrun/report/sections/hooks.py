@@ -217,19 +217,19 @@ def build(facts: Facts) -> list[dict[str, Any]]:
         )
         for name in names
     ]
-    for captures in list(predicted.values())[:MOST_VIEWS]:
-        shown.append(
-            {
-                "name": "predictions",
-                "title": "what the model predicted",
-                "order": -1,
-                "figures": [],
-                "views": [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]],
-                "left": captures[share:],
-                "lines": [],
-                "samples": _samples(facts),
-            }
-        )
+    shown += [
+        {
+            "name": "predictions",
+            "title": "what the model predicted",
+            "order": -1,
+            "figures": [],
+            "views": [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]],
+            "left": captures[share:],
+            "lines": [],
+            "samples": _samples(facts),
+        }
+        for captures in list(predicted.values())[:MOST_VIEWS]
+    ]
     return [each for each in shown if any(each[key] for key in ("figures", "views", "left", "lines"))]
 
 

@@ -35,21 +35,24 @@ def build(facts: Facts) -> list[Figure] | None:
 
     Single training batches are a thin curve, epoch means have points.
     """
-    by_name = defaultdict[str, dict[tuple[str, bool], list[tuple[float, float]]]](dict)
-    for line, split, step, values in _measured(facts):
-        for name, value in values.items():
-            by_name[name].setdefault((split, is_batch(line)), []).append((step, value))
+    points = (
+        (name, (split, is_batch(line)), step, value)
+        for line, split, step, values in _measured(facts)
+        for name, value in values.items()
+    )
+    by_name = grouped(points, itemgetter(0))
     figures = []
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
-        thin_too = any(not single for _, single in by_name[name])
+        curves = grouped(by_name[name], itemgetter(1))
+        thin_too = any(not single for _, single in curves)
         series = [
             Series(
                 f"{split}, single batches" if single and thin_too else split,
-                [x for x, _ in points],
-                [y for _, y in points],
+                [x for *_, x, _ in curve],
+                [y for *_, y in curve],
                 thin=single and thin_too,
             )
-            for (split, single), points in by_name[name].items()
+            for (split, single), curve in curves.items()
         ]
         is_constant = name == "lr" and len({y for each in series for y in each.y}) == 1
         if max(len(each.x) for each in series) > 1 and not is_constant:
@@ -132,8 +135,10 @@ def _last_pass(facts: Facts, of: str) -> Iterator[tuple[str, str, dict[int, floa
     valid = (line for line in facts.metrics.records if line.get("of") == of and is_place(line.get(of)))
     for split, lines_of_split in grouped(valid, lambda line: str(line.get("split", ""))).items():
         passes = grouped(lines_of_split, lambda line: (line.get("epoch"), line.get("step")))
-        metrics = defaultdict[str, dict[int, float]](dict)
-        for line in list(passes.values())[-1]:
-            for name, value in numbers(line, without=_ABOUT_PARTS).items():
-                metrics[name][line[of]] = value
-        yield from ((split, name, values) for name, values in metrics.items())
+        measured = (
+            (name, line[of], value)
+            for line in list(passes.values())[-1]
+            for name, value in numbers(line, without=_ABOUT_PARTS).items()
+        )
+        for name, values in grouped(measured, itemgetter(0)).items():
+            yield split, name, {place: value for _, place, value in values}

@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -275,10 +276,7 @@ class StoredCapture:
         columns = dict(zip(COLUMNS, table.T, strict=True))
 
         def sorted_by(*names: str) -> Tensor:
-            order = torch.arange(len(table), device="cpu")
-            for name in reversed(names):
-                order = order[columns[name][order].argsort(stable=True)]
-            return order
+            return torch.from_numpy(np.lexsort([columns[name].numpy() for name in reversed(names)]))
 
         place = ("split", "sample", "position", "key")
         order = sorted_by(*place)

@@ -127,12 +127,16 @@ _KEPT = ("last", "best", "ema")
 
 def metrics(lines: Lines) -> dict[str, float]:
     """``split/name`` -> the last value of each metric of a whole pass; ``split/name module`` for those of a module."""
-    values = dict[str, float]()
-    for line in lines:
-        place = [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]
-        for name in line.keys() - ABOUT - OF_PARTS if not (is_batch(line) or is_part(line)) else ():
-            if isinstance(line[name], int | float):  # True and False too
-                values[" ".join([f"{line.get('split')}/{name}", *place])] = float(line[name])
+    of_passes = (line for line in lines if not (is_batch(line) or is_part(line)))
+    places = (
+        (line, [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]) for line in of_passes
+    )
+    values = {
+        " ".join([f"{line.get('split')}/{name}", *place]): float(line[name])
+        for line, place in places
+        for name in line.keys() - ABOUT - OF_PARTS
+        if isinstance(line[name], int | float)  # True and False too
+    }
     return dict(sorted(values.items()))
 
 
