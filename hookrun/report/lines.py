@@ -78,11 +78,11 @@ def sampled(
         pass
     except StoreError as error:
         lines.notes.append(str(error))
-    if lines.is_sample and from_start:
-        lines.notes.append(f"{path.name}: only its first {limit:,} bytes are read")
-    elif lines.is_sample:
-        drawn = f"{len(lines.records):,} of them, drawn at random, are shown"
-        lines.notes.append(f"{path.name} has {counts['total']:,} lines: {drawn}")
+    if lines.is_sample:
+        drawn = f" has {counts['total']:,} lines: {len(lines.records):,} of them, drawn at random, are shown"
+        lines.notes.append(
+            path.name + (f": only its first {limit:,} bytes are read" if from_start else drawn)
+        )
     lines.notes += [
         f"{path.name}: {counts[kind]:,} lines are {why} and left out"
         for kind, why in _LEFT_OUT.items()

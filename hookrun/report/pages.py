@@ -45,12 +45,9 @@ _SECTIONS = Path(__file__).with_name("sections")
 def write_run_report(folder: Path) -> Path:
     """Write the page of the run in `folder`; its title is the name of the experiment, else task and model."""
     facts = read_facts(folder)
-    title = f"{facts.task} {facts.named('model')}".rstrip()
-    if facts.source:
-        title = f"{facts.task} of {Path(facts.source).name}"
-    for word in map(str, facts.env.argv):
-        if key_of(word) == "experiment" and "," not in word:
-            title = word.partition("=")[2]
+    of_what = f"of {Path(facts.source).name}" if facts.source else facts.named("model")
+    words = [word for word in facts.env.argv if key_of(word) == "experiment" and "," not in word]
+    title = words[-1].partition("=")[2] if words else f"{facts.task} {of_what}".rstrip()
     return write_page(folder, "run.html", OF_A_RUN, facts, {"title": title})
 
 

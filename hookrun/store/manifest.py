@@ -117,6 +117,8 @@ def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = 
 
 
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    for path, info in listed_inside(folder):
-        if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
-            yield path, info
+    return (
+        (path, info)
+        for path, info in listed_inside(folder)
+        if path not in NOT_IN_MANIFEST and not path.startswith(STATES)
+    )

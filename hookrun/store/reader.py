@@ -196,12 +196,11 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Notes on a run that was cut off: its process has ended, or a last line is unfinished."""
-        paths = [self.path / name for name in STREAMS]
-        folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
-        paths += [folder / index for folder in folders for index in index_names(folder)]
+        folders = (CAPTURES, PREDICTIONS)
+        indexes = [f"{folder}/{name}" for folder in folders for name in index_names(self.path / folder)]
         notes = [self.cut_off] if self.cut_off else []
-        for path in paths:
-            for _ in read_lines(path, self.path, notes):
+        for name in (*STREAMS, *indexes):
+            for _ in read_lines(self.path / name, self.path, notes):
                 pass
         return notes
 

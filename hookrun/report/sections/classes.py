@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from hookrun.errors import shortened
@@ -12,6 +13,7 @@ from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import by_number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
+from hookrun.store.records import grouped
 
 MOST_CLASSES = 40
 """Classes of a matrix; for more classes only the most frequent confusions are listed."""
@@ -35,11 +37,9 @@ def build(facts: Facts) -> dict[str, Any] | None:
     ]
     if not lines:
         return None
-    splits = dict.fromkeys(str(line["split"]) for line in lines)
+    by_split = grouped(lines, itemgetter("split"))
     return {
-        "splits": [
-            _confusions(split, [line for line in lines if line["split"] == split]) for split in splits
-        ],
+        "splits": [_confusions(split, of_split) for split, of_split in by_split.items()],
         "worst": _worst(facts, lines),
         "is_random": facts.has_random_weights,
         "is_sample": facts.samples.is_sample,

@@ -96,9 +96,11 @@ def latest(facts: Facts) -> list[dict[str, Any]]:
 
 def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
     """(line, split, step, metrics) of lines with a step, which lines of analyses do not have."""
-    for line in facts.metrics.records:
-        if isinstance(line.get("step"), int) and not is_part(line):
-            yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)
+    return (
+        (line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT))
+        for line in facts.metrics.records
+        if isinstance(line.get("step"), int) and not is_part(line)
+    )
 
 
 def parts_of_passes(facts: Facts) -> dict[str, Any] | None:

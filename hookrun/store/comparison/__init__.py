@@ -142,10 +142,14 @@ def metrics(lines: Lines) -> dict[str, float]:
 
 def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
     """A row for each key of two mappings."""
-    pairs = ((key, before.get(key), now.get(key)) for key in dict.fromkeys([*before, *now]))
     return [
-        {"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)}
-        for key, old, new in pairs
+        {
+            "key": key,
+            "run": before.get(key),
+            "other": now.get(key),
+            "differs": is_apart(before.get(key), now.get(key), tolerance),
+        }
+        for key in dict.fromkeys([*before, *now])
     ]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from hookrun.errors import CompileError, Problem, refuse
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
+from hookrun.prove.trial import on_a_copy
 from hookrun.run_values import RunReferences
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.part import HeadsPart
@@ -40,7 +42,7 @@ from hookrun.tasks.effects.over import (
     neighbours,
     varied,
 )
-from hookrun.tasks.effects.replay import Scouted, scouted
+from hookrun.tasks.effects.replay import Scouted, scout
 from hookrun.tasks.run.prepare import EXAMPLE_BATCH, Prepared, as_call, structure
 from hookrun.tasks.under_hooks import samples_of_a_pass
 
@@ -109,7 +111,7 @@ class Grid:
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
         self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
-        seen = scouted(prepared.model, self.example, self.hook)
+        seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen
         self._paths = tuple(match.path for match in self.hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]
@@ -188,12 +190,11 @@ class Grid:
         """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
         if self.prepared.data.tokenizer is None:
             return 0
-        settings, longest = self.prepared.settings, 0
-        samples = data.load(settings.data, self._split, seed=settings.seed)
-        for number in range(samples_of_a_pass(settings, len(samples)) or 0):
-            inputs: Any = samples[number][0]
-            longest = max(longest, int((inputs.get(MASK, torch.ones_like(inputs[IDS])) != 0).sum()))
-        return longest
+        settings = self.prepared.settings
+        samples: Any = data.load(settings.data, self._split, seed=settings.seed)
+        every = (samples[number][0] for number in range(samples_of_a_pass(settings, len(samples)) or 0))
+        masks = (inputs.get(MASK, torch.ones_like(inputs[IDS])) for inputs in every)
+        return max((int(mask.count_nonzero()) for mask in masks), default=0)
 
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, or how many channels."""

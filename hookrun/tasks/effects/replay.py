@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from hookrun.hook_types import FORWARD_PRE
 from hookrun.plan.plan import PlannedHook
-from hookrun.prove.trial import Example, on_a_copy
 from hookrun.tasks.metrics.rows import own_token_scores
 from hookrun.values import containers
 from hookrun.values.containers import members, rebuild, tensors
@@ -42,15 +41,11 @@ class Scouted:
     scores: int = 0
 
 
-def scouted(model: nn.Module, example: Example, hook: PlannedHook) -> Scouted | str:
-    """Run a copy of the model with the example, then with one more sample; or why the model cannot run there."""
-    return on_a_copy(model, example, partial(_seen, hook), training=False)
-
-
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def _seen(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+    """What is seen in a run of the model with an example, and in one with one more sample."""
     rows = next((x.shape[0] for x in tensors((args, kwargs)) if x.dim()), 0)
     with torch.no_grad():
         calls = _run(model, args, kwargs)
