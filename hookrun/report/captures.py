@@ -129,10 +129,9 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Fac
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
-            of_samples = bool((sample.source.sample_ids >= 0).all())
-            at, order = (
-                (sample.source.sample_ids if of_samples else sample.source.steps).float().sort(stable=True)
-            )
+            ids, steps = sample.source.sample_ids, sample.source.steps
+            of_samples = bool((ids >= 0).all())
+            at, order = (ids if of_samples else steps).float().sort(stable=True)
             numbers = sample.values.reshape(-1)[order].tolist()
             series = Series("value", at.tolist(), numbers, dots=of_samples)
             yield lines("value", [series], x="sample" if of_samples else "step", y="value")
@@ -157,19 +156,18 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Fac
 
 def _names(sample: CapturedRows, rows: list[int], facts: Facts) -> list[str]:
     """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
-    passes = len(torch.stack([sample.source.sample_ids, sample.source.positions], 1).unique(dim=0)) < len(
-        sample.source.sample_ids
-    )
-    by_epoch = passes and len(sample.source.epochs.unique()) > 1
-    by_split = len(sample.source.split_numbers.unique()) > 1
+    source = sample.source
+    places = torch.stack([source.sample_ids, source.positions], 1)
+    by_epoch = len(places.unique(dim=0)) < len(places) and len(source.epochs.unique()) > 1
+    by_split = len(source.split_numbers.unique()) > 1
 
     def name(row: int) -> str:
         split, number = sample.sample_of(row)
         if number < 0:
-            return f"step {sample.source.steps[row]}"
-        position = f" at {sample.source.positions[row]}" if sample.source.positions[row] >= 0 else ""
+            return f"step {source.steps[row]}"
+        position = f" at {source.positions[row]}" if source.positions[row] >= 0 else ""
         of_split = f" of {split}" if by_split and split else ""
-        epoch = f", epoch {int(sample.source.epochs[row]) + 1}" if by_epoch else ""
+        epoch = f", epoch {int(source.epochs[row]) + 1}" if by_epoch else ""
         called = facts.called.get((split, number), "")
         return " · ".join(filter(None, [f"sample {number}{position}{of_split}{epoch}", called]))
 
@@ -217,11 +215,8 @@ def _vectors(sample: CapturedRows, facts: Facts) -> Iterator[Figure]:
     if count > 1 and length > 1:
         some = spread(range(count), MOST_VECTORS)
         matrix = rows[some][:, ::stride].numpy()
-        kind = (
-            ("token" if sample.source.positions[0] >= 0 else "sample")
-            if sample.source.sample_ids[0] >= 0
-            else "step"
-        )
+        of_samples = "token" if sample.source.positions[0] >= 0 else "sample"
+        kind = of_samples if sample.source.sample_ids[0] >= 0 else "step"
         yield heat(
             "rows",
             matrix,
@@ -235,14 +230,13 @@ def _vectors(sample: CapturedRows, facts: Facts) -> Iterator[Figure]:
 
 def _over_steps(sample: CapturedRows) -> list[Figure]:
     """The distribution over steps, if rows come from several; over the order of recording if steps restart."""
-    pairs = torch.stack(
-        [sample.source.split_numbers, sample.source.sample_ids, sample.source.positions], dim=1
-    )
-    if (sample.source.sample_ids >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
+    source, steps = sample.source, sample.source.steps
+    pairs = torch.stack([source.split_numbers, source.sample_ids, source.positions], dim=1)
+    if (source.sample_ids >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
         return []  # one row for each sample, or each of its tokens: steps are only batches
-    x, clock = "step", sample.source.steps
-    if (sample.source.steps.diff() < 0).any():
-        begins = (sample.source.steps.diff() != 0) | (sample.source.epochs.diff() != 0)
+    x, clock = "step", steps
+    if (steps.diff() < 0).any():
+        begins = (steps.diff() != 0) | (source.epochs.diff() != 0)
         x, clock = "in the order of recording", functional.pad(begins.cumsum(0), (1, 0))
     times = clock.unique().tolist()
     if len(times) < 4 or len(sample.values[0].reshape(-1)) < 2:

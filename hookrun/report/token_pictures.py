@@ -143,12 +143,13 @@ def _drawn(
         )
         for name, values in zip(numbers[:MOST_NUMBERED], heads, strict=False)
     ]
-    heading = "mean attention of each head, over its queries"
     return {
         "title": title,
         "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
         "figures": figures,
-        "table": Table(heading, ("head", *kinds, "strongest"), tuple(rows)),
+        "table": Table(
+            "mean attention of each head, over its queries", ("head", *kinds, "strongest"), tuple(rows)
+        ),
     }
 
 

@@ -98,8 +98,9 @@ class Effects(Lookup[Tensor]):
         there = ~(self.main.isnan() & self.get(GRADIENT, self.main).isnan())
         if OF_SAMPLES in self:
             there |= ~self[OF_SAMPLES].isnan().all(-1)
-        cells = zip(product(*self.axes.values()), there.flatten().tolist(), *numbers, strict=True)
-        for labels, exists, *row in cells:
+        for labels, exists, *row in zip(
+            product(*self.axes.values()), there.flatten().tolist(), *numbers, strict=True
+        ):
             if exists:
                 yield dict(zip((*self.axes, *_NUMBERS), (*labels, *row), strict=True))
 

@@ -49,9 +49,8 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
 def _paths(config: Any) -> Iterator[str]:
     """The strings that may be paths: a bare word is none, since a folder may have the name of a model or module."""
     for place, text in nested(config):
-        key = next(
-            (part for part in reversed(place.split(".")) if not part.isdecimal()), ""
-        )  # also of a list
+        # the key, also of what is in a list
+        key = next((part for part in reversed(place.split(".")) if not part.isdecimal()), "")
         is_path = isinstance(text, str) and (key in PATHS or os.sep in text or bool(Path(text).suffix))
         if is_path and 0 < len(text) <= _MOST_PATH and "\0" not in text:
             yield text

@@ -106,9 +106,15 @@ def verify(path: Path) -> Verified:
         for name, note in findings.notes:
             if name:
                 findings.faults.setdefault(name, note)
-    bad = list(findings.faults.values())
     notes = [note for name, note in findings.notes if name not in findings.faults]
-    return Verified(len(sizes), len(shards), sum(sizes.values()), bad, notes, str(status.get("status", "")))
+    return Verified(
+        len(sizes),
+        len(shards),
+        sum(sizes.values()),
+        list(findings.faults.values()),
+        notes,
+        str(status.get("status", "")),
+    )
 
 
 def _contradiction(status: Mapping[str, Any]) -> str:

@@ -207,15 +207,10 @@ def lines(
         for each, prefix in zip(series, prefixes, strict=True)
         for at, value in zip(each.x, each.y, strict=True)
     )
-    values = sorted(grouped(points, itemgetter(0)).items())
+    texts = {at: [text for _, text in there] for at, there in grouped(points, itemgetter(0)).items()}
     hover = [
-        (
-            across(at),
-            "\n".join(
-                [labels[int(at)] if labels else f"{x} {number(at)}", *(text for _, text in there[:12])]
-            ),
-        )
-        for at, there in values[: 2 * MOST_POINTS]
+        (across(at), "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *texts[at][:12]]))
+        for at in sorted(texts)[: 2 * MOST_POINTS]
     ]
     figure = _chart(title, across, up, x, y, curves, hover, of_curves(title, series, x, y, labels), labels)
     return replace(

@@ -37,9 +37,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
     ]
     if not lines:
         return None
-    by_split = grouped(lines, itemgetter("split"))
     return {
-        "splits": [_confusions(split, of_split) for split, of_split in by_split.items()],
+        "splits": [
+            _confusions(split, of_split) for split, of_split in grouped(lines, itemgetter("split")).items()
+        ],
         "worst": _worst(facts, lines),
         "is_random": facts.has_random_weights,
         "is_sample": facts.samples.is_sample,

@@ -248,8 +248,7 @@ def _of_hook(
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     views = [view_capture(capture, facts) for capture in captures[:share]]
-    charts = statistics(records, places, are_gradients=facts.sees_gradients(name))
-    figures = list(islice(charts, MOST_CHARTS))
+    figures = list(islice(statistics(records, places, are_gradients=facts.sees_gradients(name)), MOST_CHARTS))
     if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
         figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
     return {

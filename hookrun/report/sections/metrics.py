@@ -22,7 +22,6 @@ from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 MOST_FIGURES = 60
 MOST_CURVES = 16
 MOST_LATEST = 100
-MOST_FIGURES_BY_POSITION = 20
 MOST_WORST = 10
 """Tables of the worst samples, and the samples in each."""
 
@@ -129,7 +128,7 @@ def parts_of_passes(facts: Facts) -> dict[str, Any] | None:
         tables.append((f"{split}: the worst of {len(values):,} samples by {name}", rows))
     if not figures and not tables:
         return None
-    return {"figures": figures[:MOST_FIGURES_BY_POSITION], "tables": tables[:MOST_WORST]}
+    return {"figures": figures[:MOST_FIGURES], "tables": tables[:MOST_WORST]}
 
 
 def _last_pass(facts: Facts, of: str) -> Iterator[tuple[str, str, dict[int, float]]]:

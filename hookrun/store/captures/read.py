@@ -409,7 +409,7 @@ def read_captures(
     for hook, of_hook in grouped(stored_tensors(folder, shards, samples), attrgetter("hook")).items():
         leaves = {
             module: tensors[0]
-            if not tensors[-1].path
+            if [tensor.path for tensor in tensors] == [""]
             else Lookup("tensor", f"{hook} at {module!r}", {tensor.path: tensor for tensor in tensors})
             for module, tensors in grouped(of_hook, attrgetter("module")).items()
         }

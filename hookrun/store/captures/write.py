@@ -171,8 +171,8 @@ class CaptureWriter:
                 table[:, COLUMNS.index("token")] = tokens.token_ids
                 if tokens.keys is not None:
                     table[:, COLUMNS.index("key")] = tokens.keys
-            by: RowKind = "sample" if by_sample else "firing"
-            self._put(_Kind(hook, module, place, rows.dtype, rows.shape[1:], by), rows, table)
+            kind = _Kind(hook, module, place, rows.dtype, rows.shape[1:], "sample" if by_sample else "firing")
+            self._put(kind, rows, table)
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
             count.rows += len(rows)

@@ -104,8 +104,7 @@ def _about(capture: StoredCapture) -> Row:
 
 def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
     """The rows of the table of captures; a single one with the reason if no values were compared."""
-    matched = comparison.pairs
-    similarity = cka(matched[0].rows, matched[0].other) if cka is not None and len(matched) == 1 else None
+    similarity = cka(*comparison.pairs[0]) if cka is not None and len(comparison.pairs) == 1 else None
     return [
         {
             "token": known(token),
