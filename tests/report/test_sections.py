@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from report_pages import read_lines, table_rows, write_lines
 
 import hookrun
 from hookrun.cli import main
 from hookrun.report.facts import Facts, read_facts
 from hookrun.report.lines import SampledLines
-from hookrun.report.sections import lens, metrics, model, parts_of_passes, summary
+from hookrun.report.sections import lens, metrics, model, repeat, summary
 from hookrun.report.sections.metrics import latest
 from hookrun.store.records import ModelRecord, PlanRecord
 from hookrun.tasks.run import progress
@@ -156,7 +157,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
         for of in ("position", "sample")
         for value in values
     ]
-    parts = parts_of_passes.build(facts(*lines))
+    parts = metrics.parts_of_passes(facts(*lines))
     assert parts is not None
     ((_, rows),) = parts["tables"]
     assert [sample for sample, *_ in rows] == [0, 1, 2**60]
@@ -278,6 +279,18 @@ def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> No
     assert not any(word.startswith("hydra.run.dir") for word in words)
     assert main([*words[3:], "hydra.run.dir=repeated"]) == 0
     assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
+
+
+@pytest.mark.parametrize("path", ["/runs/1", "/of a day/1", "/it's/1", r"/back\slash/1", "/a,b=c/1"])
+def test_the_command_names_a_run_as_hydra_reads_it(tmp_path: Path, path: str) -> None:
+    (tmp_path / ".hydra").mkdir()
+    written = {"mode": "RUN", "overrides": {"task": ["task=probe"]}, "runtime": {"cwd": "/"}}
+    (tmp_path / ".hydra/hydra.yaml").write_text(json.dumps({"hydra": written}))
+    used = PlanRecord.model_validate({"runs": [{"where": "task.run", "run": "latest", "path": path}]})
+    again = repeat.of_a_run(Facts(tmp_path, STATUS, plan=used))
+    assert again is not None
+    [override] = OverridesParser.create().parse_overrides(shlex.split(again["command"])[-1:])
+    assert (override.key_or_group, override.value()) == ("task.run", path)
 
 
 def test_the_command_on_the_page_is_that_of_the_sweep(sweep: Path, page) -> None:

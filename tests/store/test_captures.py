@@ -218,6 +218,22 @@ def test_rows_of_differing_shapes_are_read_one_by_one(tmp_path: Path) -> None:
         )
 
 
+def test_chosen_rows_are_a_capture_of_their_own(shuffled: StoredCapture) -> None:
+    rows = [90, 3, 7, 3]
+    chosen = shuffled.chosen(torch.tensor(rows))
+    assert (len(chosen), chosen.shape, chosen.sample_ids.tolist()) == (4, (4, 3), rows)
+    assert torch.equal(chosen[:], ROWS[rows]) and torch.equal(chosen[-2:], ROWS[[7, 3]])
+
+
+def test_a_bare_tensor_and_a_container_at_one_module_are_both_found(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    for step, value in enumerate(([torch.zeros(2)], torch.ones(2))):
+        writer.add("f", "m", value, sample_ids=None, epoch=0, step=step, call=0)
+    writer.close()
+    found = {path: tensor[:].tolist() for path, tensor in read(tmp_path)["f"]["m"].items()}
+    assert found == {"[0]": [[0, 0]], "": [[1, 1]]}
+
+
 def test_reading_does_not_depend_on_the_default_device(tmp_path: Path) -> None:
     torch.set_default_device("meta")
     try:
