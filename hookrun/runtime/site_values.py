@@ -18,6 +18,7 @@ from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import HookError
+from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
 from hookrun.runtime.checkpointing import require_no_checkpoint
@@ -33,6 +34,7 @@ class SiteValues:
     has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
     part:       the part of a tensor that the action acts on; None: all of it
+    target_keys: where the target is in the value that the hook gets; None: the value itself
     needs_whole: a part of a value is taken, the same as of the whole tensor
     """
 
@@ -58,6 +60,9 @@ class SiteValues:
         self.calls = calls
         self.has_values = has_values
         self.current = CurrentCall(path, clock, calls) if current is None else current
+        # output_grad is attached to the target itself
+        target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
+        self.target_keys = None if target is None else target.keys
         self.part = part_of(hook, path, self.current, once=action.observes)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
