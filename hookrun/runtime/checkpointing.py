@@ -118,17 +118,16 @@ class Call(NamedTuple):
 
 @dataclass
 class Log:
-    """The calls of one module within one region, in order, and how many of them each backward pass has recomputed."""
+    """The calls of one module within one region, in order, and how many of them each backward pass has recomputed.
 
-    _calls: list[Call] = field(default_factory=list)
+    calls: those of the region's first run
+    """
+
+    calls: list[Call] = field(default_factory=list)
     _repeated: Counter[int] = field(default_factory=Counter)
-
-    def append(self, call: Call) -> None:
-        """Add a call of the region's first run."""
-        self._calls.append(call)
 
     def repeat(self) -> Call | None:
         """The call that the current backward pass recomputes next; None if the first run had no such call."""
         position = self._repeated[graph_task()]
         self._repeated[graph_task()] += 1
-        return self._calls[position]._replace(drawn=Counter()) if position < len(self._calls) else None
+        return self.calls[position]._replace(drawn=Counter()) if position < len(self.calls) else None

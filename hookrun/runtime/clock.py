@@ -239,7 +239,7 @@ class Calls:
         log = self._logs.get(around.repeated) if around.repeated is not None else None
         call = (log.repeat() if log is not None else None) or self._next()
         for region in around.first:
-            self._logs.setdefault(region, Log()).append(call)
+            self._logs.setdefault(region, Log()).calls.append(call)
         key, self._here.latest = id(call_frame()), call
         self._by_frame.pop(key, None)
         self._by_frame[key] = call

@@ -15,7 +15,7 @@ from hookrun.plan.plan import HeadCount, PlannedHook
 from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads
-from hookrun.values.index import Index, Item
+from hookrun.values.index import Index
 from hookrun.values.tensors import holds_data, ordinary_tensors
 
 
@@ -91,7 +91,7 @@ class Part(TensorPart):
         if self._numbers is None:
             return tensor, self._items
         self._require_fit(tensor)
-        positions = self._positions(tensor.device)
+        positions = self.positions(tensor.device)
         return tensor, tuple(positions if isinstance(item, tuple) else item for item in self._items)
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -112,7 +112,8 @@ class Part(TensorPart):
         needed = [*range(max(from_start, default=0) + 1), *(of + dim for dim in dims if dim < 0)]
         return all(dim < len(items) and items[dim] in _WHOLE for dim in needed)
 
-    def _positions(self, device: torch.device) -> Tensor:
+    def positions(self, device: torch.device) -> Tensor:
+        """The list of the index as a tensor, made once for each device."""
         if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
             return torch.tensor(self._numbers, device=device)
         if (positions := self._on.get(device)) is None:
@@ -151,24 +152,16 @@ class HeadsPart(TensorPart):
 
     def __init__(self, heads: Heads, counted: HeadCount, not_dim: int) -> None:
         self._heads, self._counted, self._not_dim = heads, counted, not_dim
-        self._parts = dict[tuple[int, int | None], Part]()
+        self._picked = Part(Index(f"heads {list(heads.pick)}", (heads.pick,)))
         self._seen = dict[int, int | None]()
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The tensor with a dimension of heads, and the index of the heads."""
         dim, count = self.place(tensor)
-        return self._part(tensor.dim(), dim).find(
-            tensor if dim is not None else tensor.unflatten(-1, (count, -1))
-        )
-
-    def _part(self, dims: int, dim: int | None) -> Part:
-        if (part := self._parts.get((dims, dim))) is None:
-            picked = self._heads.pick
-            items: tuple[Item, ...] = (
-                (..., picked, slice(None)) if dim is None else (*[slice(None)] * dim, picked)
-            )
-            part = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
-        return part
+        picked = self._picked.positions(tensor.device)
+        if dim is None:
+            return tensor.unflatten(-1, (count, -1)), (..., picked, slice(None))
+        return tensor, (*[slice(None)] * dim, picked)
 
     def place(self, tensor: Tensor) -> tuple[int | None, int]:
         """The head dimension, or None if the last dimension holds heads × width; and the number of heads.

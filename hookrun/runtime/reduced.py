@@ -92,7 +92,7 @@ def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
 class GradientsOfWrapped:
     """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
 
-    added: (module path, name) of the parameters that hooks added
+    added: (module path, name) of the parameters that hooks added, which a wrapper must know
     """
 
     def __init__(self, model: nn.Module, hooked: HookedParameters, added: Sequence[tuple[str, str]]) -> None:
@@ -101,7 +101,6 @@ class GradientsOfWrapped:
         self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
-        self._checked: DistributedDataParallel | None = None
         self._sharded = is_fully_sharded(model)
         self._reduced = ReducedGradients()
         self._reached = set[int]()
@@ -131,9 +130,9 @@ class GradientsOfWrapped:
         # A forward without gradients, or a recomputed one, does not start another backward pass.
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
             self._wrapper = wrapper
-        if self._added and self._wrapper is not None and self._wrapper is not self._checked:
+        if self._added and self._wrapper is not None:
             self._require_added(module, self._wrapper)
-            self._checked = self._wrapper
+            self._added = ()
 
     def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
         """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
