@@ -214,14 +214,12 @@ class Recording(Installation):
     @contextmanager
     def muted(self) -> Iterator[None]:
         """A context in which hooks do not act or record, and nothing is counted."""
-        before, self._rows.muted = self._rows.muted, True
-        step, epoch = self.clock.step, self.clock.epoch
+        before = self.clock.step, self.clock.epoch, self.numbered
         try:
-            with self.uncounted():
+            with self.paused():
                 yield
         finally:
-            self._rows.muted = before
-            self.clock.step, self.clock.epoch = step, epoch
+            self.clock.step, self.clock.epoch, self.numbered = before
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a call; passes that continue a generation have the rows of its prompts."""

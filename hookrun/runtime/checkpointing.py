@@ -51,6 +51,13 @@ class Regions:
 
 def regions() -> Regions:
     """The checkpointed regions around the caller; walks up the stack, which takes a few microseconds."""
+    may_be_inside = (
+        graph_task() != NO_BACKWARD
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+    )
+    if not may_be_inside:
+        return Regions((), None)
     first = list[object]()
     for frame in outward(sys._getframe(1)):
         if frame.f_code.co_filename == checkpoint.__file__ and (around := _region(frame)) is not None:
@@ -83,18 +90,9 @@ def repeating() -> Regions | None:
     return None if around.repeated is None else around
 
 
-def may_be_checkpointed() -> bool:
-    """Whether there may be regions around the caller: a cheap test; False is always right."""
-    return (
-        graph_task() != NO_BACKWARD
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        or not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
-    )
-
-
 def require_no_checkpoint() -> None:
     """ValueError inside a checkpointed region: a value of this forward is gone when the region is recomputed."""
-    if may_be_checkpointed() and regions().first:
+    if regions().first:
         raise ValueError(
             "activation checkpointing computes this module again in the backward pass, when the values that other "
             "hooks have seen in the forward are gone: switch it off, or take the value from a run"

@@ -204,14 +204,13 @@ class Installation:
             (hook.spec.name, match.path): match.names for hook in self.plan.hooks for match in hook.matches
         }
         skipped = [name for skip in skips for name in names[skip]]
-        causes = dict[tuple[str, str], str]()
-        for site in self.sites:
-            place = site.hook_name, site.path
-            if site.firings:
-                continue
-            if stops or lies_in(names[place], skipped) or set(names[place]) <= set(skipped):
-                causes[place] = f": {stops[0] if stops else f'{min(skips)[0]} skips the module'}"
-        return causes
+        cause = stops[0] if stops else f"{min(skips)[0]} skips the module" if skips else ""
+        silent = [(site.hook_name, site.path) for site in self.sites if not site.firings]
+        return {
+            place: f": {cause}"
+            for place in silent
+            if stops or lies_in(names[place], skipped) or set(names[place]) <= set(skipped)
+        }
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         """The part of `inactive` that leaving the block reports."""

@@ -200,9 +200,8 @@ class HeadsPart(TensorPart):
 
     def _in_last(self, shape: Sequence[int]) -> int:
         counted, size = self._counted, shape[-1] if shape else 0
-        fits = [count for count in counted.counts if size and size % count == 0]
-        if counted.width is not None:
-            fits = [count for count in fits if size == count * counted.width]
+        widths = {count: size // count for count in counted.counts if size and size % count == 0}
+        fits = [count for count, width in widths.items() if counted.width in (None, width)]
         if not fits:
             width = f" of width {counted.width}" if counted.width is not None else ""
             raise ValueError(
