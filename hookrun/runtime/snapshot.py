@@ -15,7 +15,6 @@ from collections import UserDict, deque
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import is_dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,8 @@ from hookrun.values.containers import attributes, children, functorch_level, lea
 from hookrun.values.index import Key, path_text
 from hookrun.values.tensors import holds_data
 
-Rebuild = Callable[[dict[Key, Any]], Any]
-"""Members by key, in their order -> a container like another one, with these members."""
+Rebuild = Callable[[Any, dict[Key, Any]], Any]
+"""A container, and members by key in their order -> a container like it with these members."""
 
 _NEVER_CHANGE = (
     bool, int, float, complex, str, bytes, range, slice, type, types.EllipsisType, types.NotImplementedType,
@@ -67,7 +66,7 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
             new = made[id(tensor)] = change(tensor)
         return new
 
-    return _walk(value, changed, lambda container, rebuild, members: rebuild(members), (), value)
+    return _walk(value, changed, lambda container, rebuild, members: rebuild(container, members), (), value)
 
 
 def opened(value: Any) -> Any:
@@ -144,33 +143,35 @@ def append_copy(values: list[Any], value: Any) -> None:
 def _container(value: Any) -> tuple[list[tuple[Key, Any]], Rebuild] | None:
     """The members of a value by key (a plain value has none), and how to make it anew; None for an unknown type."""
     if value is None or isinstance(value, _NEVER_CHANGE):
-        return [], lambda members: value
+        return [], lambda value, members: value
     if isinstance(value, bytearray | array) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
-        return [], lambda members: copy(value)
+        return [], lambda value, members: copy(value)
     if isinstance(value, torch.nn.Module):
         return None
-    if isinstance(value, tuple | list | dict):
-        return children(value), partial(replaced, value)
+    if isinstance(value, tuple | list):
+        return children(value), replaced
+    if isinstance(value, dict):
+        return list(value.items()), replaced
     if isinstance(value, UserDict):
-        return list(value.items()), lambda members: _with_attributes(value, {"data": members})
+        return list(value.items()), lambda value, members: _with_attributes(value, {"data": members})
     if isinstance(value, types.MappingProxyType):
-        return list(value.items()), types.MappingProxyType
+        return list(value.items()), lambda value, members: types.MappingProxyType(members)
     if isinstance(value, set | frozenset):
-        return list(enumerate(value)), lambda members: type(value)(members.values())
+        return list(enumerate(value)), lambda value, members: type(value)(members.values())
     if isinstance(value, deque):
-        return list(enumerate(value)), lambda members: deque(members.values(), value.maxlen)
+        return list(enumerate(value)), lambda value, members: deque(members.values(), value.maxlen)
     if is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
         copied_too: list[tuple[Key, Any]] = [
             (name, member)
             for name, member in attributes(value)
             if isinstance(member, Tensor) or _container(member) is not None
         ]
-        return copied_too, partial(_with_attributes, value)
+        return copied_too, _with_attributes
     if is_dataclass(value):
-        return [*attributes(value)], partial(_with_attributes, value)
+        return [*attributes(value)], _with_attributes
     if (node := pytree.SUPPORTED_NODES.get(type(value))) is not None:
         _, form = node.flatten_fn(value)
-        return _of_node(node, value), lambda members: node.unflatten_fn(list(members.values()), form)
+        return _of_node(node, value), lambda value, members: node.unflatten_fn(list(members.values()), form)
     return None
 
 
