@@ -27,18 +27,6 @@ def part(*items: Item, in_order: bool = False) -> Part:
     return Part(Index(str(items), items), in_order=in_order)
 
 
-def test_writing_a_part_changes_nothing_else() -> None:
-    for items in ((..., (0, -1)), (slice(None), 1), (0,), (slice(None), (2, 0), slice(1, 3))):
-        of = part(*items)
-        plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
-        expected = X.clone()
-        expected[plain] = -1.0
-        before = X.clone()
-        assert torch.equal(of.of(X), X[plain]), items
-        assert torch.equal(of.put(X, torch.full_like(of.of(X), -1)), expected), items
-        assert torch.equal(X, before)
-
-
 def test_missing_repeated_and_unordered_positions_are_refused() -> None:
     for of, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
@@ -158,22 +146,6 @@ def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
         assert torch.equal(part.put(x, torch.full_like(rows, -1.0)), expected), clause
         rows.zero_()
         assert torch.equal(x, before), clause
-
-
-def test_a_pass_without_such_a_token_has_nothing_to_act_on() -> None:
-    x, now = normal(2, 3, 4), Now()
-    assert tokens({"phase": "generation"}, now).nothing_of(x) and not tokens(0, now).nothing_of(x)
-    assert tokens({"phase": "generation"}, now).of(x).shape == (0, 4)
-    assert not tokens(0, now).keeps_samples(3)
-
-
-def test_a_firing_chooses_once_for_each_shape_and_notes_the_places_each_time() -> None:
-    now, x = Now(), normal(2, 3, 4)
-    part = tokens(-1, now)
-    first = part.chosen(x)
-    assert part.chosen(x + 1) is first and now.chosen is first and len(part.chosen(x[..., :2])) == 2
-    now.tokens = Now(real=torch.ones_like(REAL)).tokens
-    assert part.chosen(x) is not first, "of another call"
 
 
 def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone() -> None:

@@ -1,8 +1,9 @@
-"""Hooks on gradients that ranks sum run afterwards, `grad` before the earlier part is added."""
+"""Hooks on gradients that ranks sum run afterwards; a parameter that was replaced is refused, one that moved is not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import hookrun
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import HookedParameter, own_part
+from hookrun.runtime.sharded import HookedParameter, HookedParameters, edited, own_part
 
 
 class Noted(ParameterHook):
@@ -196,3 +197,36 @@ def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
     before = own_part(tensor)._version
     tensor.to_local().add_(1)  # as fully_shard adds gradients
     assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]
+
+
+def test_an_unsharded_tensor_that_no_hook_changes_is_the_same_object() -> None:
+    x, same = torch.zeros(2), SimpleNamespace(op=lambda value: value)
+    firings: Any = [same, same]
+    assert edited(x, firings) is x
+
+
+def hooked() -> tuple[nn.Sequential, HookedParameters]:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    parameters = HookedParameters(model)
+    parameters.add("0.weight", model[0])
+    return model, parameters
+
+
+def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
+    model, parameters = hooked()
+    optimizer = torch.optim.SGD(model.parameters())
+    parameters.follow(optimizer)
+    model[0].weight = nn.Parameter(torch.zeros(1, 1))
+    assert not parameters.all_there
+    for check in (lambda: parameters.follow(optimizer), lambda: parameters.follow(shards=False)):
+        with pytest.raises(HookError, match=r"parameter 0\.weight was replaced after hooks were installed"):
+            check()
+    parameters.places.clear()
+    parameters.follow(optimizer)
+
+
+def test_a_parameter_that_moved_within_the_model_keeps_its_hooks() -> None:
+    model, parameters = hooked()
+    old = model[0].weight
+    model[0].weight, model[1].weight = model[1].weight, old
+    parameters.follow(shards=False)

@@ -12,20 +12,23 @@ from hookrun.spec.when import Range, When, parse_expect
 
 
 @pytest.mark.parametrize(
-    ("raw", "inside", "outside"),
+    ("counts", "inside", "outside"),
     [
-        ({"start": 2, "end": 8, "every": 3}, (2, 5), (0, 1, 3, 8)),
-        ({"every": 10}, (0, 10, 20), (1, 9, 11)),
-        ({"end": 2}, (0, 1), (2, 3)),
-        ([0, 5], (0, 5), (1, 4)),
-        (3, (3,), (0, 2, 4)),
+        (When(step={"start": 2, "end": 8, "every": 3}).step, (2, 5), (0, 1, 3, 8)),
+        (When(step={"every": 10}).step, (0, 10, 20), (1, 9, 11)),
+        (When(step={"end": 2}).step, (0, 1), (2, 3)),
+        (When(step=[0, 5]).step, (0, 5), (1, 4)),
+        (When(step=3).step, (3,), (0, 2, 4)),
+        (parse_expect(3), (3,), (2, 4)),
+        (parse_expect(">=1"), (1, 99), (0,)),
+        (parse_expect("0..2"), (0, 2), (3,)),
+        (parse_expect("<= 4"), (0, 4), (5,)),
+        (parse_expect("2"), (2,), (1,)),
     ],
 )
-def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, outside: Any) -> None:
-    step = When(step=raw).step
-    assert step is not None
-    assert all(number in step for number in inside)
-    assert not any(number in step for number in outside)
+def test_steps_exclude_their_end_and_expectations_include_it(counts: Any, inside: Any, outside: Any) -> None:
+    assert all(number in counts for number in inside)
+    assert not any(number in counts for number in outside)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +58,6 @@ def test_a_schedule_is_shown_in_words() -> None:
     shown = str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0))
     assert shown == "eval, step 1:9 every 2, call 0"
     assert str(When(step={"every": 10}, probability=0.5)) == "step every 10, p=0.5"
-
-
-@pytest.mark.parametrize(
-    ("raw", "inside", "outside"),
-    [
-        (3, (3,), (2, 4)),
-        (">=1", (1, 99), (0,)),
-        ("0..2", (0, 2), (3,)),
-        ("<= 4", (0, 4), (5,)),
-        ("2", (2,), (1,)),
-    ],
-)
-def test_expectations(raw: Any, inside: Any, outside: Any) -> None:
-    assert all(count in parse_expect(raw) for count in inside)
-    assert not any(count in parse_expect(raw) for count in outside)
 
 
 @pytest.mark.parametrize("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
