@@ -11,7 +11,6 @@ import torch
 from hypothesis import given as examples
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.fields import Bound, Finite, Number, OneOrMore, OwnName
 from hookrun.actions.values import (
@@ -24,7 +23,7 @@ from hookrun.actions.values import (
     fixed_shape,
     shape_of,
 )
-from hookrun.values.tensors import broadcasts, check_broadcast, holds_data, scalars
+from hookrun.values.tensors import broadcasts, check_broadcast, scalars
 
 
 @pytest.mark.parametrize(
@@ -103,14 +102,6 @@ def test_a_number_is_an_operand_on_the_cpu_with_any_default_device() -> None:
         torch.float32: (torch.float32, "cpu", torch.tensor(0.1).item()),
         torch.float64: (torch.float64, "cpu", 0.1),
     }
-
-
-def test_fake_and_meta_tensors_hold_no_data() -> None:
-    with FakeTensorMode():
-        fake = torch.ones(2)
-    assert not holds_data(fake)
-    assert not holds_data(torch.ones(2, device="meta"))
-    assert holds_data(torch.ones(2))
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError, HookrunError
+from hookrun.plan.model_tree import ModelNames
 
 
 class Net(nn.Module):
@@ -100,6 +101,16 @@ def test_of_very_many_members_without_a_match_some_are_reported() -> None:
 
 def test_exclude_may_match_nothing() -> None:
     assert paths({"path": "h.*", "exclude": ["h.0", "nosuch"]}) == ["h.1", "h.2"]
+
+
+def test_parameters_that_a_planned_hook_adds_are_found_after_it() -> None:
+    model = Net()
+    add = {"select": "h.0", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]}
+    (planned,) = hookrun.compile({"add": add}, model).hooks
+    names = ModelNames(model)
+    assert "h.0.extra" not in names.parameter_tree().nodes
+    names.plan_effects(planned.spec, planned.matches)
+    assert "h.0.extra" in names.parameter_tree().nodes
 
 
 class Containers(nn.Module):
