@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -270,15 +271,14 @@ def test_on_apply_it_gets_the_module() -> None:
 # --- what the context gives
 
 
-class Masked(nn.Module):
-    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return (x if mask is None else x * mask), x + 1
+def masked() -> Net:
+    return Net(lambda _, x, *, mask=None: (x if mask is None else x * mask, x + 1))
 
 
 @pytest.mark.parametrize("hook", ["forward", "forward_pre"])
 def test_the_inputs_are_the_arguments_of_the_module_call(hook: str) -> None:
     SEEN.clear()
-    model, mask = Masked(), torch.ones(3)
+    model, mask = masked(), torch.ones(3)
     first = {"select": "", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
     with hookrun.hooked(model, {"first": first, **spec(look, hook=hook, select="", target="[0]")}):
         model(X)
@@ -312,7 +312,7 @@ def test_numbers_recorded_in_one_call_are_one_record_as_of_stats() -> None:
     hooks = {**spec(measure, select="", when={"step": {"every": 2}})}
     hooks["s"] = {**hooks["h"], "action": "stats", "of": "mean"}
     del hooks["s"]["function"]
-    model, found = Masked(), list[list[dict[str, Any]]]()
+    model, found = masked(), list[list[dict[str, Any]]]()
     with hookrun.hooked(model, hooks) as installed:
         for _ in range(3):
             model(X)

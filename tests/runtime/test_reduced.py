@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -77,16 +78,12 @@ class Fails(torch.autograd.Function):
         return grad, None
 
 
-class Weight(nn.Module):
+def multiplying() -> Net:
     """Multiplies by a weight, so that the input is the gradient of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.weight = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
-        self.fails = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Fails.apply(x * self.first, self.fails) * self.weight  # type: ignore[no-any-return]
+    weights = {name: nn.Parameter(torch.ones(())) for name in ("first", "weight")}
+    model = Net(lambda m, x: Fails.apply(x * m.first, m.fails) * m.weight, **weights)
+    model.fails = False
+    return model
 
 
 def numbers(hooks: Any) -> dict[str, list[float]]:
@@ -100,7 +97,7 @@ def step(model: nn.Module, x: float) -> None:
 def test_hooks_see_what_they_see_without_a_wrapper() -> None:
     found, order = [], {"order": {"select": "*", "hook": "grad", "action": "stats"}}
     for wrap in (nn.Sequential, DistributedDataParallel):
-        model = Weight()
+        model = multiplying()
         with hookrun.hooked(model, {**order, "double": DOUBLED, **SEEN}) as hooks:
             wrapped = wrap(model)
             for x in (3.0, 5.0):
@@ -111,7 +108,7 @@ def test_hooks_see_what_they_see_without_a_wrapper() -> None:
 
 
 def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
-    wrapped = DistributedDataParallel(Weight())
+    wrapped = DistributedDataParallel(multiplying())
     spec = {"seen": {"select": "module.weight", "hook": "grad", "action": "capture"}}
     with hookrun.hooked(wrapped, spec) as hooks:
         step(wrapped, 3.0)
@@ -120,7 +117,7 @@ def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
 def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, {"whole": SEEN["whole"]}) as hooks:
         with wrapped.no_sync():
@@ -133,7 +130,7 @@ def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
 
 
 def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, SEEN) as hooks:
         with wrapped.no_sync():  # which refuses `grad` hooks where the wrapper is known
@@ -148,7 +145,7 @@ def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
 
 
 def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, SEEN) as hooks:
         model.fails = True
@@ -163,7 +160,7 @@ def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
 
 def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_trained() -> None:
     added = {"b": {"select": "", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
-    late = Weight()
+    late = multiplying()
     wrapped = DistributedDataParallel(late)
     with (
         hookrun.hooked(late, added),
@@ -172,7 +169,7 @@ def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_t
         ),
     ):
         step(wrapped, 3.0)
-    model = Weight()
+    model = multiplying()
     with hookrun.hooked(model, added):
         step(DistributedDataParallel(model), 3.0)
         assert model.get_parameter("b_bias").grad == 1.0
@@ -180,7 +177,7 @@ def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_t
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
 def test_after_the_block_gradients_are_torchs_own() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, {"double": DOUBLED}):
         loss = wrapped(torch.tensor(3.0))
