@@ -75,16 +75,6 @@ def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
     assert all(map(torch.equal, by_hand, hooks.parameters()))
 
 
-def test_a_users_own_optimizer_gets_them_from_the_hooks() -> None:
-    model = net()
-    with hookrun.hooked(model, spec(Adapter)) as hooks:
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        train(model, hooks.parameters())
-    names = [name for name, _ in model.named_parameters()]
-    moved = [not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
-    assert moved == [name.rpartition(".")[2] in NAMES for name in names]
-
-
 def test_they_start_from_a_seed_of_hook_and_module() -> None:
     def initial(*order: str) -> dict[str, Tensor]:
         model, state = net(), torch.get_rng_state()

@@ -57,8 +57,12 @@ def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(tmp_pa
         list(text_files.lines(path, "key"))
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text("ab")
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("a")
+    before = checked_file("x.txt", tmp_path, "key", (".txt",))
+    path.write_text("ab")
+    assert checked_file("x.txt", tmp_path, "key", (".txt",)) != before
     with pytest.raises(SpecError, match="at most 0 are read"):
         checked_file("x.txt", tmp_path, "key", (".txt",), 1)
 

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from hookrun.errors import Problem, SpecError
-from hookrun.models import _OWN, build, names
+from hookrun.models import build
 from hookrun.models.arguments import positions_of, unfit_tokens
 from hookrun.models.networks import CNN
 from hookrun.spec.experiment import Model
@@ -21,12 +21,6 @@ def problems(
     with pytest.raises(SpecError) as caught:
         build(config, sample_shape=shape, num_classes=classes, trust=frozenset())
     return caught.value.errors
-
-
-def test_hookrun_s_models_torchvision_s_and_python_share_one_namespace() -> None:
-    assert {"mlp", "cnn", "tutorial/testnet", "resnet18", "vit_b_16", "python"} <= set(names())
-    assert len(names()) == len(set(names()))
-    assert set(_OWN) < set(names())
 
 
 @pytest.mark.parametrize(
