@@ -30,11 +30,6 @@ def test_a_change_of_the_bias_by_the_optimizer_takes_effect_at_the_next_call() -
     assert add(torch.zeros(2)).tolist() == [5, 5]
 
 
-def test_only_a_trainable_bias_adds_a_parameter() -> None:
-    assert AddBias(value=0, trainable=True).adds("shift") == "shift_bias"
-    assert AddBias(value=0).adds("shift") is None
-
-
 def test_a_trainable_bias_is_for_forward_hook_types_only() -> None:
     fits = {hook for hook in AddBias.hook_types if AddBias(value=0, trainable=True).carried_by(hook) is None}
     assert fits == {FORWARD, FORWARD_PRE}

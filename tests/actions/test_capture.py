@@ -15,15 +15,6 @@ from hookrun.actions.base import TokenRows
 from hookrun.actions.capture import Capture
 
 
-def test_a_value_is_stored_whole_by_default() -> None:
-    site = FakeSite(Capture())
-    keep = Capture().build(site)
-    value = {"logits": torch.ones(2), "hidden": (torch.zeros(1), None)}
-    keep(value)
-    keep(None)
-    assert site.kept == [value, None]
-
-
 def kept(value: Any, **keys: Any) -> Any:
     action = Capture(**keys)
     site = FakeSite(action)

@@ -46,12 +46,6 @@ def test_a_check_passes_if_every_element_is_finite_and_within_the_bounds(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_largest_numbers_are_finite(dtype: torch.dtype) -> None:
-    top = torch.finfo(dtype).max
-    assert passes(Check(), torch.tensor([-top, top], dtype=dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_value_clamped_to_a_bound_passes_that_bound(dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 99).to(dtype).clamp(-0.1, 0.1)
     assert passes(Check(min=-0.1, max=0.1), x)

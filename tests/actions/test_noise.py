@@ -32,13 +32,6 @@ def test_uniform_noise_stays_within_its_bounds() -> None:
 
 
 @each_kind
-def test_the_same_generator_gives_the_same_noise(kind: str) -> None:
-    x, noise = torch.randn(3, 4), Noise(kind=kind)
-    assert torch.equal(build(noise)(x), build(noise)(x))
-    assert not torch.equal(build(noise)(x), x)
-
-
-@each_kind
 def test_a_std_of_0_adds_no_noise(kind: str) -> None:
     x = torch.randn(3, 4)
     assert torch.equal(build(Noise(std=0, kind=kind))(x), x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,25 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.print import LIMIT, Print
 
-Printed = Callable[[str, Any], list[tuple[str, dict[str, Any]]]]
 
-
-@pytest.fixture
-def printed() -> Printed:
+def printed(what: str, value: Any) -> list[tuple[str | None, dict[str, Any]]]:
     """The records that `what` gives for a value."""
-
-    def run(what: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
-        action = Print(what=what)
-        site = FakeSite(action)
-        assert action.build(site)(value) is None
-        emitted: list[tuple[str, dict[str, Any]]] = site.emitted
-        return emitted
-
-    return run
+    action = Print(what=what)
+    site = FakeSite(action)
+    assert action.build(site)(value) is None
+    return site.emitted
 
 
 @pytest.mark.parametrize("what", ["shape", "stats", "value"])
-def test_every_tensor_and_every_none_has_a_record_under_its_path(what: str, printed: Printed) -> None:
+def test_every_tensor_and_every_none_has_a_record_under_its_path(what: str) -> None:
     records = printed(what, (torch.ones(2), None, torch.zeros(3)))
     assert [path for path, _ in records] == ["[0]", "[1]", "[2]"]
     assert records[1][1] == {"shape": None}
@@ -42,7 +33,7 @@ def test_every_tensor_and_every_none_has_a_record_under_its_path(what: str, prin
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
-def test_statistics_of_any_dtype(dtype: torch.dtype, printed: Printed) -> None:
+def test_statistics_of_any_dtype(dtype: torch.dtype) -> None:
     assert float(printed("stats", torch.tensor([True, False, False, False]))[0][1]["mean"]) == 0.25
     ((_, data),) = printed("stats", torch.tensor([1, 2, 3, 6]).to(dtype))
     assert list(data) == ["mean", "std", "min", "max"]
@@ -66,18 +57,18 @@ def test_statistics_of_any_dtype(dtype: torch.dtype, printed: Printed) -> None:
         (torch.ones(2, requires_grad=True), [1, 1]),
     ],
 )
-def test_values_are_nested_lists_of_six_significant_digits(x: Tensor, shown: Any, printed: Printed) -> None:
+def test_values_are_nested_lists_of_six_significant_digits(x: Tensor, shown: Any) -> None:
     assert printed("value", x) == [("", {"value": shown})]
 
 
-def test_a_large_tensor_is_truncated_with_a_note(printed: Printed) -> None:
+def test_a_large_tensor_is_truncated_with_a_note() -> None:
     x = torch.arange(LIMIT + 1.0)
     assert printed("value", x[:LIMIT]) == [("", {"value": list(range(LIMIT))})]
     ((_, data),) = printed("value", x.view(7, -1))
     assert data == {"value": list(range(LIMIT)), "truncated": LIMIT + 1, "shape": [7, 143]}
 
 
-def test_a_fake_tensor_has_a_shape_but_no_values(printed: Printed) -> None:
+def test_a_fake_tensor_has_a_shape_but_no_values() -> None:
     with FakeTensorMode():
         fake = torch.ones(2)
     for x in (fake, torch.ones(2, device="meta")):

@@ -225,15 +225,6 @@ def test_fast_paths_of_torch_do_not_go_around_it() -> None:
     assert_close(found, without(model, "0.linear1").train()(x))
 
 
-def test_a_graph_does_not_contain_a_schedule() -> None:
-    model = Net()
-    with hookrun.hooked(model, {"out": {**SKIP, "when": {"mode": "train"}}}) as hooks:
-        for run in (hooks.compile, lambda: torch.compile(model, backend="eager")(X)):
-            with pytest.raises(hookrun.CompileError, match="decides at each call whether the forward runs"):
-                run()
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize(("finds", "refused"), [(False, True), (True, False)])
 def test_a_wrapper_that_waits_for_its_gradients_is_refused(
     finds: bool, refused: bool, monkeypatch: pytest.MonkeyPatch

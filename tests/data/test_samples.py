@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from hookrun.data.info import SPLITS, DataInfo, TensorInfo
-from hookrun.data.samples import Samples, TensorSamples, transformed, unit_float
-from hookrun.data.source import part_of, stratified_part, val_count
+from hookrun.data.samples import Samples, TensorSamples, transformed
+from hookrun.data.source import part_of, val_count
 from hookrun.errors import SpecError
 
 
@@ -28,32 +25,12 @@ def increase(value: torch.Tensor) -> torch.Tensor:
 ROWS = TensorSamples(torch.arange(3.0), torch.tensor([0, 10, 20]))
 
 
-def test_row_i_is_sample_i_and_past_the_end_is_an_index_error() -> None:
-    assert len(ROWS) == 3
-    assert [(float(x), int(y)) for x, y in ROWS] == [(0, 0), (1, 10), (2, 20)]  # type: ignore[arg-type]
-    for samples in (ROWS, transformed(ROWS, [double])):
-        with pytest.raises(IndexError):
-            samples[3]
-
-
 def test_transforms_apply_in_order_to_a_copy_of_the_one_input() -> None:
     value, target = transformed(ROWS, [double, increase])[2]
     assert (float(value), int(target)) == (5, 20)  # type: ignore[arg-type]
     assert float(ROWS[2][0]) == 2  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="one input tensor, found dict"):
         transformed(Samples(1, lambda number: ({"a": torch.zeros(1)}, torch.zeros(()))), [double])[0]
-
-
-def test_samples_pickle_for_worker_processes_and_batch() -> None:
-    samples = pickle.loads(pickle.dumps(transformed(ROWS, [double])))
-    ((inputs, targets),) = DataLoader(samples, batch_size=3)
-    assert (inputs.tolist(), targets.tolist()) == ([0, 2, 4], [0, 10, 20])
-
-
-def test_bytes_become_floats_in_zero_to_one() -> None:
-    image = torch.tensor([0, 51, 255], dtype=torch.uint8)
-    assert torch.equal(unit_float(image), torch.tensor([0, 0.2, 1]))
-    assert image.tolist() == [0, 51, 255]
 
 
 def test_a_batch_in_one_go_is_the_batch_of_its_rows() -> None:
@@ -111,13 +88,3 @@ def test_the_split_has_the_recorded_indices_or_one_empty_part() -> None:
     assert part_of(12, 0.25, "val") == [4, 6, 11]
     for fraction, full, empty in ((0, "train", "val"), (1, "val", "train")):
         assert [*part_of(3, fraction, full)] == [0, 1, 2] and not part_of(3, fraction, empty)
-
-
-@given(st.lists(st.integers(0, 4), max_size=100), FRACTIONS)
-def test_a_stratified_split_takes_the_fraction_of_each_class(labels: list[int], fraction: float) -> None:
-    train, val = (stratified_part(labels, fraction, split) for split in SPLITS)
-    assert sorted(train + val) == list(range(len(labels)))
-    held_out = Counter(labels[i] for i in val)
-    assert held_out == {
-        label: n for label, total in Counter(labels).items() if (n := val_count(total, fraction))
-    }

@@ -1,10 +1,12 @@
-"""Short forms: the spec of one hook, and what a capture keeps of some calls."""
+"""Short forms: the spec of one hook, what a capture keeps of some calls, and the same edits with hooks by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 import hookrun
 
@@ -37,3 +39,31 @@ def captured(model: nn.Module, *inputs: Any, select: str = "", hook: str = "forw
         for value in inputs:
             model(value)
     return hooks.captures["h"][select]
+
+
+def register(
+    module: Any, kind: str, edit: Callable[[Tensor], Tensor], prepend: bool = False
+) -> RemovableHandle:
+    """Register an edit by hand as a hook of torch: on the one input or output of a module, or on its weight."""
+
+    def accumulated(parameter: Tensor) -> None:
+        parameter.grad = edit(parameter.grad)  # type: ignore[arg-type]
+
+    match kind:
+        case "forward_pre":
+            return module.register_forward_pre_hook(lambda _m, args: (edit(args[0]),), prepend=prepend)
+        case "forward":
+            return module.register_forward_hook(lambda _m, _args, output: edit(output), prepend=prepend)
+        case "backward_pre":
+            return module.register_full_backward_pre_hook(
+                lambda _m, grads: (edit(grads[0]),), prepend=prepend
+            )
+        case "backward":
+            return module.register_full_backward_hook(
+                lambda _m, grads, _out: (edit(grads[0]),), prepend=prepend
+            )
+        case "output_grad":
+            return module.register_forward_hook(lambda _m, _args, output: output.register_hook(edit) and None)
+        case "grad":
+            return module.weight.register_hook(edit)
+    return module.weight.register_post_accumulate_grad_hook(accumulated)

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from torch import nn
+from torch.testing import assert_close
 
 from hookrun.models import _OWN, build, names
 from hookrun.models.decoder import Decoder
@@ -116,3 +118,34 @@ def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> 
     model(torch.rand(2, 1, 8, 8))
     assert ran == ["conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc"]
     assert ran == [name for name, _ in model.named_children()]
+
+
+# --- the tutorials' models, beside the numbers that tests/conf compares with hand-written hooks
+
+
+def tutorial(name: str, shape: tuple[int, ...] = (1, 8, 8)) -> Any:
+    """The model with the tutorial's seed."""
+    torch.manual_seed(2)
+    return built(f"tutorial/{name}", shape)
+
+
+def test_testnet_draws_its_input_before_its_layers() -> None:
+    model = tutorial("testnet")
+    torch.manual_seed(2)
+    assert torch.equal(model.x, torch.randn(1, 3, 8, 8))
+    assert torch.equal(model.conv.weight, nn.Conv2d(3, 10, 2, stride=2).weight)
+
+
+def test_pooling_returns_eight_channels_of_4x4() -> None:
+    model, seen = tutorial("pooling", (3, 10, 10)), list[Any]()
+    model.pool.register_forward_hook(lambda _m, _args, output: seen.append(list(output.shape)))
+    assert model(torch.randn(1, 3, 10, 10)).shape == (1, 1)
+    assert seen == [[1, 8, 4, 4]]
+
+
+def test_functions_are_chosen_by_class_and_compute_elementwise() -> None:
+    model = tutorial("functions")
+    named = [name for name, m in model.named_modules() if type(m).__name__.startswith("Function_")]
+    assert named == ["ab.a", "ab.b", "cd.c", "cd.d"]
+    a, b, c, d = (model.get_submodule(name).W for name in named)
+    assert_close(model(), (model.x + a - b) * c / d)

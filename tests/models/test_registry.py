@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given as examples
-from hypothesis import strategies as st
 from torch import nn
 
 from hookrun.errors import Problem, SpecError
-from hookrun.models import _OWN, build, names
-from hookrun.models.arguments import FROM_DATA, DataDefaults, construct, not_null, positions_of, unfit_tokens
+from hookrun.models import build
+from hookrun.models.arguments import positions_of, unfit_tokens
 from hookrun.models.networks import CNN
 from hookrun.spec.experiment import Model
 
@@ -24,12 +21,6 @@ def problems(
     with pytest.raises(SpecError) as caught:
         build(config, sample_shape=shape, num_classes=classes, trust=frozenset())
     return caught.value.errors
-
-
-def test_hookrun_s_models_torchvision_s_and_python_share_one_namespace() -> None:
-    assert {"mlp", "cnn", "tutorial/testnet", "resnet18", "vit_b_16", "python"} <= set(names())
-    assert len(names()) == len(set(names()))
-    assert set(_OWN) < set(names())
 
 
 @pytest.mark.parametrize(
@@ -57,17 +48,18 @@ def test_sizes_come_from_the_data_unless_they_are_given() -> None:
 
 
 def test_an_argument_that_the_data_cannot_supply_is_required() -> None:
-    found = problems(Model(name="cnn"), shape=(64,), classes=None)
+    found = problems(Model(name="cnn"), shape=(8, 8), classes=None)
     assert [p.where for p in found] == [
         "model.args.in_channels",
         "model.args.image_size",
         "model.args.num_classes",
     ]
-    assert "the data set's samples have the shape [64]" in found[0].what
+    assert "the data set's samples have the shape [8, 8]" in found[0].what
     assert "the data set names no number of classes" in found[2].what
     # sizes that differ between samples
     assert [p.where for p in problems(Model(name="mlp"), shape=(3, -1, -1))] == ["model.args.in_features"]
     assert [p.where for p in problems(Model(name="cnn"), shape=(3, -1, -1))] == ["model.args.image_size"]
+    assert [p.where for p in problems(Model(name="cnn"), shape=(-1, 4, 5))] == ["model.args.in_channels"]
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
@@ -111,51 +103,6 @@ def test_wrong_weights_are_reported_beside_an_unknown_model(tmp_path: Path) -> N
     assert "'cnn'" in problem.what and ".safetensors" in problem.hint
     config = Model(name="ccn", weights=str(tmp_path / "gone.pt"))
     assert [p.where for p in problems(config)] == ["model.name", "model.weights"]
-
-
-sizes = st.one_of(st.just(-1), st.integers(1, 64))
-samples = st.builds(
-    DataDefaults,
-    st.one_of(st.none(), st.lists(sizes, max_size=4).map(tuple)),
-    st.one_of(st.none(), st.integers(1, 1000)),
-)
-
-
-@examples(samples)
-def test_arguments_from_the_data_are_positive_and_missing_ones_have_a_reason(sample: DataDefaults) -> None:
-    values = sample.values()
-    assert set(values) <= set(FROM_DATA)
-    for name in set(FROM_DATA) - set(values):
-        assert sample.lack(name)
-    for value in values.values():
-        assert all(each > 0 for each in (value if isinstance(value, tuple) else [value]))
-
-
-def test_channels_and_size_are_those_of_images_only() -> None:
-    assert DataDefaults((3, 4, 5), 7).values() == {
-        "num_classes": 7,
-        "in_features": 60,
-        "in_channels": 3,
-        "image_size": (4, 5),
-    }
-    assert set(DataDefaults((4, 5), 7).values()) == {"num_classes", "in_features"}
-    assert DataDefaults((3, -1, -1), None).values() == {"in_channels": 3}
-    assert DataDefaults((-1, 4, 5), None).values() == {"image_size": (4, 5)}
-    # only arguments that the data can supply may be null
-    assert not_null({"num_classes": None, "in_channels": 3, "dropout": None}) == {
-        "in_channels": 3,
-        "dropout": None,
-    }
-
-
-def test_a_constructor_s_error_is_shown_with_its_arguments() -> None:
-    with pytest.raises(SpecError) as caught:
-        construct(partial(nn.Conv2d, in_channels=3, out_channels=4, kernel_size=1, groups=2), "net")
-    [problem] = caught.value.errors
-    assert problem.where == "model.args"
-    assert "in_channels=3" in problem.what
-    assert "ValueError: in_channels must be divisible by groups" in problem.what
-    assert isinstance(caught.value.__cause__, ValueError)
 
 
 class Net(nn.Module):

@@ -58,13 +58,6 @@ def test_without_separator_and_suffix_it_is_a_name(text: str) -> None:
     assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
 
 
-def test_of_a_name_nothing_is_loaded() -> None:
-    model = net()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert load_weights(model, "DEFAULT") == {}
-    assert equal(model.state_dict(), before)
-
-
 # --- what is loaded
 
 

@@ -99,11 +99,6 @@ def test_of_very_many_members_without_a_match_some_are_reported() -> None:
     assert len(problems(["h.0", *(f"x{n}" for n in range(500))])) == 20
 
 
-@pytest.mark.parametrize("expect", [">=0", "0..3", "<=2"])
-def test_members_may_match_nothing_where_expect_allows_0(expect: str) -> None:
-    assert paths(["h.0", "nosuch"], expect=expect) == ["h.0"]
-
-
 def test_exclude_may_match_nothing() -> None:
     assert paths({"path": "h.*", "exclude": ["h.0", "nosuch"]}) == ["h.1", "h.2"]
 
@@ -179,12 +174,3 @@ def test_the_error_of_a_glob_to_containers_alone_names_them() -> None:
         CompileError, match="matches modules without a forward, around which no hook fires: d"
     ):
         hookrun.compile(spec, Containers())
-
-
-def test_parameters_that_a_planned_hook_freezes_are_not_trained() -> None:
-    model = Net()
-    names = ModelNames(model)
-    (planned,) = hookrun.compile({"f": {"select": "h", "hook": "apply", "action": "freeze"}}, model).hooks
-    assert names.trains("h.0.weight") and names.trains("not.yet.there")
-    names.plan_effects(planned.spec, planned.matches)
-    assert not names.trains("h.0.weight") and names.trains("ps.0")

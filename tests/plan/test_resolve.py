@@ -36,21 +36,6 @@ def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]
     return [str(problem) for problem in caught.value.errors]
 
 
-def test_a_tied_parameter_is_one_match_with_both_names() -> None:
-    targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].matches
-    assert [target.path for target in targets] == ["h.0.weight", "h.0.bias", "tied.bias"]
-    assert targets[0].names == ("h.0.weight", "tied.weight")
-    assert targets[0].shape == "[4, 4]"
-
-
-def test_firing_order_is_priority_then_declaration() -> None:
-    spec = {
-        name: CAPTURE | {"select": "fc", "priority": priority}
-        for name, priority in (("a", 0), ("b", -1), ("c", 0))
-    }
-    assert [hook.spec.name for hook in hookrun.compile(spec, Net()).hooks] == ["b", "a", "c"]
-
-
 def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 

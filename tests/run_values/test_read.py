@@ -143,11 +143,6 @@ def ids(*samples: int) -> torch.Tensor:
     return torch.tensor(samples)
 
 
-def test_each_sample_has_its_own_row_in_the_order_of_the_batch(rows: CaptureRows) -> None:
-    assert rows.of(ids(12, 14, 10, 12), GENERATOR)[:, 0].tolist() == [12, 14, 10, 12]
-    assert (rows.shape, rows.dtype) == ((2,), torch.float16)
-
-
 def test_a_sample_without_a_row_is_an_error_that_names_it(rows: CaptureRows) -> None:
     assert rows.missing(ids(9, 10, 11, 99)).tolist() == [9, 11, 99]
     with pytest.raises(HookrunError, match="seen/fc has no row of sample 11: it has 3 samples from 10 to 14"):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hookrun
 from hookrun.actions import Action
@@ -42,115 +42,84 @@ class Doubles(Action):
         return x * 2
 
 
-class Draws(Doubles):
-    def act(self, site: HookSite, x: Tensor) -> Tensor:
-        return x + torch.empty_like(x).normal_(generator=site.generator(x))
+def doing(act: Callable[[HookSite, Any], Any], **declared: Any) -> Action:
+    """An action of this effect with these declarations."""
+    members = {"__module__": __name__, "act": lambda self, site, x: act(site, x), **declared}
+    action: Action = type("Doing", (Doubles,), members)()
+    return action
 
 
-class Reads(Doubles):
-    def act(self, site: HookSite, x: Tensor) -> Tensor:
-        return x + site.args[0]
+RESHAPES = doing(lambda site, x: x.sum(0))
+UNDECLARED = {
+    "draws": (
+        doing(lambda site, x: x + torch.empty_like(x).normal_(generator=site.generator(x))),
+        "uses `generator` of its site: name it in `uses`",
+    ),
+    "reads": (doing(lambda site, x: x + site.args[0]), "uses `args` of its site"),
+    "keeps": (doing(lambda site, x: site.keep()(x), observes=True, scope="value"), "uses `keep` of its site"),
+    "returns": (doing(lambda site, x: x, observes=True), "declares `observes = True` and returns a value"),
+    "returns all": (
+        doing(lambda site, x: x, observes=True, scope="value"),
+        "declares `observes = True` and returns a value",
+    ),
+    "reshapes": (RESHAPES, r"changes the shape from \[2, 3\] to \[3\]"),
+    "widens": (doing(lambda site, x: x.double()), "changes the dtype from torch.float32 to torch.float64"),
+}
 
 
-class Keeps(Doubles):
-    observes = True
-    scope = "value"
-
-    def build(self, site: HookSite) -> Callable[[Any], Any]:
-        return site.keep()
-
-
-class Returns(Doubles):
-    observes = True
-
-
-class ReturnsAll(Returns):
-    scope = "value"
-
-
-class Reshapes(Doubles):
-    def act(self, site: HookSite, x: Tensor) -> Tensor:
-        return x.sum(0)
-
-
-class Widens(Doubles):
-    def act(self, site: HookSite, x: Tensor) -> Tensor:
-        return x.double()
-
-
-@pytest.mark.parametrize(
-    ("action", "says"),
-    [
-        (Draws(), "uses `generator` of its site: name it in `uses`"),
-        (Reads(), "uses `args` of its site"),
-        (Keeps(), "uses `keep` of its site"),
-        (Returns(), "declares `observes = True` and returns a value"),
-        (ReturnsAll(), "declares `observes = True` and returns a value"),
-        (Reshapes(), r"changes the shape from \[2, 3\] to \[3\]"),
-        (Widens(), "changes the dtype from torch.float32 to torch.float64"),
-    ],
-)
-def test_an_undeclared_effect_is_an_error_of_the_hook(action: Action, says: str) -> None:
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_an_undeclared_effect_is_an_error_of_the_hook(name: str) -> None:
+    action, says = UNDECLARED[name]
     model = net()
     with pytest.raises(hookrun.HookError, match=says), hookrun.compile(spec_of(action), model).install(model):
         model(X)
 
 
-@pytest.mark.parametrize(
-    "action", [Draws(), Reads(), Returns(), Reshapes(), Widens()], ids=lambda a: type(a).__name__
-)
-def test_with_an_example_it_is_an_error_before_the_run(action: Action) -> None:
+@pytest.mark.parametrize("name", [name for name in UNDECLARED if name not in ("keeps", "returns all")])
+def test_with_an_example_it_is_an_error_before_the_run(name: str) -> None:
     with pytest.raises(hookrun.CompileError, match=r"hooks\.h: on 0"):
-        hookrun.compile(spec_of(action), net(), example=((X,), {}))
+        hookrun.compile(spec_of(UNDECLARED[name][0]), net(), example=((X,), {}))
 
 
 def test_a_part_is_not_filled_by_broadcasting() -> None:
     """`index` writes the result back into the part: another shape would be broadcast without an error."""
-    model, plan = net(), hookrun.compile(spec_of(Reshapes(), index="0:2"), net())
+    model, plan = net(), hookrun.compile(spec_of(RESHAPES, index="0:2"), net())
     with pytest.raises(hookrun.HookError, match="changes the shape"), plan.install(model):
         model(X)
 
 
-class Freezes(Doubles):
-    scope = "module"
-
-    def act(self, site: HookSite, x: Any) -> None:
-        x.requires_grad_(False)
+def freeze(site: HookSite, module: nn.Module) -> None:
+    module.requires_grad_(False)
 
 
-class Adds(Doubles):
-    scope = "module"
-
-    def act(self, site: HookSite, x: Any) -> None:
-        x.register_parameter("extra", nn.Parameter(torch.ones(1)))
+def add(site: HookSite, module: nn.Module) -> None:
+    module.register_parameter("extra", nn.Parameter(torch.ones(1)))
 
 
 @pytest.mark.parametrize(
-    ("action", "says"),
+    ("act", "says"),
     [
-        (Freezes(), 'does not declare `does = "freeze"`'),
-        (Adds(), "adds 'extra', which none of its fields names"),
+        (freeze, 'does not declare `does = "freeze"`'),
+        (add, "adds 'extra', which none of its fields names"),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_effects_of_apply_on_parameters_must_be_declared(action: Action, says: str) -> None:
+def test_effects_of_apply_on_parameters_must_be_declared(act: Any, says: str) -> None:
     model = net()
-    with (
-        pytest.raises(hookrun.HookError, match=says),
-        hookrun.compile(spec_of(action, hook="apply"), model).install(model),
-    ):
+    plan = hookrun.compile(spec_of(doing(act, scope="module"), hook="apply"), model)
+    with pytest.raises(hookrun.HookError, match=says), plan.install(model):
         pass
 
 
 def test_declared_freezing_and_adding_are_accepted() -> None:
-    class Declared(Freezes):
-        does = "freeze"
-
-    class Named(Adds):
+    class Named(Doubles):
+        scope = "module"
         parameter: Annotated[str, Meaning.ADDED_NAME] = "extra"
 
-    model = net()
-    with hookrun.compile(spec_of(Declared(), hook="apply"), model).install(model):
+        def act(self, site: HookSite, x: Any) -> None:
+            add(site, x)
+
+    model, declared = net(), doing(freeze, scope="module", does="freeze")
+    with hookrun.compile(spec_of(declared, hook="apply"), model).install(model):
         assert not model[0].weight.requires_grad
     with hookrun.compile(spec_of(Named(), hook="apply"), model).install(model):
         assert "0.extra" in dict(model.named_parameters())

@@ -1,8 +1,10 @@
-"""Schedules, effects, added parameters, and training with what was made under inference mode."""
+"""Schedules, effects, records, added parameters, and training with what was made under inference mode."""
 
 from __future__ import annotations
 
 import copy
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.errors import HookError
+from hookrun.runtime.clock import Clock, CurrentCall
+from hookrun.runtime.frames import call_frame
 
 # These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
@@ -130,25 +135,6 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
     assert len({firings(seed) for seed in range(5)}) > 1
 
 
-def test_noise_repeats_with_its_seed_and_does_not_use_the_global_generator() -> None:
-    model = nn.Sequential(nn.Identity(), nn.Identity())
-
-    def noise(seed: int) -> list[Tensor]:
-        spec = {"h": {"select": "*", "hook": "forward", "action": "noise", "seed": seed}}
-        see = {"s": {"select": "*", "hook": "forward", "action": "capture"}}
-        state = torch.get_rng_state()
-        with hookrun.hooked(model, spec | see) as hooks:
-            model(torch.zeros(5))
-            model(torch.zeros(5))
-        assert torch.equal(torch.get_rng_state(), state)
-        return [*hooks.captures["s"]["0"], *hooks.captures["s"]["1"]]
-
-    first = noise(1)
-    assert all(torch.equal(*pair) for pair in zip(first, noise(1), strict=True))
-    assert not any(torch.equal(*pair) for pair in zip(first, noise(2), strict=True))
-    assert not torch.equal(first[0], first[1]), "each firing draws anew"
-
-
 def test_effects_are_counted_on_request() -> None:
     model = nn.Sequential(nn.Identity())
     spec = {"h": {"select": "0", "hook": "forward", "action": "clamp", "min": 0}}
@@ -183,3 +169,88 @@ def test_added_parameters_are_trained_saved_and_removed_on_request() -> None:
     hooks.uninstall_parameters()
     hookrun.hooked(model, spec).uninstall_parameters()
     assert set(model.state_dict()) == keys
+
+
+class OwnMethods(nn.Module):
+    """Its methods have the names of torch's and mean something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def apply(self, rule: str, times: int) -> str:  # type: ignore[override]
+        return rule * times
+
+    def children(self) -> list[str]:  # type: ignore[override]
+        return []
+
+    def parameters(self) -> str:  # type: ignore[override]
+        return "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.fc(x)
+        return output
+
+
+@pytest.mark.parametrize("prefix", ["", "0."])
+def test_a_model_s_own_methods_named_apply_or_children_are_not_called(prefix: str) -> None:
+    model = nn.Sequential(OwnMethods()) if prefix else OwnMethods()
+    spec = {
+        "zero": {"select": f"{prefix}fc", "hook": "apply", "action": "fill", "value": 0},
+        "one": {"select": f"{prefix}fc", "hook": "forward", "action": "add_bias", "value": 1},
+    }
+    plan = hookrun.compile(spec, model, example=((torch.ones(3, 2),), {}))
+    assert plan.unchecked is None
+    with plan.install(model):
+        assert torch.equal(model(torch.ones(3, 2)), torch.ones(3, 2))
+
+
+def test_outside_of_a_call_it_is_the_caller_s_frame() -> None:
+    assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_frame"
+
+
+def test_a_record_begins_with_hook_module_and_step() -> None:
+    model = nn.Sequential(nn.Identity()).eval()
+    spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
+    with hookrun.hooked(model, spec) as hooks:
+        hooks.step()
+        model({"a": torch.ones(3)})
+    assert hooks.records == [
+        {
+            **{"hook": "s", "module": "0", "path": hooks.records[0]["path"], "action": "stats"},
+            **{"mode": "eval", "epoch": 0, "step": 1, "call": 0, "sum": 3.0},
+        }
+    ]
+    assert "a" in hooks.records[0]["path"]
+
+
+def test_threads_do_not_see_each_other_s_firing() -> None:
+    state, seen = CurrentCall("", Clock(nn.Identity())), list[str]()
+    state.at = "[0]"
+    thread = Thread(target=lambda: seen.append(state.at))
+    thread.start()
+    thread.join()
+    assert seen == [""] and state.at == "[0]"
+
+
+def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
+    current: Any = SimpleNamespace(encoder="of the encoder")
+    clock: Any = Clock(nn.Identity())
+    for path, expected in (
+        ("decoder.0.encoder_attn.k_proj", "of the encoder"),
+        ("decoder.0.encoder_attn.q_proj", current),
+        ("0.attn.k_proj", current),
+    ):
+        now, clock.passes = CurrentCall(path, clock), None
+        assert now.tokens is None, path
+        clock.passes = SimpleNamespace(current=current)
+        assert now.tokens == expected and now.model_tokens is current, path
+
+
+def test_a_complex_value_of_a_real_tensor_is_refused() -> None:
+    value = torch.ones(2, dtype=torch.complex64)
+    for given in (value, lambda x: x * 1j):
+        spec = {"h": {"select": "", "hook": "forward", "action": "scale", "factor": given}}
+        model = nn.Identity()
+        with hookrun.hooked(model, spec), pytest.raises(HookError, match=r"'h' .* the value is complex"):
+            model(torch.ones(2))

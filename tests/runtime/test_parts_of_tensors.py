@@ -1,4 +1,4 @@
-"""The part of a tensor that `index`, `heads` and `tokens` select together is read and written back."""
+"""What a call says of its tokens; the part of a tensor that `index`, `heads` and `tokens` select, read and written."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import pytest
 import torch
 from draws import normal
 from pydantic import TypeAdapter
+from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
 from hookrun.plan.plan import HeadCount
 from hookrun.runtime.part import HeadsPart, Part, TensorPart, TokensPart, part_of
-from hookrun.runtime.tokens.calls import CallTokens, Pass
+from hookrun.runtime.tokens.calls import CallReader, CallTokens, Pass, as_mask, labelled, made_from_labels
 from hookrun.runtime.tokens.choice import Chosen, Rule
+from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.spec.heads import Heads
 from hookrun.spec.tokens import Tokens
 from hookrun.values.index import Index, Item
@@ -27,27 +29,15 @@ def part(*items: Item, in_order: bool = False) -> Part:
     return Part(Index(str(items), items), in_order=in_order)
 
 
-def test_writing_a_part_changes_nothing_else() -> None:
-    for items in ((..., (0, -1)), (slice(None), 1), (0,), (slice(None), (2, 0), slice(1, 3))):
-        of = part(*items)
-        plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
-        expected = X.clone()
-        expected[plain] = -1.0
-        before = X.clone()
-        assert torch.equal(of.of(X), X[plain]), items
-        assert torch.equal(of.put(X, torch.full_like(of.of(X), -1)), expected), items
-        assert torch.equal(X, before)
-
-
 def test_missing_repeated_and_unordered_positions_are_refused() -> None:
-    for of, said in (
+    for selected, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
         (part(..., (1, -3)), "selects a position of dimension 2 twice"),
         (part((1, 0), in_order=True), "out of order"),
         (part(slice(2, 5)), r"selects nothing of a tensor of shape \[2, 3, 4\]"),
     ):
         with pytest.raises(IndexError, match=said):
-            of.of(X)
+            selected.of(X)
     assert torch.equal(part((1, 0)).of(X), X.flip(0))
 
 
@@ -58,25 +48,33 @@ def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
 
 
-class Attention(nn.Module):
-    num_heads = 4
+def of(real: Tensor, **fields: Any) -> Pass:
+    """The pass of a call whose prompts have these real tokens."""
+    rows, columns = real.shape
+    return Pass(CallTokens(rows, columns), **{"real": real, "prompt": columns, **fields})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Identity()
+
+REAL = torch.tensor([[False, True, True], [True, True, True]])
+
+
+class Now:
+    """The call of a batch of two prompts, padded on the left."""
+
+    clock = SimpleNamespace(samples=None)
+    chosen: Chosen
+
+    def __init__(self, real: Tensor = REAL) -> None:
+        self.tokens: Pass | None = of(real)
 
 
 def part_at(action: str = "capture", **keys: Any) -> TensorPart | None:
     """The part at the heads of a batch of two prompts, of four tokens and, padded on the left, of two."""
     given = {"factor": 2} if action == "scale" else {}
     hook = {"select": "out", "hook": "forward", "action": action, **given, **keys}
-    (planned,) = hookrun.compile({"h": hook}, Attention()).hooks
-    of = Pass(
-        CallTokens(2, 4),
-        **{"real": torch.tensor([[True] * 4, [False, False, True, True]]), "ids": None, "prompt": 4},
-        **{"new_from": 0, "number": 0, "session": None, "spans": {}, "by_hand": False},
-    )
-    now: Any = SimpleNamespace(tokens=of, clock=SimpleNamespace(samples=None))
+    attention = Net(lambda m, x: m.out(x), out=nn.Identity())
+    attention.num_heads = 4  # type: ignore[assignment]
+    (planned,) = hookrun.compile({"h": hook}, attention).hooks
+    now: Any = Now(torch.tensor([[True] * 4, [False, False, True, True]]))
     return part_of(planned, "out", now)
 
 
@@ -122,20 +120,6 @@ def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
             grouped.of(keys)
 
 
-REAL = torch.tensor([[False, True, True], [True, True, True]])
-
-
-class Now:
-    """The call of a batch of two prompts, padded on the left."""
-
-    clock = SimpleNamespace(samples=None)
-    chosen: Chosen
-
-    def __init__(self, **fields: Any) -> None:
-        said = {"real": REAL, "ids": None, "prompt": 3, "new_from": 0, "number": 0, "session": None}
-        self.tokens: Pass | None = Pass(CallTokens(2, 3), **{**said, **fields}, spans={}, by_hand=False)
-
-
 def tokens(clause: Any, now: Any) -> TokensPart:
     given = clause if isinstance(clause, dict) else {"position": clause}
     return TokensPart(Rule(TypeAdapter(Tokens).validate_python(given), False, {}), now)
@@ -160,21 +144,6 @@ def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
         assert torch.equal(x, before), clause
 
 
-def test_a_pass_without_such_a_token_has_nothing_to_act_on() -> None:
-    x, now = normal(2, 3, 4), Now()
-    assert tokens({"phase": "generation"}, now).nothing_of(x) and not tokens(0, now).nothing_of(x)
-    assert tokens({"phase": "generation"}, now).of(x).shape == (0, 4)
-
-
-def test_a_firing_chooses_once_for_each_shape_and_notes_the_places_each_time() -> None:
-    now, x = Now(), normal(2, 3, 4)
-    part = tokens(-1, now)
-    first = part.chosen(x)
-    assert part.chosen(x + 1) is first and now.chosen is first and len(part.chosen(x[..., :2])) == 2
-    now.tokens = Now(real=torch.ones_like(REAL)).tokens
-    assert part.chosen(x) is not first, "of another call"
-
-
 def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone() -> None:
     x, now = normal(2, 3, 4), Now()
     for number in range(40):  # Python gives a new object the place of the one just deleted
@@ -193,3 +162,95 @@ def test_what_does_not_fit_the_call_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             tokens(clause, now).of(x)
+
+
+# ---- the tokens of a call
+
+
+IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+class Model(nn.Module):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+        return input_ids
+
+
+def test_ids_and_mask_are_read_by_position_and_by_name_as_copies() -> None:
+    reader = CallReader(Model())
+    for args, kwargs in (((IDS, MASK), {}), ((), {"input_ids": IDS, "attention_mask": MASK})):
+        told = reader.read(args, kwargs)
+        assert told is not None and (told.rows, told.columns, told.past) == (2, 3, None)
+        assert told.ids is not None and torch.equal(told.ids, IDS)
+        assert told.ids.data_ptr() != IDS.data_ptr()
+        assert told.mask is not None and torch.equal(told.mask, MASK.bool())
+    assert reader.read((), {"pixel_values": torch.zeros(2, 3)}) is None
+
+
+def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
+    wide = torch.ones(2, 5, dtype=torch.int64)
+    told = CallReader(Model()).read((IDS, wide), {})
+    assert told is not None and told.past == 2 and CallTokens.of(IDS, wide).past == 2
+    assert CallTokens.of(IDS, MASK).past is None
+
+
+def test_tensors_without_data_give_shapes_only() -> None:
+    told = CallReader(Model()).read((IDS.to("meta"),), {})
+    assert told is not None and not told.has_data and told.ids is None and told.columns == 3
+
+
+def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> None:
+    labels = torch.tensor([[4, -100]])
+    found = labelled(nn.Identity(), (), {"labels": labels})
+    assert found is not None and found.tolist() == [[True, False]]
+    assert labelled(nn.Identity(), (), {"labels": labels, "decoder_input_ids": labels}) is None
+    assert made_from_labels(nn.Sequential(Model())) is None
+
+
+def test_a_token_is_real_if_any_query_attends_to_it() -> None:
+    blocks = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]).tril().bool()[None, None]
+    least = torch.finfo(torch.float32).min
+    biased = torch.where(blocks, torch.arange(-4.0, 0), least)
+    for mask in (blocks, blocks.long(), torch.where(blocks, 0.0, -torch.inf), biased):
+        found = as_mask(mask, 2, 4)
+        assert found is not None and found.tolist() == [[True, True, False, True]] * 2
+    assert as_mask(blocks, 1, 9) is None  # of the sliding window of a cache
+
+
+def test_positions_begin_at_the_first_real_token() -> None:
+    left = torch.tensor([[False, True, True], [True, True, True]])
+    found = of(left)
+    assert found.positions.tolist() == [[-1, 0, 1], [0, 1, 2]] and found.first
+    assert not of(left, prompt=2, new_from=2).first
+
+
+def test_an_encoder_s_pass_has_a_row_for_each_of_the_decoder_s() -> None:
+    encoder = of(torch.tensor([[True, False], [True, True]]), ids=torch.tensor([[1, 0], [2, 3]]))
+    seen = encoder.seen_by(of(torch.ones(4, 1, dtype=torch.bool)))
+    assert seen.rows == 4 and seen.ids is not None and seen.ids[:, 0].tolist() == [1, 1, 2, 2]
+    assert seen.real[:, 1].tolist() == [False, False, True, True] and encoder.rows == 2
+
+
+def test_a_call_is_a_pass_until_it_ends() -> None:
+    model, seen = Model(), list[Pass | None]()
+    sequences = Sequences(model)
+    for module, reads in sequences.readers():
+        module.register_forward_pre_hook(reads, with_kwargs=True)
+    model.register_forward_pre_hook(lambda *_: seen.append(sequences.current))
+    model.register_forward_hook(sequences.leave)
+    model(IDS)
+    model(IDS[:, :2])
+    first, second = seen
+    assert first is not None and first.ids is not None and torch.equal(first.ids, IDS)
+    assert second is not None and (second.total, second.new_from, second.number) == (2, 0, 2)
+    assert sequences.current is None
+
+
+def test_rows_belong_to_the_samples_in_order_or_are_refused() -> None:
+    four = torch.ones(4, 2, dtype=torch.bool)
+    assert of(four).samples_of_rows(None).tolist() == [0, 1, 2, 3]
+    beams = of(four)
+    beams.goes_on = True
+    assert beams.samples_of_rows(2).tolist() == [0, 0, 1, 1]
+    for found, count in ((of(four), 2), (beams, 3), (beams, 0)):
+        with pytest.raises(ValueError, match=f"4 sequences and the batch {count} samples"):
+            found.samples_of_rows(count)

@@ -1,12 +1,14 @@
-"""Hooks on gradients that ranks sum run afterwards, `grad` before the earlier part is added."""
+"""Hooks on gradients that ranks sum run afterwards; a parameter that was replaced is refused, one that moved is not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +16,7 @@ import hookrun
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import HookedParameter, own_part
+from hookrun.runtime.sharded import HookedParameter, HookedParameters, edited, own_part
 
 
 class Noted(ParameterHook):
@@ -76,16 +78,12 @@ class Fails(torch.autograd.Function):
         return grad, None
 
 
-class Weight(nn.Module):
+def multiplying() -> Net:
     """Multiplies by a weight, so that the input is the gradient of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.weight = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
-        self.fails = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Fails.apply(x * self.first, self.fails) * self.weight  # type: ignore[no-any-return]
+    weights = {name: nn.Parameter(torch.ones(())) for name in ("first", "weight")}
+    model = Net(lambda m, x: Fails.apply(x * m.first, m.fails) * m.weight, **weights)
+    model.fails = False
+    return model
 
 
 def numbers(hooks: Any) -> dict[str, list[float]]:
@@ -99,7 +97,7 @@ def step(model: nn.Module, x: float) -> None:
 def test_hooks_see_what_they_see_without_a_wrapper() -> None:
     found, order = [], {"order": {"select": "*", "hook": "grad", "action": "stats"}}
     for wrap in (nn.Sequential, DistributedDataParallel):
-        model = Weight()
+        model = multiplying()
         with hookrun.hooked(model, {**order, "double": DOUBLED, **SEEN}) as hooks:
             wrapped = wrap(model)
             for x in (3.0, 5.0):
@@ -110,7 +108,7 @@ def test_hooks_see_what_they_see_without_a_wrapper() -> None:
 
 
 def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
-    wrapped = DistributedDataParallel(Weight())
+    wrapped = DistributedDataParallel(multiplying())
     spec = {"seen": {"select": "module.weight", "hook": "grad", "action": "capture"}}
     with hookrun.hooked(wrapped, spec) as hooks:
         step(wrapped, 3.0)
@@ -119,7 +117,7 @@ def test_a_wrapper_takes_hooks_under_the_names_that_it_has() -> None:
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
 def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, {"whole": SEEN["whole"]}) as hooks:
         with wrapped.no_sync():
@@ -132,7 +130,7 @@ def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
 
 
 def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, SEEN) as hooks:
         with wrapped.no_sync():  # which refuses `grad` hooks where the wrapper is known
@@ -147,7 +145,7 @@ def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
 
 
 def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, SEEN) as hooks:
         model.fails = True
@@ -162,7 +160,7 @@ def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
 
 def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_trained() -> None:
     added = {"b": {"select": "", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
-    late = Weight()
+    late = multiplying()
     wrapped = DistributedDataParallel(late)
     with (
         hookrun.hooked(late, added),
@@ -171,7 +169,7 @@ def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_t
         ),
     ):
         step(wrapped, 3.0)
-    model = Weight()
+    model = multiplying()
     with hookrun.hooked(model, added):
         step(DistributedDataParallel(model), 3.0)
         assert model.get_parameter("b_bias").grad == 1.0
@@ -179,7 +177,7 @@ def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_t
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
 def test_after_the_block_gradients_are_torchs_own() -> None:
-    model = Weight()
+    model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, {"double": DOUBLED}):
         loss = wrapped(torch.tensor(3.0))
@@ -196,3 +194,36 @@ def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
     before = own_part(tensor)._version
     tensor.to_local().add_(1)  # as fully_shard adds gradients
     assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]
+
+
+def test_an_unsharded_tensor_that_no_hook_changes_is_the_same_object() -> None:
+    x, same = torch.zeros(2), SimpleNamespace(op=lambda value: value)
+    firings: Any = [same, same]
+    assert edited(x, firings) is x
+
+
+def hooked() -> tuple[nn.Sequential, HookedParameters]:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    parameters = HookedParameters(model)
+    parameters.add("0.weight", model[0])
+    return model, parameters
+
+
+def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
+    model, parameters = hooked()
+    optimizer = torch.optim.SGD(model.parameters())
+    parameters.follow(optimizer)
+    model[0].weight = nn.Parameter(torch.zeros(1, 1))
+    assert not parameters.all_there
+    for check in (lambda: parameters.follow(optimizer), lambda: parameters.follow(shards=False)):
+        with pytest.raises(HookError, match=r"parameter 0\.weight was replaced after hooks were installed"):
+            check()
+    parameters.places.clear()
+    parameters.follow(optimizer)
+
+
+def test_a_parameter_that_moved_within_the_model_keeps_its_hooks() -> None:
+    model, parameters = hooked()
+    old = model[0].weight
+    model[0].weight, model[1].weight = model[1].weight, old
+    parameters.follow(shards=False)

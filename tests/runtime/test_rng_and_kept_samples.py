@@ -10,23 +10,12 @@ from torch import Generator, Tensor, nn
 
 import hookrun
 from hookrun.runtime.clock import RowsOfRank
-from hookrun.runtime.rng import Draws, derived_seed, drawn
+from hookrun.runtime.rng import derived_seed, drawn
 
 
 def test_a_seed_depends_on_each_part_and_is_the_same_in_every_process() -> None:
     assert derived_seed(0, "noise", "fc") == 7548869590823487893
     assert len({derived_seed(*parts) for parts in ((1, 12), (11, 2), (112,), ("1", 12))}) == 4
-
-
-def test_draws_continue_from_a_saved_state_with_other_numbers() -> None:
-    def draw(draws: Draws) -> tuple[list[float], float]:
-        return torch.rand(3, generator=draws.generator(torch.device("cpu"))).tolist(), draws.chance(1)
-
-    draws, again = Draws(5), Draws(5)
-    first = draw(draws)
-    again.load_state_dict(draws.state_dict())
-    second = draw(draws)
-    assert draw(again) == second and not set(first[0]) & set(second[0]) and first[1] != second[1]
 
 
 def normal(x: Tensor, generator: Generator) -> Tensor:

@@ -82,13 +82,9 @@ class Loop:
         self.run_dir.close()
         self.run_dir.set_status("done")
         run = hookrun.open_run(self.run_dir.path)
+        columns = ("sample_ids", "steps", "calls")
         rows = {
-            (hook, module): (
-                each[:].tolist(),
-                each.sample_ids.tolist(),
-                each.steps.tolist(),
-                each.calls.tolist(),
-            )
+            (hook, module): [each[:].tolist(), *(getattr(each, name).tolist() for name in columns)]
             for hook, modules in run.captures.items()
             for module, each in modules.items()
         }

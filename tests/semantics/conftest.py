@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from joint_table import ELSEWHERE, PARAMETERS
 
 from hookrun.actions import actions
 from hookrun.hook_types import HOOK_TYPES
 
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "scale": {"factor": 2},
-    "clamp": {"max": 0.1},
-    "replace": {"value": 0.5},
-    "add_bias": {"value": 1},
-    "clip_norm": {"max_norm": 0.1},
-    "fill": {"value": 1},
-    "flip_bits": {"count": 1},
-    "add_parameter": {"name": "extra", "shape": [3]},
-    "offload": {"to": "cpu"},
-    "cast": {"dtype": "bfloat16"},
-    "project": {"direction": [1, 2, 2]},
-    "init": {"name": "normal_"},
-    "prune": {"amount": 0.5},
-    "python": {"function": "hookrun.examples:soften"},
-}
-ON_MODULES: dict[str, dict[str, Any]] = {"python": {"function": "hookrun.examples:shrink"}}
-
-
-def parameters(action: str, hook: str) -> dict[str, Any]:
-    on_modules = ON_MODULES if HOOK_TYPES[hook].phase == "installation" else {}
-    return on_modules.get(action, PARAMETERS.get(action, {}))
+OWN = {"add_parameter": {"name": "extra", "shape": [3]}, "project": {"direction": [1, 2, 2]}}
+"""Parameters for modules of three elements; of all other actions those of the joint table."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`alone`: the configuration of one hook, without `select`."""
     if "alone" in metafunc.fixturenames:
         hooks = [
-            {"hook": hook, "action": name, **parameters(name, hook)}
+            {"hook": hook, "action": name}
+            | (OWN.get(name) or ELSEWHERE.get((name, hook)) or PARAMETERS.get(name, [{}])[0])
             for name, action in sorted(actions().items())
             for hook, kind in HOOK_TYPES.items()
             if kind in action.hook_types

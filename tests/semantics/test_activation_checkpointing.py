@@ -95,6 +95,19 @@ def compared(pair: tuple[nn.Module, nn.Module], hooks: dict[str, Any]) -> tuple[
     return with_checkpoints, without
 
 
+def require_same(
+    pair: tuple[nn.Module, nn.Module], hooks: dict[str, Any], run: Callable[[nn.Module], None]
+) -> None:
+    """Assert that a run of both under the hooks has the same firings, captures and gradients."""
+    results = list[Any]()
+    for net in pair:
+        with hookrun.hooked(net, hooks) as installed:
+            run(net)
+        captures = {name: seen(installed, name) for name in hooks}
+        results.append((dict(installed.fired), captures, [p.grad for p in net.parameters()]))
+    assert_same(results[1], results[0])
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "hook",
@@ -116,6 +129,10 @@ def compared(pair: tuple[nn.Module, nn.Module], hooks: dict[str, Any]) -> tuple[
         {"hook": "backward", "action": "scale", "factor": 2},
         {"hook": "backward_pre", "action": "scale", "factor": 2},
         {"hook": "saved_tensors", "action": "offload", "to": "cpu"},
+        *(
+            {"select": "blocks", "hook": hook, "action": "clamp", "min": -0.01, "max": 0.01}
+            for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
+        ),
     ],
 )
 def test_gradients_equal_those_without_checkpointing(mode: str, hook: dict[str, Any]) -> None:
@@ -135,15 +152,6 @@ def test_a_recomputed_call_is_recorded_once(
     with_checkpoints, without = compared(nets(checkpointed(mode)), hooks)
     assert_same(seen(with_checkpoints, "h"), seen(without, "h"))
     assert_same(in_order(with_checkpoints.records), in_order(without.records))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
-)
-def test_hooks_on_parameters_fire_as_often_as_without_checkpointing(mode: str, kind: str) -> None:
-    hooks = one_hook("blocks", kind, "clamp", min=-0.01, max=0.01)
-    compared(nets(checkpointed(mode)), hooks)
 
 
 NOISE = one_hook(["**.inner", "shared"], "forward", "noise", std=0.5)
@@ -175,13 +183,14 @@ def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner
 @pytest.mark.parametrize("mode", MODES)
 def test_a_checkpoint_of_the_whole_model_gives_the_results_without_checkpointing(mode: str) -> None:
     once = {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
-    results = list[Any]()
-    for net, run in zip(nets(plainly), (plainly, checkpointed(mode)), strict=True):
-        with hookrun.hooked(net, NOISE | {"once": once}) as installed:
-            for _ in range(2):
-                run(net, INPUT.clone().requires_grad_()).sum().backward()
-        results.append((dict(installed.fired), seen(installed, "once"), [p.grad for p in net.parameters()]))
-    assert_same(results[1], results[0])
+    runs = iter((plainly, checkpointed(mode)))
+
+    def trained(net: nn.Module) -> None:
+        run = next(runs)
+        for _ in range(2):
+            run(net, INPUT.clone().requires_grad_()).sum().backward()
+
+    require_same(nets(plainly), NOISE | {"once": once}, trained)
 
 
 TWICE_THROUGH_ONE = ("not reentrant", (0, 0))  # of the retained graph
@@ -190,14 +199,12 @@ ORDERS = [(mode, order) for mode in MODES for order in ((0, 1), (1, 0))]
 
 @pytest.mark.parametrize(("mode", "order"), [*ORDERS, TWICE_THROUGH_ONE])
 def test_each_backward_pass_recomputes_the_calls_of_its_forward(mode: str, order: tuple[int, int]) -> None:
-    results = list[Any]()
-    for net in nets(checkpointed(mode)):
-        with hookrun.hooked(net, NOISE) as installed:
-            losses = [net(INPUT.clone().requires_grad_()).square().sum() for _ in range(2)]
-            for number in order:
-                losses[number].backward(retain_graph=order == (0, 0))
-        results.append((dict(installed.fired), [p.grad for p in net.parameters()]))
-    assert_same(results[1], results[0])
+    def trained(net: nn.Module) -> None:
+        losses = [net(INPUT.clone().requires_grad_()).square().sum() for _ in range(2)]
+        for number in order:
+            losses[number].backward(retain_graph=order == (0, 0))
+
+    require_same(nets(checkpointed(mode)), NOISE, trained)
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
@@ -223,14 +230,13 @@ def test_checkpoint_sequential_gives_the_results_without_checkpointing(use_reent
         "noise": {"select": "*.0", "hook": "forward", "action": "noise"},
         "seen": {"select": "*", "hook": "forward", "action": "capture"},  # the root is not called
     }
-    results = list[Any]()
-    for net in (plain, other):
-        with hookrun.hooked(net, hooks) as installed:
-            x = INPUT.clone().requires_grad_()
-            y = net(x) if net is plain else checkpoint_sequential(net, 2, x, use_reentrant=use_reentrant)
-            y.sum().backward()
-        results.append((dict(installed.fired), seen(installed, "seen"), x.grad))
-    assert_same(results[1], results[0])
+
+    def trained(net: nn.Module) -> None:
+        x = INPUT.clone().requires_grad_()
+        y = net(x) if net is plain else checkpoint_sequential(net, 2, x, use_reentrant=use_reentrant)
+        y.sum().backward()
+
+    require_same((plain, other), hooks, trained)
 
 
 def test_a_module_called_by_a_custom_backward_is_not_a_recomputation() -> None:

@@ -244,6 +244,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"h\.when\.probability: .*only once",
     ),
     "python": ({"hook": "forward", "action": lambda value: value}, "hooks.h: .*runs your own Python"),
+    "skip": ({"hook": "forward", "action": "skip", "when": {"mode": "train"}}, "decides at each call whether"),
     "value": (
         {"hook": "forward", "action": "scale", "factor": lambda value: value},
         r"hooks\.h\.factor: .*calls a function of yours",
@@ -485,14 +486,6 @@ def test_a_capture_under_grad_is_the_value_detached() -> None:
     kept = list(hooks.captures["h"]["0"])
     assert not any(value.requires_grad for value in kept)
     torch.testing.assert_close(kept, [model[0](X).detach()] * 2)  # type: ignore[index]
-
-
-def test_a_record_under_vmap_has_one_number_per_mapped_element() -> None:
-    model = net()
-    with hookrun.hooked(model, on("stats", of=["mean"])) as hooks:
-        torch.vmap(model)(X)
-    expected = model[0](X).mean(1).tolist()  # type: ignore[index]
-    assert hooks.records[0]["mean"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("policy", ["warn", "error"])

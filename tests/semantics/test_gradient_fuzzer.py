@@ -58,7 +58,13 @@ MODULES: dict[str, Callable[[bool], nn.Module]] = {
         nn.Linear(WIDTH, WIDTH), nn.ReLU(in_place), nn.Linear(WIDTH, WIDTH)
     ),
 }
-BETWEEN = ["nothing", "residual", "iadd", "relu_", "scaled"]
+BETWEEN: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {
+    "nothing": lambda y, kept, in_place: y,
+    "residual": lambda y, kept, in_place: y + kept,
+    "iadd": lambda y, kept, in_place: y.add_(kept) if in_place else y + kept,
+    "relu_": lambda y, kept, in_place: y.relu_() if in_place else y.relu(),
+    "scaled": lambda y, kept, in_place: y * 0.7,
+}
 
 
 class Model(nn.Module):
@@ -99,20 +105,8 @@ class Model(nn.Module):
                     y = x + self.called(name, ())
                 case _:
                     y = self.called(name, x)
-            x = self.after(between, y, kept)
+            x = BETWEEN[between](y, kept, self.in_place)
         return x
-
-    def after(self, between: str, y: Tensor, kept: Tensor) -> Tensor:
-        match between:
-            case "residual":
-                return y + kept
-            case "iadd":
-                return y.add_(kept) if self.in_place else y + kept
-            case "relu_":
-                return y.relu_() if self.in_place else y.relu()
-            case "scaled":
-                return y * 0.7
-        return y
 
 
 def by_hand(model: Model, hooked: str, kind: str, factor: float, seen: list[Tensor]) -> None:
@@ -161,7 +155,7 @@ def in_order(tensors: list[Tensor]) -> list[list[float]]:
 def valid_steps(draw: random.Random) -> list[tuple[str, str]]:
     """Random steps of a model that runs without hooks: torch refuses in-place writes of tensors for the backward."""
     while True:
-        steps = [(draw.choice(list(MODULES)), draw.choice(BETWEEN)) for _ in range(draw.randint(2, 6))]
+        steps = [(draw.choice(list(MODULES)), draw.choice(list(BETWEEN))) for _ in range(draw.randint(2, 6))]
         try:
             ran(Model(steps, in_place=True), torch.ones(3, WIDTH))
         except RuntimeError:

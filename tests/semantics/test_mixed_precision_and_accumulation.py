@@ -190,19 +190,6 @@ def test_when_step_counts_optimizer_steps_and_not_micro_batches() -> None:
     assert [record["step"] for record in hooks.records] == [1] * 4
 
 
-@pytest.mark.parametrize("kind", ["grad", "optimizer_step_pre"])
-def test_clip_norm_is_per_tensor_on_grad_and_over_all_before_the_step(kind: str) -> None:
-    model, by_hand = net(), net()
-    with hookrun.hooked(model, one_hook("**", kind, "clip_norm", max_norm=0.1)):
-        scaled_step(model, None)
-    by_hand(X).sum().backward()
-    every = list(by_hand.parameters())
-    for together in [every] if kind == "optimizer_step_pre" else [[parameter] for parameter in every]:
-        nn.utils.clip_grad_norm_(together, 0.1)
-    torch.optim.SGD(every, lr=0.1).step()
-    require_equal_weights(model, by_hand)
-
-
 INPUT = torch.arange(12.0).reshape(4, 3)
 CLIP = {"clip": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 0.01}}
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,15 @@ def by_hand(accumulate: int) -> Installation:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_hookruns_own_run_equals_a_loop_by_hand(accumulate: int, tmp_path: Path) -> None:
     hooks = by_hand(accumulate)
-    hooks_of = [f"+hooks.{name}={flow(hook)}" for name, hook in HOOKS.items()]
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks/own.yaml").write_text(json.dumps(HOOKS))
     command = [
         "model=mlp", "model.args.hidden=[32,32]", f"data.batch_size={SIZE}", "train.shuffle=false", "strict=true",
         f"train.epochs={EPOCHS}", f"train.limit_batches={BATCHES}", f"train.accumulate={accumulate}",
         "train.optimizer.name=SGD", "train.optimizer.lr=0.1", "+train.optimizer.momentum=0.9",
-        "compute.device=cpu", f"hydra.run.dir={tmp_path / 'run'}",
+        "compute.device=cpu", f"hydra.run.dir={tmp_path / 'run'}", "hooks=own", "--config-dir", str(tmp_path),
     ]  # fmt: skip
-    assert main([*command, *hooks_of]) == 0
+    assert main(command) == 0
     run = hookrun.open_run(tmp_path / "run")
     assert_close(load_file(run.path / "checkpoints/last.safetensors"), dict(hooks._model.state_dict()))
     for path, gradients in hooks.captures["gradients"].items():
@@ -79,15 +81,3 @@ def test_hookruns_own_run_equals_a_loop_by_hand(accumulate: int, tmp_path: Path)
         assert (line["step"], line["epoch"], line["norm"]) == (
             record["step"], record["epoch"], pytest.approx(record["norm"]),
         )  # fmt: skip
-
-
-def flow(value: Any) -> str:
-    """A value in the syntax of Hydra's command line."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{key}: {flow(member)}" for key, member in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(flow, value)) + "]"
-        case str():
-            return f"'{value}'"
-    return str(value)

@@ -87,25 +87,6 @@ def test_the_text_of_sampling_has_the_given_keys() -> None:
     assert str(Sampling(temperature=0.5, top_k=3, top_p=0.9)) == "temperature 0.5, top_k 3, top_p 0.9"
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"temperature": 0},
-        {"temperature": float("nan")},
-        {"temperature": 1001},
-        {"top_k": 0},
-        {"top_k": True},
-        {"top_k": 1.0},
-        {"top_p": 0},
-        {"top_p": 1.1},
-        {"topk": 3},
-    ],
-)
-def test_wrong_samplings_are_refused(raw: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Sampling.model_validate(raw)
-
-
 def test_a_score_selects_what_the_gradients_are_of() -> None:
     texts = {"label": "the logit of the label", "output": "the output", "loss": "the loss"}
     for score, text in texts.items():
@@ -114,16 +95,25 @@ def test_a_score_selects_what_the_gradients_are_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("section", "raw"),
     [
-        {"score": "class"},
-        {"score": "top", "class": 0},
-        {"score": "class", "class": -1},
-        {"score": "class", "class": True},
-        {"score": "clas"},
-        {},
+        (Sampling, {"temperature": 0}),
+        (Sampling, {"temperature": float("nan")}),
+        (Sampling, {"temperature": 1001}),
+        (Sampling, {"top_k": 0}),
+        (Sampling, {"top_k": True}),
+        (Sampling, {"top_k": 1.0}),
+        (Sampling, {"top_p": 0}),
+        (Sampling, {"top_p": 1.1}),
+        (Sampling, {"topk": 3}),
+        (BackwardPass, {"score": "class"}),
+        (BackwardPass, {"score": "top", "class": 0}),
+        (BackwardPass, {"score": "class", "class": -1}),
+        (BackwardPass, {"score": "class", "class": True}),
+        (BackwardPass, {"score": "clas"}),
+        (BackwardPass, {}),
     ],
 )
-def test_class_without_score_class_or_the_reverse_is_refused(raw: dict[str, Any]) -> None:
+def test_wrong_samplings_and_scores_are_refused(section: Any, raw: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        BackwardPass.model_validate(raw)
+        section.model_validate(raw)

@@ -13,13 +13,12 @@ import torch
 from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
 from hookrun.actions import stats
 from hookrun.runtime.fast import small_tensors
-from hookrun.runtime.fast.small_tensors import computes, computing
 
 ALL = [name for name in get_args(stats.Statistic) if name != "bytes"]
 ByTorch = Callable[[Tensor], dict[str, float]]
@@ -197,22 +196,3 @@ def test_steps_outside_of_the_schedule_are_not_measured(monkeypatch: pytest.Monk
             model(torch.ones(3))
             hooks.step()
     assert taken == [10, 20, 30] == [record["step"] for record in hooks.records]
-
-
-def test_fake_tensors_and_transforms_are_left_and_entered_again() -> None:
-    assert computes()
-    with FakeTensorMode():
-        assert not computes()
-        with computing():
-            assert computes() and not isinstance(torch.ones(2), FakeTensor)
-        assert not computes() and isinstance(torch.ones(2), FakeTensor)
-    count = torch.zeros(())
-
-    def counted(x: Tensor) -> Tensor:
-        assert not computes()
-        with computing():
-            count.add_(1)
-        return x * 2
-
-    assert torch.vmap(counted)(torch.ones(3)).tolist() == [2.0] * 3
-    assert count.item() == 1 and computes()

@@ -1,6 +1,8 @@
-"""Hooks on modules: containers and views; values are in `semantics/test_differential.py`."""
+"""Hooks on modules: containers and views; each hook type has a class. Values: `semantics/test_differential.py`."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 import torch
@@ -9,7 +11,11 @@ from small_nets import Net
 from torch import nn
 
 import hookrun
+from hookrun.discovery import own_subclasses
 from hookrun.errors import HookError
+from hookrun.hook_types import HOOK_TYPES
+from hookrun.runtime import hooks as package
+from hookrun.runtime.hooks.base import RegisteredHook, registered_hooks
 from hookrun.runtime.hooks.exits import takes_nodes
 
 PACKING = nn.Sequential(Net(lambda _, x: {"a": x * 2, "b": [x * 2 + 1]}))
@@ -46,3 +52,11 @@ def test_leaves_and_parts_of_them_get_no_nodes() -> None:
     assert not takes_nodes(leaf) and not takes_nodes(leaf[:1]) and not takes_nodes(torch.ones(1))
     assert takes_nodes(leaf * 1) and takes_nodes((leaf * 1)[:1])
     assert not any(takes_nodes(each) for each in (leaf * 1).unbind())
+
+
+def test_each_hook_type_has_one_class() -> None:
+    assert set(registered_hooks()) == set(HOOK_TYPES.values())
+    named = Counter(
+        kind for item in own_subclasses(package, RegisteredHook) for kind in vars(item).get("hook_types", ())
+    )
+    assert {str(kind): count for kind, count in named.items() if count > 1} == {}

@@ -75,6 +75,7 @@ def test_selectors_just_within_the_limits_are_accepted() -> None:
         nested(31, lambda raw: [raw]),
         ["fc"] * 999,
         "{" + "," * 989 + "fc}",
+        "{fc,1,2,3,4,5,6,7,8,9}" + "{,1,2,3,4,5,6,7,8,9}" * 2,
         "re:" + "(?:" * 100 + "fc" + ")" * 100,
     ):
         assert parse_selector(raw).select(tree) == ["fc"]

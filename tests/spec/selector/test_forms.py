@@ -195,10 +195,6 @@ def test_a_new_form_is_one_file() -> None:
     assert parse_selector("depth:4").nearest(Names(list(tree.nodes))) == "there are: 1, 2, 3"
 
 
-def test_without_that_file_the_same_text_is_a_path() -> None:
-    assert parse_selector("depth:2").select(TREE) == []
-
-
 def test_every_form_has_table_rows_and_a_schema_that_accepts_its_examples() -> None:
     names = [form.__name__.removesuffix("Selector") for form in forms()]
     assert names == ["Path", "Regex", "Class", "Union", "Mapping"]
