@@ -174,7 +174,7 @@ class ModelNames:
                 nodes[name] = Node(name, owner.types, owner.leaf, size)
                 if last.isdecimal():
                     numbered.setdefault(container, []).append(last)
-            self._trees[readings] = Tree(nodes, numbered, first)
+            self._trees[readings] = Tree(nodes, numbered, first, modules=self.tree.whole)
         return self._trees[readings]
 
     def _first_reading(self, name: str) -> str:
@@ -209,7 +209,7 @@ class ModelNames:
         if spec.takes_parameters:
             selector, tree = spec.keys.select, self.parameter_tree()
             modules = set(map(self.first_name, selector.select(self.tree.whole)))
-            for name in tree.ordered(selector.select_parameters(self.tree.whole, tree)):
+            for name in selector.select(tree):
                 owner, _, last = name.rpartition(".")
                 around = map(self.first_name, ancestors(name))
                 if modules.isdisjoint(around) and last not in own[self.first_name(owner)]:
@@ -219,7 +219,7 @@ class ModelNames:
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
         tree = self.parameter_tree(readings=readings)
-        matching = tree.nodes if selector is None else selector.select_parameters(self.tree.whole, tree)
+        matching = tree.nodes if selector is None else selector.paths(tree)
         # a parametrized parameter stands also for what it is computed from
         names = [name for name in tree.nodes if name in matching and _parametrized_name(name) not in matching]
         return list(dict.fromkeys(tree.first.get(name, name) for name in names))

@@ -235,8 +235,9 @@ def _unexpected(hook: HookSpec, matches: Sequence[Match], names: ModelNames) -> 
     names_parameters = either or on_parameters
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
-        parameters = names.parameter_tree(readings=readings) if names_parameters else None
-        unmatched = list(selector.unmatched(tree, parameters))
+        unmatched = list(
+            selector.unmatched(names.parameter_tree(readings=readings) if names_parameters else tree)
+        )
         if either:  # a module without parameters is matched, too
             unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
         for member, place in unmatched[:_MOST_MEMBERS]:

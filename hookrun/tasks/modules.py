@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -162,7 +163,7 @@ def _picked(raw: object, model: Module) -> list[str]:
         raise spec_error("task.select", str(error)) from error
     names = ModelNames(model)
     modules = [names.first_name(path) for path in selector.select(names.tree)]
-    picked = modules or selector.select(names.parameter_tree())
+    picked = modules or selector.select(replace(names.parameter_tree(), modules=None))
     if not picked:
         raise compile_error(
             "task.select",

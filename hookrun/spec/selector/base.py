@@ -58,24 +58,22 @@ class Selector(ABC):
 
     @abstractmethod
     def find(self, tree: Tree) -> Collection[str]:
-        """The paths that match, in any order."""
+        """The paths that match by themselves, in any order."""
 
     def select(self, tree: Tree) -> list[str]:
-        """The paths that match, each once, in the order of the tree."""
-        return tree.ordered(self.find(tree))
+        """The `paths`, in the order of the tree."""
+        return tree.ordered(self.paths(tree))
 
-    def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
-        """The parameters that match: by name, or because a module that they belong to matches."""
-        names = set(self.find(parameters))
-        owners = set(self.find(modules))
+    def paths(self, tree: Tree) -> set[str]:
+        """The paths that match, in any order; of parameters also those of every module that matches."""
+        paths = set(self.find(tree))
+        owners = set() if tree.modules is None else set(self.find(tree.modules))
         if owners:
-            names.update(name for name in parameters.nodes if not owners.isdisjoint(ancestors(name)))
-        return names
+            paths.update(name for name in tree.nodes if not owners.isdisjoint(ancestors(name)))
+        return paths
 
-    def unmatched(
-        self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[tuple[Selector, str]]:
-        """The members of its lists that match no module, or no parameter if `parameters` is given, with their places.
+    def unmatched(self, tree: Tree, where: str = "") -> Iterator[tuple[Selector, str]]:
+        """The members of its lists that match nothing, with their places.
 
         where: the position within a larger selector, ``member 2 of the list``; empty for a whole selector
         """

@@ -25,17 +25,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Every path of a model in ``named_modules`` order, and the numbered children of its containers.
+    """Every path of a model's modules, or of its parameters, in the model's order.
 
     numbered: path of a container -> the names of its numbered children, in the container's order
     first: path -> the first name of the same object, for objects with several names
     without_forward: paths that globs and conditions pass over; names, ``re:`` and ``type:`` find them
+    modules: of parameters: the modules that they belong to, so that a selector of a module stands for its parameters
     """
 
     nodes: Mapping[str, Node]
     numbered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first: Mapping[str, str] = field(default_factory=dict)
     without_forward: Set[str] = frozenset()
+    modules: Tree | None = None
 
     @cached_property
     def whole(self) -> Tree:
