@@ -20,7 +20,7 @@ from pydantic import (
 from hookrun.config.validation import Section
 from hookrun.errors import shown
 from hookrun.values.index import IndexRange as TokenRange
-from hookrun.values.index import bounded, slice_numbers
+from hookrun.values.index import bounded, number_or_range
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
@@ -67,13 +67,10 @@ def _place(raw: Any) -> Place:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
     if raw.strip() == ALL:
         return TokenRange()
-    numbers = slice_numbers(raw)
-    if not numbers:
+    place = number_or_range(raw)
+    if place is None:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
-    if not numbers[1:]:
-        return numbers[0] or 0
-    start, end, every = (*numbers, None)[:3]
-    return _checked_range(TokenRange(start, end, 1 if every is None else every), raw)
+    return place if isinstance(place, int) else _checked_range(place, raw)
 
 
 def _range(raw: dict[Any, Any]) -> TokenRange:

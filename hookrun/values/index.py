@@ -110,23 +110,30 @@ def _item(part: str, text: str) -> Item:
             twice = next(number for number in positions if positions.count(number) > 1)
             raise ValueError(f"{where}: it holds {twice} twice, name each position once")
         return positions
-    numbers = slice_numbers(part)
-    if not numbers:
+    place = number_or_range(part)
+    if place is None:
         raise ValueError(
             f"{where}, expected a whole number, a slice like 0:8, or ..., or a list like [1, 5, 6]"
         )
-    if len(numbers) == 3 and (numbers[2] or 1) < 1:
+    if isinstance(place, int):
+        return place
+    if place.every < 1:
         raise ValueError(f"{where}: torch slices by positive steps only")
-    return slice(*numbers) if numbers[1:] else numbers[0] or 0
+    return slice(place.start, place.end, None if place.every == 1 else place.every)
 
 
-def slice_numbers(text: str) -> list[int | None]:
-    """``3`` -> one number, ``0:`` -> the two of a slice, ``::2`` -> its three; empty if it is neither."""
+def number_or_range(text: str) -> int | IndexRange | None:
+    """``3`` -> 3, ``0:`` -> all from 0 on, ``::2`` -> every second one; None if it is neither."""
     try:
         numbers = [whole(part.strip()) if part.strip() else None for part in text.split(":")]
     except ValueError:
-        return []
-    return numbers if len(numbers) <= 3 and numbers != [None] else []
+        return None
+    if len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) > 3:
+        return None
+    start, end, every = (*numbers, None)[:3]
+    return IndexRange(start, end, 1 if every is None else every)
 
 
 def whole(digits: str) -> int:
