@@ -23,14 +23,12 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
+from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT
 from hookrun.errors import HookrunError, Problem, SpecError
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
 """The largest number of keys and values with aliases expanded, since OmegaConf copies what an alias refers to."""
-MAX_DEPTH = 64
-MAX_TEXT = 1 << 16
-MAX_NAME = 256
 MAX_DIGITS = 64
 INTERPOLATION_COST = 10
 """How many values an interpolation counts, since OmegaConf parses interpolations slowly."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.config import ROOT_KEYS
+from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT, ROOT_KEYS
 from hookrun.config.validation import join, parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.spec.experiment import PREVIOUS, Need, Settings, TaskKeys
@@ -143,10 +143,7 @@ def _unknown_root(key: Any) -> Problem:
     return unknown_key("", key, ROOT_KEYS, paths_to(str(key), Settings))
 
 
-MAX_DEPTH = 64
 MAX_VALUES = 1_000_000
-MAX_TEXT = 1 << 16
-MAX_NAME = 256
 MAX_INTEGER = 1 << 64
 
 

@@ -11,7 +11,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    PlainValidator,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -20,7 +19,7 @@ from pydantic import (
 from hookrun.config.validation import Section
 from hookrun.errors import shown
 from hookrun.values.index import IndexRange as TokenRange
-from hookrun.values.index import bounded, number_or_range
+from hookrun.values.index import bounded, number_or_range, parsed_as
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
@@ -50,8 +49,6 @@ class Positions:
 
 def parse_positions(raw: Any) -> Positions:
     """Parse ``-1``, ``"4:8"``, ``[0, "4:8", -1]`` or ``{start: 0, end: 5}``; ValueError says what is wrong."""
-    if isinstance(raw, Positions):
-        return raw
     if isinstance(raw, dict):
         return Positions((_range(raw),))
     places = _listed(raw)
@@ -129,7 +126,7 @@ class TokenSet(Section):
     position: (
         Annotated[
             Positions,
-            PlainValidator(parse_positions),
+            parsed_as(Positions, parse_positions),
             PlainSerializer(str, when_used="json"),
             WithJsonSchema(_POSITIONS),
         ]

@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    PlainValidator,
     StrictBool,
     StrictInt,
     StrictStr,
@@ -27,6 +26,7 @@ from hookrun.config.validation import Section
 from hookrun.errors import whole_characters
 from hookrun.spec.selector import SchemaOnDemand
 from hookrun.spec.selector.base import shown
+from hookrun.values.index import parsed_as
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -242,8 +242,6 @@ class Expect:
 
 def parse_expect(raw: Any) -> Expect:
     """Parse ``3``, ``">=1"``, ``"<=4"`` or ``"0..2"``."""
-    if isinstance(raw, Expect):
-        return raw
     is_count = isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw <= MOST
     text = str(raw).strip() if is_count or isinstance(raw, str) else ""
     if match := re.fullmatch(r"(>=|<=)?\s*(\d{1,20})", text, re.ASCII):
@@ -260,7 +258,7 @@ def parse_expect(raw: Any) -> Expect:
 
 AnyExpect = Annotated[
     Expect,
-    PlainValidator(parse_expect),
+    parsed_as(Expect, parse_expect),
     WithJsonSchema(
         {"type": ["integer", "string"], "minimum": 0, "pattern": r"^ *(([<>]=)? *\d+|\d+ *\.\. *\d+) *$"}
     ),

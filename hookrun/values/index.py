@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -55,8 +56,6 @@ class Index:
 
 def parse_index(raw: Any) -> Index:
     """Parse ``..., 0:8``, ``:, 3``, ``..., [1, 5, 6]`` or ``-1``; ValueError says which part is wrong."""
-    if isinstance(raw, Index):
-        return raw
     if isinstance(raw, list | tuple):
         raise ValueError(
             f"found the list {shown(raw)}, expected NumPy notation in quotes, like '..., [1, 5, 6]'"
@@ -77,8 +76,13 @@ def parse_index(raw: Any) -> Index:
     return Index(text, items)
 
 
+def parsed_as(kind: type[V], parse: Callable[[Any], V]) -> PlainValidator:
+    """The validator of a field that holds a `kind`: `parse` of what was written; one that was read before stays."""
+    return PlainValidator(lambda raw: raw if isinstance(raw, kind) else parse(raw))
+
+
 _SCHEMA = WithJsonSchema({"type": ["string", "integer"]})
-AnyIndex = Annotated[Index, PlainValidator(parse_index), PlainSerializer(str), _SCHEMA]
+AnyIndex = Annotated[Index, parsed_as(Index, parse_index), PlainSerializer(str), _SCHEMA]
 """The type of a pydantic field that holds an index."""
 
 
@@ -174,8 +178,6 @@ class Target:
 
 def parse_target(raw: Any) -> Target:
     """Parse ``[0].logits``, ``hidden_states[-1]``, ``['a key'][1]``; ValueError says where it cannot be read."""
-    if isinstance(raw, Target):
-        return raw
     text = f"[{bounded(raw)}]" if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
@@ -201,7 +203,7 @@ def parse_target(raw: Any) -> Target:
     return Target(text, tuple(keys))
 
 
-AnyTarget = Annotated[Target, PlainValidator(parse_target), PlainSerializer(str), _SCHEMA]
+AnyTarget = Annotated[Target, parsed_as(Target, parse_target), PlainSerializer(str), _SCHEMA]
 """The type of a pydantic field that holds a target."""
 
 
