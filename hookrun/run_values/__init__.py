@@ -91,25 +91,22 @@ class CaptureRows:
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
         """The rows [B, *shape] of the samples [B]."""
+        if lack := self.lacking(samples):
+            raise HookrunError(lack)
         places = self._places(samples)
-        known = self._ids[places] == samples
-        if not self.draws:
-            if not known.all():
-                raise HookrunError(self.lacks(samples[~known]))
-        else:  # a row of another sample, if there is one
-            count = len(self._ids)
+        if self.draws:  # a row of another sample, if there is one
+            known, count = self._ids[places] == samples, len(self._ids)
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
             places = torch.where(known, (places + shift) % count, drawn)
         return self._capture[self._order[places]]
 
-    def missing(self, samples: Tensor) -> Tensor:
-        """The samples that have no row but need one."""
-        return samples[self._ids[self._places(samples)] != samples] if not self.draws else samples[:0]
-
-    def lacks(self, samples: Tensor) -> str:
-        """The error message for samples without a row."""
-        shown = ", ".join(map(str, samples[:4].tolist())) + (", …" if len(samples) > 4 else "")
+    def lacking(self, samples: Tensor) -> str:
+        """The error message for samples that need a row and have none; empty if there is none of them."""
+        missing = samples[self._ids[self._places(samples)] != samples]
+        if self.draws or not len(missing):
+            return ""
+        shown = ", ".join(map(str, missing[:4].tolist())) + (", …" if len(missing) > 4 else "")
         return f"{self._name} has no row of sample {shown}: {ids_text(self._capture)}"
 
     def _places(self, samples: Tensor) -> Tensor:
@@ -144,13 +141,9 @@ class MappedRows:
         """The rows [B, *shape]."""
         return self._changed(lambda rows: rows.of(samples, generator))
 
-    def missing(self, samples: Tensor) -> Tensor:
-        """The samples that have no row but need one."""
-        return torch.cat([rows.missing(samples) for rows in self._rows]).unique()
-
-    def lacks(self, samples: Tensor) -> str:
-        """The error message for samples without a row."""
-        return "; ".join(rows.lacks(samples) for rows in self._rows if len(rows.missing(samples)))
+    def lacking(self, samples: Tensor) -> str:
+        """The error message for samples that need a row and have none; empty if there is none of them."""
+        return "; ".join(filter(None, (rows.lacking(samples) for rows in self._rows)))
 
 
 class FaultList:
