@@ -184,8 +184,7 @@ class ModelNames:
 
     def _first_names(self, objects: Mapping[str, object]) -> Mapping[str, str]:
         """Each name that is not the first of its object -> the first one."""
-        first = {name: self._names[id(named)][0] for name, named in objects.items()}
-        return {name: main for name, main in first.items() if name != main}
+        return {name: main for name, named in objects.items() if (main := self._names[id(named)][0]) != name}
 
     def matches(self, spec: HookSpec) -> tuple[Match, ...]:
         """The modules or parameters that the hook's selector matches: by first names, once per object, in order."""

@@ -45,18 +45,14 @@ class Tree:
         return replace(self, without_forward=frozenset()) if self.without_forward else self
 
     @cached_property
-    def encoded(self) -> Mapping[str, bytes]:
-        """Each path in UTF-8."""
-        return {path: path.encode("utf-8", "replace") for path in self.nodes}
-
-    @cached_property
-    def _dotted(self) -> Mapping[str, bytes]:
+    def dotted(self) -> Mapping[str, bytes]:
+        """Each path in UTF-8, with a dot before each name."""
         return {path: _dotted(path) for path in self.nodes}
 
     def below(self, paths: Iterable[str], starts: Collection[str]) -> Iterable[tuple[str, bytes]]:
         """Each path with what follows each of the starts that it lies under or is, with a dot before each name."""
         if starts == {""} and paths is self.nodes:
-            return self._dotted.items()
+            return self.dotted.items()
         return (
             (path, _dotted(path)[len(_dotted(start)) :])
             for path in paths
