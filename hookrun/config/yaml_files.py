@@ -220,26 +220,27 @@ def _check_events(text: str, loader: type) -> None:
     total = 0
     for event in yaml.parse(text, Loader=loader):
         line = 1 if event.start_mark is None else event.start_mark.line + 1
-        if isinstance(event, yaml.CollectionStartEvent):
-            anchors[event.anchor] = None
-            parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
-            total, height = total + 1, 0
-        elif isinstance(event, yaml.CollectionEndEvent):
-            done = parents.pop()
-            height = done.height
-            anchors[done.anchor] = (total - done.before, height)
-        elif isinstance(event, yaml.AliasEvent):
-            known = anchors.get(event.anchor, (1, 0))
-            if known is None:
-                raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
-            total, height = total + known[0], known[1]
-        elif isinstance(event, yaml.ScalarEvent):
-            is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
-            values = _checked_scalar(event, is_name, line)
-            anchors[event.anchor] = (values, 0)
-            total, height = total + values, 0
-        else:
-            continue
+        match event:
+            case yaml.CollectionStartEvent():
+                anchors[event.anchor] = None
+                parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
+                total, height = total + 1, 0
+            case yaml.CollectionEndEvent():
+                done = parents.pop()
+                height = done.height
+                anchors[done.anchor] = (total - done.before, height)
+            case yaml.AliasEvent():
+                known = anchors.get(event.anchor, (1, 0))
+                if known is None:
+                    raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
+                total, height = total + known[0], known[1]
+            case yaml.ScalarEvent():
+                is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
+                values = _checked_scalar(event, is_name, line)
+                anchors[event.anchor] = (values, 0)
+                total, height = total + values, 0
+            case _:
+                continue
         if total > MAX_VALUES:
             raise OutOfBounds(
                 f"holds more than {MAX_VALUES:,} values, aliases written out and each interpolation counted as "

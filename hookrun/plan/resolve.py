@@ -12,7 +12,7 @@ from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import added_names, checked, untrainable
-from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults, is_by_sample
 from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
@@ -283,7 +283,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
                 "give a number",
             )
     for field, value in action.outside_values().items():
-        if value.per_sample and (adds or not kind.batch):
+        if is_by_sample(value) and (adds or not kind.batch):
             yield Problem(
                 f"{spec.where}.{field}",
                 f"{value}: a value for each sample goes with hooks that see a batch of samples",

@@ -184,12 +184,13 @@ list of faults."""
 
 def form(source: Source) -> tuple[str, int]:
     """The shape of the value, or of one row of it, as text, and its bytes."""
-    if isinstance(source, PendingRun):
-        return "not known yet", 0
-    if isinstance(source, InlineFunction | PassValue):
-        return "computed at each firing", 0
-    if isinstance(source, FaultList):
-        return f"of {counted(source.count, 'fault')}", 0
+    match source:
+        case PendingRun():
+            return "not known yet", 0
+        case InlineFunction() | PassValue():
+            return "computed at each firing", 0
+        case FaultList():
+            return f"of {counted(source.count, 'fault')}", 0
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.actions.base import add_parameter, remove_parameter, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, on_tensor
-from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step, is_by_sample
 from hookrun.errors import HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
@@ -66,7 +66,7 @@ class SiteValues:
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         self.needs_whole = any(
-            isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
+            isinstance(value, OutsideValue) and (value.at is not None or is_by_sample(value))
             for value in action.outside_values().values()
         )
         self._hook = hook

@@ -128,18 +128,19 @@ TYPED_ONLY = {
 
 
 def _unknown_root(key: Any) -> Problem:
-    if key == "experiment":
-        return Problem(
-            "experiment",
-            "unknown key: an experiment file forgot `# @package _global_`",
-            "put `# @package _global_` on the first line of the experiment file",
-        )
-    if key == "defaults":
-        return Problem(
-            "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
-        )
-    if key in TYPED_ONLY:
-        return Problem(str(key), "is taken from the command line only, never from a file", TYPED_ONLY[key])
+    match key:
+        case "experiment":
+            return Problem(
+                "experiment",
+                "unknown key: an experiment file forgot `# @package _global_`",
+                "put `# @package _global_` on the first line of the experiment file",
+            )
+        case "defaults":
+            return Problem(
+                "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
+            )
+        case str() if key in TYPED_ONLY:
+            return Problem(key, "is taken from the command line only, never from a file", TYPED_ONLY[key])
     return unknown_key("", key, ROOT_KEYS, paths_to(str(key), Settings))
 
 

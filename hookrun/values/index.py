@@ -36,17 +36,23 @@ class IndexRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Index:
+class Written:
+    """What somebody wrote, parsed; `str()` is the text itself."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Index(Written):
     """NumPy notation on a tensor: whole numbers, slices, one ellipsis, and one list of positions.
 
     An integer removes its dimension, and a list keeps the position of its dimension, as in torch.
     """
 
-    text: str
     items: tuple[Item, ...]
-
-    def __str__(self) -> str:
-        return self.text
 
     @property
     def positions(self) -> tuple[int, ...] | None:
@@ -166,14 +172,10 @@ _STEP = re.compile(
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Written):
     """A path into a value: integers subscript, strings name a dict key, an attribute or a keyword argument."""
 
-    text: str
     keys: tuple[Key, ...]
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def parse_target(raw: Any) -> Target:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from hookrun.errors import nearest
 from hookrun.errors import shown as shown
 from hookrun.spec.selector.tree import Names, Tree, ancestors
+from hookrun.values.index import Written
 
 MAX_TEXT = 1000
 """Characters of one path, glob, regular expression or class name."""
@@ -24,10 +25,10 @@ REGEX_PARTS = 20
 """How many parts a regular expression counts."""
 
 
-class Selector(ABC):
+@dataclass(frozen=True)
+class Selector(Written, ABC):
     """A parsed selector. A form is a subclass in a module of this package; the module's name does not matter.
 
-    text:     how the user wrote it
     position: the position of the form in the reference table; forms are tried from the last position to the first, so
               that the plain path, which reads every text, is tried last
     rows:     example -> what it matches, for the reference table
@@ -36,7 +37,6 @@ class Selector(ABC):
     prefix:   what a text of this form starts with
     """
 
-    text: str
     position: ClassVar[int] = 100
     rows: ClassVar[Mapping[str, str]] = {}
     schema: ClassVar[Mapping[str, Any]]
@@ -83,9 +83,6 @@ class Selector(ABC):
         """A hint on what the user may have meant, for a selector that matches nothing."""
         return nearest(self.text, names.children)
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass
 class Parser:
@@ -127,19 +124,20 @@ class Parser:
 
 def _plain(raw: Any) -> Any:
     """The value itself, an integer as text; ValueError for scalars that are not names."""
-    if isinstance(raw, bool) or raw is None:
-        word = {True: "true", False: "false", None: "nothing (null)"}[raw]
-        raise ValueError(
-            f"found {word}, expected a path, a list or a mapping; quote a name that is a YAML word"
-        )
-    if isinstance(raw, int):
-        if abs(raw) >= 10**18:
+    match raw:
+        case bool() | None:
+            word = {True: "true", False: "false", None: "nothing (null)"}[raw]
+            raise ValueError(
+                f"found {word}, expected a path, a list or a mapping; quote a name that is a YAML word"
+            )
+        case int() if abs(raw) >= 10**18:
             raise ValueError("found a whole number of more than 18 digits, expected a path")
-        return str(raw)
-    if isinstance(raw, float):
-        raise ValueError(f"found the number {raw!r}: quote it (YAML reads 1.10 as 1.1)")
-    if isinstance(raw, str):
-        check_text(raw)
+        case int():
+            return str(raw)
+        case float():
+            raise ValueError(f"found the number {raw!r}: quote it (YAML reads 1.10 as 1.1)")
+        case str():
+            check_text(raw)
     return raw
 
 

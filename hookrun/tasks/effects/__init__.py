@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from hookrun.actions.values import PassValue
+from hookrun.actions.values import PassValue, is_by_sample, is_drawn
 from hookrun.errors import Problem, Refusal, SpecError, counted, first_lines, listed, nearest, refuse
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
@@ -177,8 +177,8 @@ class EffectsTask(TaskOfOneSplit):
         kind, action = hook.hook_type, hook.action
         values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
         per_sample, draws = (
-            any(getattr(value, name, isinstance(value, dict)) for value in values)
-            for name in ("per_sample", "draws")
+            any(isinstance(value, dict) or holds(value) for value in values)
+            for holds in (is_by_sample, is_drawn)
         )
         return _problems(
             (
