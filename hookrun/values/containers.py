@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -246,12 +246,8 @@ def differentiable(value: Any, *, leaf: bool = False) -> Any:
         return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()
 
 
-class Placed(NamedTuple):
-    """A dict, list or dataclass in which `new` temporarily replaces `old`."""
-
-    container: Any
-    old: Tensor
-    new: Tensor
+Placed = tuple[Any, Tensor, Tensor]
+"""(container, old, new): a dict, list or dataclass in which `new` temporarily replaces `old`."""
 
 
 def exchange(value: Any, news: Mapping[int, Any]) -> Any:
@@ -271,7 +267,7 @@ def place(value: Any, news: Iterator[Tensor], placed: list[Placed]) -> Any:
     def write(container: Any, changed: dict[Any, Any]) -> Any:
         for key, old in children(container):
             if key in changed and isinstance(old, Tensor) and not isinstance(container, tuple):
-                placed.append(Placed(container, old, changed[key]))
+                placed.append((container, old, changed[key]))
         return _changed(container, changed)
 
     return rebuild(
