@@ -82,12 +82,17 @@ def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
 
 
 def computed_before(module: nn.Module, name: str) -> str | None:
-    """The tensor that a pre-hook of the module computes from this parameter for the forward, or None.
+    """That a pre-hook of the module computes a tensor from this parameter for the forward, or None.
 
     As torch.nn.utils.prune does, and the older weight_norm and spectral_norm.
     """
-    tensors = [key for key, value in vars(module).items() if isinstance(value, Tensor)]
-    return next((tensor for tensor in tensors if name.startswith(f"{tensor}_")), None)
+    for key, value in vars(module).items():
+        if isinstance(value, Tensor) and name.startswith(f"{key}_"):
+            return (
+                f"a pre-hook of torch.nn.utils computes {key!r} from it, which is what the forward reads: make that "
+                "permanent (prune.remove), or use torch.nn.utils.parametrizations"
+            )
+    return None
 
 
 MOST_OF_A_CLASS = 200
@@ -160,9 +165,10 @@ class ModelNames:
             every += [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
             first = self._first_names(self.parameters)
             if readings:
-                of_modules = self.modules.items()
                 every += [
-                    f"{path}.{name}".lstrip(".") for path, owner in of_modules for name in parametrized(owner)
+                    f"{path}.{name}".lstrip(".")
+                    for path, owner in self.modules.items()
+                    for name in parametrized(owner)
                 ]
                 first = {name: main for name in every if (main := self._first_reading(name)) != name}
             nodes = dict[str, Node]()

@@ -308,6 +308,4 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         ("when.data", once, when.data is not None),
         ("when.probability", once, when.probability < 1),
     ]
-    for key, why, holds in of_keys:
-        if holds:
-            yield problem(f".{key}", why)
+    yield from (problem(f".{key}", why) for key, why, holds in of_keys if holds)

@@ -131,8 +131,7 @@ def shown_name(match: Match) -> str:
 
 
 def _parameters(spec: HookSpec) -> str:
-    keys = spec.keys
-    given = {key: str(getattr(keys, key) or "") for key in ("target", "tokens", "heads", "index")}
+    given = {key: str(getattr(spec.keys, key) or "") for key in ("target", "tokens", "heads", "index")}
     parts = [
         *(
             f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}"
