@@ -83,9 +83,8 @@ class HookSpec:
     @property
     def draws_in_forward(self) -> bool:
         """Whether it draws at each forward call, so that activation checkpointing has to repeat the draws."""
-        values = self.action.outside_values().values()
-        draws = self.action.draws or self.keys.when.probability < 1 or any(map(is_drawn, values))
-        return draws and self.hook_type.phase == "forward"
+        draws = self.action.draws or any(map(is_drawn, self.action.outside_values().values()))
+        return (draws or self.keys.when.probability < 1) and self.hook_type.phase == "forward"
 
     def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""

@@ -208,14 +208,15 @@ class TokenFilter(TokenSet):
     @property
     def texts(self) -> Iterator[str]:
         """Every text in it, which a tokenizer has to turn into tokens."""
-        yield from self.text or ()
-        if self.exclude is not None:
-            yield from self.exclude.text or ()
+        for tokens in filter(None, (self, self.exclude)):
+            yield from tokens.text or ()
 
     @property
     def spans(self) -> Iterator[str]:
         """The names of every span in it."""
-        yield from (each.span for each in (self, self.exclude) if each is not None and each.span is not None)
+        return (
+            tokens.span for tokens in (self, self.exclude) if tokens is not None and tokens.span is not None
+        )
 
 
 Axis = Annotated[

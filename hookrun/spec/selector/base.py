@@ -162,20 +162,21 @@ def alternatives(text: str) -> list[str]:
     groups: list[tuple[list[str], list[str]]] = [([], [""])]
     for token in re.split(r"([{},])", text):
         complete, begun = groups[-1]
-        if token == "{":
-            if len(groups) > MAX_DEPTH:
+        match token:
+            case "{" if len(groups) > MAX_DEPTH:
                 raise ValueError(f"found {shown(text)}: braces are nested at most {MAX_DEPTH} deep")
-            groups.append(([], [""]))
-        elif token == "}":
-            if len(groups) == 1:
+            case "{":
+                groups.append(([], [""]))
+            case "}" if len(groups) == 1:
                 raise ValueError(f"found {shown(text)}: a }} without its {{")
-            groups.pop()
-            outer, before = groups[-1]
-            groups[-1] = (outer, _joined(before, complete + begun, text))
-        elif token == "," and len(groups) > 1:
-            groups[-1] = (complete + begun, [""])
-        else:
-            groups[-1] = (complete, [beginning + token for beginning in begun])
+            case "}":
+                groups.pop()
+                outer, before = groups[-1]
+                groups[-1] = (outer, _joined(before, complete + begun, text))
+            case "," if len(groups) > 1:
+                groups[-1] = (complete + begun, [""])
+            case _:
+                groups[-1] = (complete, [beginning + token for beginning in begun])
     if len(groups) > 1:
         raise ValueError(
             f"found {shown(text)}: a {{ without its }} (on the command line braces need quotes inside quotes)"
