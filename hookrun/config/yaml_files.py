@@ -189,12 +189,9 @@ def check_text(text: str) -> None:
     Uses libyaml if PyYAML was built with it. What libyaml refuses is read again by the parser that OmegaConf uses,
     since the two differ in details.
     """
-    try:
-        _check_events(text, FAST_LOADER)
-    except yaml.YAMLError:
-        if FAST_LOADER is not yaml.SafeLoader:
-            with suppress(yaml.YAMLError):  # reading the file later reports where it is broken
-                _check_events(text, yaml.SafeLoader)
+    for loader in (FAST_LOADER, yaml.SafeLoader):
+        with suppress(yaml.YAMLError):  # reading the file later reports where it is broken
+            return _check_events(text, loader)
 
 
 @dataclass(slots=True)
