@@ -91,14 +91,13 @@ class RunReferences:
         run = self.open(name)
         if run is None:
             return None
-        plan, manifest = run.plan.get("hash"), run.status.get("manifest")
         return UsedRunRecord(
             where=where,
             run=name,
             path=str(run.path),
             need=name in self.known and name != PREVIOUS,
-            plan=plan,
-            manifest=manifest,
+            plan=run.plan.get("hash"),
+            manifest=run.status.get("manifest"),
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from hookrun.errors import nearest
 from hookrun.errors import shown as shown
 from hookrun.spec.selector.tree import Names, Tree, ancestors
-from hookrun.values.index import Written
 
 MAX_TEXT = 1000
 """Characters of one path, glob, regular expression or class name."""
@@ -25,10 +24,10 @@ REGEX_PARTS = 20
 """How many parts a regular expression counts."""
 
 
-@dataclass(frozen=True)
-class Selector(Written, ABC):
+class Selector(ABC):
     """A parsed selector. A form is a subclass in a module of this package; the module's name does not matter.
 
+    text:     how the user wrote it
     position: the position of the form in the reference table; forms are tried from the last position to the first, so
               that the plain path, which reads every text, is tried last
     rows:     example -> what it matches, for the reference table
@@ -37,6 +36,7 @@ class Selector(Written, ABC):
     prefix:   what a text of this form starts with
     """
 
+    text: str
     position: ClassVar[int] = 100
     rows: ClassVar[Mapping[str, str]] = {}
     schema: ClassVar[Mapping[str, Any]]
@@ -82,6 +82,9 @@ class Selector(Written, ABC):
     def nearest(self, names: Names) -> str:
         """A hint on what the user may have meant, for a selector that matches nothing."""
         return nearest(self.text, names.children)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass

@@ -15,6 +15,7 @@ from hookrun.spec.selector.tree import Names, Tree
 class ClassSelector(Selector):
     """``type:GLOB`` over the names of a module's class and its bases; braces list alternatives."""
 
+    text: str
     globs: tuple[str, ...]
 
     position = 20

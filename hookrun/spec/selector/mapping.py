@@ -19,6 +19,7 @@ KEYS = ("path", "type", "leaf", "exclude", "min_params")
 class MappingSelector(Selector):
     """A mapping: the condition of every given key must hold."""
 
+    text: str
     path: Selector | None = None
     type: Selector | None = None
     leaf: bool | None = None

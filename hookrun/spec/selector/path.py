@@ -36,6 +36,7 @@ class PathSelector(Selector):
     globs: the segments of the others
     """
 
+    text: str
     exact: frozenset[str] = field(compare=False, repr=False)
     globs: tuple[Glob, ...] = field(compare=False, repr=False)
 

@@ -22,6 +22,8 @@ _RANGE_BYTES = 100
 class RegexSelector(Selector):
     r"""``re:PATTERN``, always a full match. A dot matches a newline too; ``\d``, ``\w`` and ``\s`` are ASCII."""
 
+    text: str
+
     position = 10
     rows = {
         r"re:layer[1-4]\.\d+": "regular expression in RE2's syntax, always a full match; "

@@ -14,6 +14,7 @@ from hookrun.spec.selector.tree import Names, Tree
 class UnionSelector(Selector):
     """A list: everything that any of its members matches."""
 
+    text: str
     members: tuple[Selector, ...]
 
     position = 30
