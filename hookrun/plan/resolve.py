@@ -86,10 +86,9 @@ def _own_code(
             continue
         functions[field] = function
         own, wrong = checked(function, arguments, spec.where)
-        if wrong:
-            mistakes.add(wrong)
-            continue
-        new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
+        mistakes.add(wrong)
+        added = {} if wrong else added_names(own, spec.name)
+        new = {name: parameter for parameter, name in added.items() if id(parameter) not in names.own}
         if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
             mistakes.note(where, f"'{function.code.name}' {why[0]}", why[1])
         else:
@@ -113,11 +112,13 @@ def _resolve_hook(
     places = {match.path: _captured_as(spec, match) for match in matches if outside}
     for field, value in outside.items():
         try:
-            if isinstance(value, RunFaults):
-                values[field] = read_faults(value, spec, places, runs)
-                continue
-            given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
-            values[field] = read_value(given, places, runs)
+            match value:
+                case RunFaults():
+                    values[field] = read_faults(value, spec, places, runs)
+                case PassValue():
+                    values[field] = read_value(_passed_on(value, spec, planned), places, runs)
+                case _:
+                    values[field] = read_value(value, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
                 mistakes.note(
