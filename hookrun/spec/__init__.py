@@ -205,12 +205,10 @@ def in_file_order(problems: Iterable[Problem], config: Mapping[Any, Any]) -> lis
     order = {path: number for number, path in enumerate(_paths(config, ""))}
 
     def position(problem: Problem) -> int:
-        path = problem.where
-        if path in order:
-            return order[path]
+        path, end = problem.where, ""
         while path not in order:
-            path = path.rpartition(".")[0]
-        return order[path + _END]
+            path, end = path.rpartition(".")[0], _END
+        return order[path + end]
 
     return sorted(dict.fromkeys(problems), key=position)
 
