@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -81,16 +81,24 @@ def literal(text: str) -> str:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def guarded() -> AbstractContextManager[None]:
+@contextmanager
+def guarded() -> Iterator[None]:
     """A context in which interpolations of this thread are resolved with the restrictions of this module.
 
     Other threads are not affected. A nested block shares the limits of the outer one.
     """
+    if _budget.get() is not None:
+        yield
+        return
     # They stay there, and outside a guarded block do what OmegaConf's own do.
     Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
     Container._resolve_node_interpolation = _weighed  # type: ignore[method-assign]
     Container._evaluate_custom_resolver = _allowed  # type: ignore[assignment, method-assign]
-    return _within(_budget.get() or _Budget())
+    token = _budget.set(_Budget())
+    try:
+        yield
+    finally:
+        _budget.reset(token)
 
 
 def resolved(config: Any) -> Any:
@@ -102,14 +110,10 @@ def resolved(config: Any) -> Any:
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
-def unguarded() -> AbstractContextManager[None]:
-    """A context without the restrictions, for code that the user trusts, such as their own model."""
-    return _within(None)
-
-
 @contextmanager
-def _within(budget: _Budget | None) -> Iterator[None]:
-    token = _budget.set(budget)
+def unguarded() -> Iterator[None]:
+    """A context without the restrictions, for code that the user trusts, such as their own model."""
+    token = _budget.set(None)
     try:
         yield
     finally:

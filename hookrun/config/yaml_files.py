@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,9 @@ MAX_NESTED = 8
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it."""
+_RULES = get_yaml_loader()
+_LOADER: Any = _RULES if FAST_LOADER is yaml.SafeLoader else type("Loader", (FAST_LOADER, _RULES), {})
+"""OmegaConf's rules for scalars and keys, over libyaml's events."""
 _OWN_FILE = "keep tensors in a file of their own: {file: x.safetensors}"
 _NUMBER = re.compile(r"[-+]?\.?[0-9]")
 _BASE_60 = re.compile(r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
@@ -69,17 +71,10 @@ def parsed(text: str) -> Any:
     whose errors are raised.
     """
     with suppress(yaml.YAMLError):
-        content = _loader()(text).get_single_data()
+        content = _LOADER(text).get_single_data()
         if isinstance(content, dict | list):
             return OmegaConf.create(content)
     return OmegaConf.load(StringIO(text))
-
-
-@cache
-def _loader() -> Any:
-    """OmegaConf's rules for scalars and keys, over libyaml's events."""
-    rules = get_yaml_loader()
-    return rules if FAST_LOADER is yaml.SafeLoader else type("Loader", (FAST_LOADER, rules), {})
 
 
 @contextmanager

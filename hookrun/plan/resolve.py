@@ -335,10 +335,10 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"leave `{key}` out",
             ),
         )
-    why_not = _no_choice(spec)
+    why_not = _no_choice(spec) if keys.when.of_samples else None
     yield from problems_where(
         (
-            keys.when.of_samples and why_not is not None,
+            why_not is not None,
             f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",
             f"chooses among the rows of a batch, and {why_not}",
             "leave it out, or use another action on forward, forward_pre or output_grad",

@@ -62,7 +62,8 @@ class Selector(ABC):
 
     def select(self, tree: Tree) -> list[str]:
         """The `paths`, in the order of the tree."""
-        return tree.ordered(self.paths(tree))
+        paths = self.paths(tree)
+        return [path for path in tree.nodes if path in paths] if paths else []
 
     def paths(self, tree: Tree) -> set[str]:
         """The paths that match, in any order; of parameters also those of every module that matches."""

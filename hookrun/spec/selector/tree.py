@@ -60,10 +60,6 @@ class Tree:
             if start in starts
         )
 
-    def ordered(self, paths: Collection[str]) -> list[str]:
-        """The paths, each once, in the tree's order."""
-        return [path for path in self.nodes if path in paths] if paths else []
-
     def without(self, paths: Iterable[str], excluded: Iterable[str]) -> set[str]:
         """The paths, without any name of an object if one of its names is excluded."""
         first = self.first
