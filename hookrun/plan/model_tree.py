@@ -138,7 +138,11 @@ class ModelNames:
         }
         children = {path: list(filter(str.isdecimal, module._modules.keys())) for path, module in modules}
         numbered = {path: names for path, names in children.items() if names}
-        silent = {path for path, module in modules if _lacks_forward(module)}
+        # calling them raises: a list or dict of modules or parameters, or a class without a forward
+        forwards = {path: getattr(module, "forward", None) for path, module in modules}
+        silent = {
+            path for path, own in forwards.items() if getattr(own, "__func__", None) is nn.Module.forward
+        }
         return Tree(nodes, numbered, self._first_names(self.modules), silent)
 
     @cached_property
@@ -305,11 +309,6 @@ class ModelNames:
             added = listed(sorted(points), len(POINTS))
             near += f"; model.args.attention=points, or hookrun.points(model), adds {added} to each attention module"
         return near
-
-
-def _lacks_forward(module: nn.Module) -> bool:
-    """Whether calling the module raises: a list or dict of modules or parameters, or a class without a forward."""
-    return getattr(getattr(module, "forward", None), "__func__", None) is nn.Module.forward
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:
