@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +39,6 @@ def test_an_experiment_of_the_users_own_folder(tmp_path: Path) -> None:
     ]
 
 
-ROWS = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 7)]
-ALIASES = "\n".join(["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *ROWS])
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -54,7 +48,6 @@ ALIASES = "\n".join(["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *ROWS])
         ("defaults: [x]\nhooks: {}", "use load_spec(experiment=NAME)"),
         ("f: {select: fc, hook: forward, action: captur}", "did you mean 'capture'"),
         ("a:\n  select: fc\n  hook: *x\n", "h.yaml:3:9: found undefined alias 'x'"),
-        (ALIASES, "h.yaml:5: holds more than 10,000 values, aliases written out"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, content: str, said: str) -> None:
@@ -69,15 +62,6 @@ def test_a_missing_file_and_no_source_at_all_are_refused(tmp_path: Path) -> None
         hookrun.load_spec(tmp_path / "none.yaml")
     with pytest.raises(hookrun.SpecError, match="takes a file or a dict"):
         hookrun.load_spec()
-
-
-def test_hooked_compiles_and_installs() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    spec = {"features": {"select": "0", "hook": "forward", "action": "capture"}}
-    with hookrun.hooked(model, spec) as hooks:
-        out = model(torch.ones(1, 2))
-    assert torch.equal(hooks.captures["features"]["0"][0], out)
-    assert hooks.fired == {("features", "0"): 1}
 
 
 @pytest.mark.parametrize("model", [None, [nn.Linear(2, 2)], nn.Linear], ids=["none", "list", "class"])
@@ -102,10 +86,7 @@ def test_a_mean_captured_by_another_run_is_a_value(tmp_path: Path, monkeypatch: 
         hookrun.compile({"h": {**hook, "value": {**value, "module": "fcc"}}}, model)
 
 
-def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, hookrun; from hookrun import SpecError; import hookrun.spec; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+def test_the_package_names_what_it_has() -> None:
     assert "compile" in dir(hookrun)
     with pytest.raises(AttributeError, match="no attribute 'compil'"):
         hookrun.compil  # noqa: B018

@@ -61,11 +61,8 @@ def test_recursive_references_are_hashed_once() -> None:
 def test_the_hashed_parts_are_listed() -> None:
     assert code_of_name(times, "a:b").hashed == f"the source of the module {__name__}"
     assert code_of_given(times).hashed == "its source and the values that it uses"
-    builtin = code_of_given(torch.relu)
-    assert (
-        builtin.hashed == f"its name and torch {torch.__version__.split('+')[0]}: it has no Python source"
-        or ("it has no Python source" in builtin.hashed and "torch" in builtin.hashed)
-    )
+    builtin = code_of_given(torch.relu).hashed
+    assert "it has no Python source" in builtin and "torch" in builtin
 
 
 def test_names_are_qualified() -> None:

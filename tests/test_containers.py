@@ -108,18 +108,13 @@ def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats
     assert not differentiable(torch.ones(1, dtype=torch.int64)).requires_grad and differentiable("x") == "x"
 
 
-@dataclass(frozen=True)
-class Immutable:
-    x: Tensor
-
-
 def test_members_are_replaced_in_place_except_in_tuples() -> None:
     a, b, new = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
-    value = {"list": [a, b], "tuple": (a, b), "frozen": Immutable(a)}
+    value = {"list": [a, b], "tuple": (a, b), "frozen": Frozen(a)}
     inner = value["list"]
     assert exchange(value, {id(a): new}) is value and value["list"] is inner
     assert value["list"] == [new, b] and value["tuple"] == (new, b)
-    assert isinstance(value["frozen"], Immutable) and value["frozen"].x is new
+    assert isinstance(value["frozen"], Frozen) and value["frozen"].x is new
     assert exchange(b, {id(a): new}) is b
 
 

@@ -20,27 +20,12 @@ PACKAGE = Path(private_names.__file__).parents[1]
 OTHERS = {
     *("_asdict", "_exit", "_getframe", "_make", "_option_string_actions", "_reconstructor", "_replace"),
     *("_run_exitfuncs", "_shutdown"),
-    *(
-        "_logger_connector",
-        "_attn_implementation",
-        "_model_mapping",
-        "_results",
-    ),  # Lightning's and transformers', asked for with care
-    *(
-        "_backward_cls",
-        "_fsdp_param_groups",
-        "_module_parameters",
-        "_scale",
-    ),  # of objects, set by constructors
-    *(
-        "_C",
-        "_autograd",
-        "_functorch",
-        "_dynamo",
-        "_current_level",
-        "_pytree",
-        "_utils",
-    ),  # on the way to others
+    # Lightning's and transformers', asked for with care
+    *("_logger_connector", "_attn_implementation", "_model_mapping", "_results"),
+    # of objects, set by constructors
+    *("_backward_cls", "_fsdp_param_groups", "_module_parameters", "_scale"),
+    # on the way to others
+    *("_C", "_autograd", "_functorch", "_dynamo", "_current_level", "_pytree", "_utils"),
 }
 """Private names that are Python's, of other packages, or cannot be looked up without an object."""
 

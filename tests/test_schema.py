@@ -13,6 +13,8 @@ from jsonschema import Draft202012Validator
 
 import hookrun
 from hookrun import schema
+from hookrun.config import ROOT_KEYS
+from hookrun.spec import Settings
 
 CONF = Path(__file__).parents[1] / "conf"
 VALIDATOR = Draft202012Validator(schema.experiment_schema())
@@ -27,16 +29,15 @@ def test_it_is_a_schema() -> None:
     Draft202012Validator.check_schema(schema.experiment_schema())
 
 
-@pytest.mark.parametrize("file", sorted(CONF.glob("experiment/**/*.yaml")))
-def test_every_experiment_is_valid(file: Path) -> None:
-    assert not list(VALIDATOR.iter_errors(yaml.safe_load(file.read_text())))
-
-
-@pytest.mark.parametrize("file", sorted(CONF.glob("hooks/*.yaml")))
-def test_every_hook_set_is_valid(file: Path) -> None:
-    content = yaml.safe_load(file.read_text()) or {}
-    assert not list(VALIDATOR.iter_errors({"hooks": content}))
-    assert not list(VALIDATOR.iter_errors(content)), "as a file of its own"
+@pytest.mark.parametrize("group", ["experiment", "hooks", "task"])
+def test_every_file_of_a_shipped_group_is_valid(group: str) -> None:
+    files = sorted(CONF.glob(f"{group}/**/*.yaml"))
+    assert files
+    for file in files:
+        content = yaml.safe_load(file.read_text()) or {}
+        assert not list(VALIDATOR.iter_errors(content if group == "experiment" else {group: content})), file
+        if group == "hooks":
+            assert not list(VALIDATOR.iter_errors(content)), f"{file} as a file of its own"
 
 
 def test_a_selector_may_have_each_of_its_forms() -> None:
@@ -100,11 +101,6 @@ def test_the_keys_of_a_task_are_allowed_with_its_name() -> None:
     assert valid_task(name="modules", split="train"), "a key of another task is noted, not refused"
 
 
-@pytest.mark.parametrize("file", sorted(CONF.glob("task/*.yaml")))
-def test_every_task_is_valid(file: Path) -> None:
-    assert VALIDATOR.is_valid({"task": yaml.safe_load(file.read_text())})
-
-
 def test_only_saved_tensors_allows_the_key_parameters() -> None:
     saved = {"select": "fc", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
     assert valid(**saved, parameters=True)
@@ -146,3 +142,7 @@ def test_the_command_writes_a_file_or_to_stdout(tmp_path: Path, monkeypatch, cap
     monkeypatch.setattr(sys, "argv", ["schema"])
     assert schema.main() == 0
     assert json.loads((tmp_path / "s.json").read_text()) == json.loads(capsys.readouterr().out)
+
+
+def test_every_section_is_among_the_keys_of_the_root_and_nothing_else() -> None:
+    assert (*Settings.model_fields, "hooks") == ROOT_KEYS

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import rich.style  # noqa: F401 - draws from Python's generator when it is imported
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
@@ -82,23 +83,16 @@ def test_hooks_on_activations_alone_leave_no_gradients() -> None:
     assert [parameter.grad for parameter in model.parameters()] == [None] * 4
 
 
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Identity()
-
-    def forward(self, *, model: Tensor, hooks: Tensor) -> dict[str, Tensor]:
-        return {"scores": self.fc(model) * 3, "count": hooks}
-
-
 def test_outputs_in_containers_and_any_names_of_arguments_are_taken() -> None:
     x = torch.ones(2, requires_grad=True)
     gradients = {"select": "fc", "hook": "output_grad", "action": "capture"}
-    call = records(Named(), {"gradients": gradients}, model=x, hooks=torch.arange(2))
-    assert call.captures["gradients"]["fc"][0].tolist() == [3.0, 3.0] and set(call.output) == {
-        "scores",
-        "count",
-    }
+
+    def named(net: Any, *, model: Tensor, hooks: Tensor) -> dict[str, Tensor]:
+        return {"scores": net.fc(model) * 3, "count": hooks}
+
+    call = records(Net(named, fc=nn.Identity()), {"gradients": gradients}, model=x, hooks=torch.arange(2))
+    assert call.captures["gradients"]["fc"][0].tolist() == [3.0, 3.0]
+    assert list(call.output) == ["scores", "count"]
 
 
 @pytest.mark.parametrize(

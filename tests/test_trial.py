@@ -10,25 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
 import hookrun
-from hookrun.errors import CompileError, HookError, HookrunError
+from hookrun.errors import CompileError, HookrunError
 from hookrun.models.networks import CNN
 from hookrun.prove import trial as proving
 from hookrun.prove.trial import TrialSink, is_small
-
-
-class Branching(nn.Module):
-    """Its forward depends on values, which a fake tensor does not have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x) if x.sum() > 0 else self.fc(-x)
 
 
 def net() -> nn.Sequential:
@@ -67,20 +57,12 @@ def test_the_plan_shows_the_shape_of_the_arguments_where_a_hook_sees_these() -> 
 
 
 def test_arguments_that_no_hook_sees_may_contain_themselves() -> None:
-    class Second(nn.Module):
-        def forward(self, x: torch.Tensor, state: list[Any]) -> torch.Tensor:
-            state.append(state)
-            return x
+    def second(_: Any, x: Tensor, state: list[Any]) -> Tensor:
+        state.append(state)
+        return x
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.second = Second()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(x, [])
-
-    plan = compile_one(Net(), ((torch.ones(2, 3),), {}), select="second", action="scale", factor=2)
+    model = Net(lambda model, x: model.second(x, []), second=Net(second))
+    plan = compile_one(model, ((torch.ones(2, 3),), {}), select="second", action="scale", factor=2)
     assert (plan.hooks[0].matches[0].shape, plan.unchecked) == ("[2, 3]", None)
 
 
@@ -105,6 +87,8 @@ def test_the_bytes_per_sample_are_those_of_all_calls_of_a_module(reduce: Any, si
         ({"select": "4", "hook": "output_grad", "action": "add_bias", "value": [1, 2]}, "does not broadcast"),
         ({"select": "4", "hook": "output_grad", "action": "stats", "target": "[1]"}, "target [1]: '[1]' is not in"),
         ({"select": "4", "hook": "optimizer_step_post", "action": "add_bias", "value": [1, 2]}, "broadcast"),
+        ({"select": "4", "action": "python", "function": lambda x: x[:1]}, "changes the shape from [2, 3] to [1, 3]"),
+        ({"select": "4", "action": "python", "function": lambda x: x.double()}, "changes the dtype from torch.float32"),
     ],
 )  # fmt: skip
 def test_a_hook_that_does_not_fit_is_refused(hook: dict[str, Any], said: str) -> None:
@@ -248,7 +232,11 @@ def test_a_lazy_model_is_unchecked_and_gets_its_shapes_in_the_run() -> None:
 
 
 def test_a_model_that_cannot_run_without_data_is_unchecked_with_the_reason() -> None:
-    plan = compile_one(Branching(), example=((torch.ones(1, 2),), {}), select="fc", action="capture")
+    def by_value(model: Any, x: Tensor) -> Tensor:
+        return model.fc(x) if x.sum() > 0 else model.fc(-x)
+
+    example = ((torch.ones(1, 2),), {})
+    plan = compile_one(Net(by_value, fc=nn.Linear(2, 2)), example, select="fc", action="capture")
     assert plan.unchecked is not None and "DataDependent" in plan.unchecked
     assert "shapes unchecked" in str(plan)
 
@@ -278,34 +266,22 @@ def test_the_mode_can_be_chosen() -> None:
 SITE: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
 
 
-def test_a_failure_or_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
-    def failing(value: Any) -> Any:
-        raise HookError("hook h at fc: it is out of range")
-
-    x = torch.ones(2, 3)
-    findings = TrialSink()
-    changes = (lambda value: value[:1], lambda value: (value,), lambda value: value.double())
-    for op in (failing, failing, *changes):
-        assert findings.guard(SITE, op)(x) is x
+def test_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
+    x, findings = torch.ones(2, 3), TrialSink()
+    assert findings.guard(SITE, lambda value: (value,))(x) is x
     assert findings.guard(SITE, lambda value: {"b": value["a"]})({"a": x}) == {"a": x}
-    assert findings.guard(SITE, lambda value: value * 2)(x).sum() == 12, "an edit of the same form stays"
     assert [what for _, what in findings.problems] == [
-        "it is out of range",
-        "the action changes the shape from [2, 3] to [1, 3]",
         "the action changes the type from Tensor to tuple",
-        "the action changes the dtype from torch.float32 to torch.float64",
         "the action changes the members of the dict",
     ]
 
 
-def test_the_captures_of_each_site_are_kept_without_their_graph() -> None:
+def test_captures_are_kept_without_their_graph() -> None:
     findings = TrialSink()
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
-    keep(torch.ones(9))
-    kept = findings.captured["h", "fc"]
-    assert [[list(tensor.shape) for tensor in firing] for firing in kept] == [[[2], [3]], [[9]]]
-    assert not any(tensor.requires_grad for firing in kept for tensor in firing)
+    ((first, second),) = findings.captured["h", "fc"]
+    assert (first.shape, second.shape) == ((2,), (3,)) and not first.requires_grad
 
 
 IMAGES = ((torch.zeros(2, 1, 8, 8),), {})

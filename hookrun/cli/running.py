@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,7 +16,7 @@ from hookrun import tasks
 from hookrun.compose.compose import claimed, parsed_run, place_run, plain_run, planned, refuse_used
 from hookrun.compose.errors import composed, explained, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, opened
-from hookrun.compose.overrides import LATEST, RESUME, Resume, latest_in
+from hookrun.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.ranks import ALONE, Ranks, is_main, started
@@ -26,7 +26,7 @@ from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
-from hookrun.sweeps.jobs import SingleRun, import_torch, make_missing_page
+from hookrun.sweeps.jobs import import_torch, make_missing_page, run_alone
 from hookrun.sweeps.needs import NeededRuns, previous_run
 from hookrun.tasks import Ready, refuse_ranks, task_of
 from hookrun.terminal import wait_is_over, waiting_for
@@ -38,7 +38,7 @@ _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Resume an unfinished run; returns the exit code."""
-    folder = run_folder(resume.name)
+    folder = named_folder(resume.name, outputs_folder())
     if _is_done(folder):
         if is_main():
             if asked.overrides:
@@ -139,13 +139,10 @@ def _checked_and_run(
         if is_new:  # again, now that the runs exist from which its values come
             prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
         with explained(asked):
-            returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
+            returned = asked.app.run_checked(
+                cfg, partial(run_alone, prepared=prepared, resume=resume, ranks=ranks)
+            )
     return int(returned.return_value)
-
-
-def run_folder(name: str) -> Path:
-    """The directory that `resume` names. Raises SpecError for `latest` if there is no latest run."""
-    return latest_in(outputs_folder()) if name == LATEST else Path(os.path.realpath(os.path.expanduser(name)))
 
 
 def _is_done(folder: Path) -> bool:

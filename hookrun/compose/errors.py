@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -270,14 +271,10 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
 
 def _leaf_above(key: str, cfg: DictConfig) -> str | None:
     """The part of `key` that exists and holds a value instead of keys, such as `train.ema` of ``train.ema.decay``."""
-    node, above = cfg, ""
-    for part in key.split(".")[:-1]:
-        if not OmegaConf.is_dict(node) or part not in node:
-            return None
-        node, above = node[part], f"{above}.{part}" if above else part
-        if not OmegaConf.is_config(node):
-            return above
-    return None
+    above = accumulate(key.split(".")[:-1], "{}.{}".format)
+    return next(
+        (path for path in above if not OmegaConf.is_config(OmegaConf.select(cfg, path, default=cfg))), None
+    )
 
 
 def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:

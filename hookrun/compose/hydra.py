@@ -33,13 +33,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode, TaskFunction
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.loader import HYDRAS_SOURCES, SOURCES, Loader
+from hookrun.compose.loader import SOURCES, Loader
 from hookrun.compose.loader import conf_dir as conf_dir
 from hookrun.config.interpolations import guarded
 from hookrun.errors import spec_error
@@ -251,22 +253,16 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
     path = create_config_search_path(str(main))
     for folder in extra:
         path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
-    state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
-    outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")
-    base, sources = version.VersionBase.instance(), SourcesRegistry.instance().types
-    outer_base = base.version_base
+    sources = {**SourcesRegistry.instance().types, **{source.scheme(): source for source in SOURCES}}
+    state = (GlobalHydra, HydraConfig, JobRuntime, SourcesRegistry, VersionBase)
+    outer = Singleton._instances
+    Singleton._instances = {cls: instance for cls, instance in outer.items() if cls not in state}
     try:
-        state[0].clear()
         if hydra.__version__.startswith("1.3"):  # later versions have this behaviour only
             version.setbase("1.3")
-        for source in SOURCES:
-            sources[source.scheme()] = source
+        SourcesRegistry.instance().types = sources
         app = App(task_name="hookrun", config_loader=Loader(path, output and os.path.expanduser(output)))
-        state[0].initialize(app)
+        GlobalHydra.instance().initialize(app)
         yield app
     finally:
-        state[0].hydra, state[1].cfg = outer, outer_config
-        state[2].conf["name"] = outer_name  # `set` would log it
-        base.version_base = outer_base
-        for source in HYDRAS_SOURCES:
-            sources[source.scheme()] = source
+        Singleton._instances = outer

@@ -137,10 +137,6 @@ class ImportlibResourcesConfigSource(
 
 
 SOURCES: tuple[type[ConfigSource], ...] = (FileConfigSource, ImportlibResourcesConfigSource)
-HYDRAS_SOURCES: tuple[type[ConfigSource], ...] = (
-    file_config_source.FileConfigSource,
-    importlib_resources_config_source.ImportlibResourcesConfigSource,
-)
 
 
 def _is_ours(source: ConfigSource) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -29,33 +30,35 @@ def take_trust(overrides: Sequence[str]) -> tuple[frozenset[str], list[str]]:
     """
     typed, others = _parted("trust", overrides)
     trusted = set[str]()
-    for text in typed:
-        try:
-            value = _single_value(text)
-        except HydraException:
-            value = None
+    for text, value in typed:
         names = value if isinstance(value, list) else [value]
         if not all(isinstance(name, str) and _PACKAGE.fullmatch(name) for name in names):
             raise spec_error(
-                "trust",
-                f"{text.partition('=')[2]!r} is not a list of package names",
-                "write +trust=[mypkg,other]",
+                "trust", f"{text!r} is not a list of package names", "write +trust=[mypkg,other]"
             )
         trusted.update(map(str, names))
     return frozenset(trusted), others
 
 
-def _parted(key: str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides of a root key, with or without `+`, and the others."""
-    pattern = re.compile(rf"\+{{0,2}}{key}=")
-    typed = [text for text in overrides if pattern.match(text)]
-    return typed, [text for text in overrides if not pattern.match(text)]
+def _parted(key: str, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Text and value of each override of a root key, with or without `+`; and the other overrides.
 
-
-def _single_value(text: str) -> Any:
-    """The value of an override; None for several values. Raises HydraException."""
-    override = parse_override(text)
-    return None if override.is_sweep_override() else override.value()
+    The value of several values is None, and of what Hydra cannot read its text, such as a path with characters that
+    are special to Hydra.
+    """
+    pattern = re.compile(rf"\+{{0,2}}{key}=(.*)", re.DOTALL)
+    typed, others = list[tuple[str, Any]](), list[str]()
+    for override in overrides:
+        if (found := pattern.fullmatch(override)) is None:
+            others.append(override)
+            continue
+        text = found[1]
+        try:
+            parsed = parse_override(f"{key}={text}")
+            typed.append((text, None if parsed.is_sweep_override() else parsed.value()))
+        except HydraException:
+            typed.append((text, text))
+    return typed, others
 
 
 def unreadable(error: OverrideParseException, app: App) -> Problem:
@@ -96,19 +99,19 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
     """
     first, second, third = [*words, "", ""][:3]
     bare = bool(second) and "=" not in second and not second.startswith("~")
-    whole, count = "", 2
-    if "=" not in first and second == "=" and third:
-        whole, count = f"{first}={third}", 3
-    elif ("=" not in first and second.startswith("=") and len(second) > 1) or (
-        bare and first.endswith("=") and len(first) > 1
-    ):
-        whole = first + second
-    elif bare and _is_key(first):
-        whole = f"{first}={second}"
-    if whole:
-        return Problem(
-            " ".join(words[:count]), "an override is one word, key=value, without spaces", f"write {whole}"
-        )
+    joined = [
+        (3, f"{first}={third}", "=" not in first and second == "=" and bool(third)),
+        (2, first + second, "=" not in first and second.startswith("=") and len(second) > 1),
+        (2, first + second, bare and first.endswith("=") and len(first) > 1),
+        (2, f"{first}={second}", bare and _is_key(first)),
+    ]
+    for count, whole, is_meant in joined:
+        if is_meant:
+            return Problem(
+                " ".join(words[:count]),
+                "an override is one word, key=value, without spaces",
+                f"write {whole}",
+            )
     if "=" not in first or _reads(first):
         return None
     for count in range(2, min(len(words), _MOST_WORDS) + 1):
@@ -189,11 +192,7 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
         return None, others
     if len(typed) > 1:
         raise spec_error(key, f"is given {len(typed)} times", "give it once")
-    text = typed[0].partition("=")[2]
-    try:
-        value = _single_value(typed[0].lstrip("+"))
-    except HydraException:
-        value = text  # such as a path with characters that are special to Hydra
+    text, value = typed[0]
     if is_flag and not isinstance(value, bool):
         raise spec_error(key, f"found {text!r}, expected true or false", f"write {key}=true")
     if value is None or isinstance(value, dict | list):
@@ -201,11 +200,16 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
     return value, others
 
 
-def latest_in(folder: Path) -> Path:
-    """The run or sweep that the link `latest` in this folder of outputs leads to. Raises SpecError without it."""
-    link = folder / LATEST
+def named_folder(name: str, outputs: Path) -> Path:
+    """The directory of the run or sweep that `resume` names; `latest` is a link in the folder of outputs.
+
+    Raises SpecError without that link.
+    """
+    if name != LATEST:
+        return Path(os.path.realpath(os.path.expanduser(name)))
+    link = outputs / LATEST
     if not link.exists():
-        raise spec_error(RESUME, f"there is no {link}", f"name the directory: {RESUME}={folder.name}/…")
+        raise spec_error(RESUME, f"there is no {link}", f"name the directory: {RESUME}={outputs.name}/…")
     return link.resolve()
 
 

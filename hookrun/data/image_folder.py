@@ -68,11 +68,19 @@ class _ClassFolders(Source):
             )
         return classes
 
-    def describe(self, folder: Path, classes: Sequence[str], splits: Sequence[Split]) -> DataInfo:
-        """Images of any size; transforms give them one size. Raises SpecError if a class has no image.
+    def images(
+        self, root: Path | None, split: Split
+    ) -> tuple[Sequence[tuple[str, int | None]], tuple[str, ...]]:
+        """Path and label of every image, in the order of torchvision's ImageFolder, and the name of each label."""
+        folder, classes, _ = self.layout(root, split)
+        images = [
+            (path, label) for label, name in enumerate(classes) for path in _images_below(folder / name)
+        ]
+        return images, classes
 
-        splits: those that have images
-        """
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        """Images of any size; transforms give them one size. Raises SpecError if a class has no image."""
+        folder, classes, splits = self.layout(root, split)
         if empty := [
             name
             for name in classes
@@ -92,17 +100,12 @@ class _ClassFolders(Source):
             fields={"class": [*map(typed, classes)]},
         )
 
-    def samples(
-        self, images: Sequence[tuple[str, int | None]], root: Path, classes: Sequence[str]
-    ) -> Samples:
-        """The images with their labels, decoded when they are read."""
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        self.inspect(root, split)
+        images, classes = self.images(root, split)
         return Samples(
             len(images), partial(_read, images, self.max_pixels), partial(_place, images, root), classes
         )
-
-    def labelled(self, folder: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
-        """Path and label of every image, in the order of torchvision's ImageFolder."""
-        return [(path, label) for label, name in enumerate(classes) for path in _images_below(folder / name)]
 
 
 class ImageFolder(_ClassFolders):
@@ -126,39 +129,38 @@ class ImageFolder(_ClassFolders):
         # Folders that hold no images themselves may be splits under other names; they must not be taken for classes.
         if set(SPLITS) & set(classes) or not any(_holds_image(root / name) for name in classes):
             return super().layout(root, split)
-        return root, classes, SPLITS
-
-    def inspect(self, root: Path | None, split: Split) -> DataInfo:
-        if root is not None and (count := len(_images_alone(root))):
-            if split == "train":
-                raise spec_error(
-                    "data.root",
-                    f"the images in {root} are in no class folders, so they have no labels to train with",
-                    self.hint,
-                )
-            images = TensorInfo((3, -1, -1), torch.float32)
-            return DataInfo(self.name, images, None, None, {"train": 0, "val": count})
-        folder, classes, splits = self.layout(root, split)
-        if folder == root and self.val_fraction in (0, 1):
-            splits = ["train" if self.val_fraction == 0 else "val"]
+        empty = {0.0: "val", 1.0: "train"}.get(self.val_fraction)
+        splits = [part for part in SPLITS if part != empty]
         if split not in splits:
             raise spec_error(
                 "data.args.val_fraction",
                 f"none of the images in {root} is for the split '{split}' (val_fraction {self.val_fraction})",
                 "set it between 0 and 1",
             )
-        return self.describe(folder, classes, splits)
+        return root, classes, splits
 
-    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        self.inspect(root, split)
+    def images(
+        self, root: Path | None, split: Split
+    ) -> tuple[Sequence[tuple[str, int | None]], tuple[str, ...]]:
         if root is not None and (alone := _images_alone(root)):
-            return self.samples([(path, None) for path in alone], root, ())
-        folder, classes, _ = self.layout(root, split)
-        images = self.labelled(folder, classes)
-        if folder == root:
-            labels = [label for _, label in images]
-            images = [images[number] for number in stratified_part(labels, self.val_fraction, split)]
-        return self.samples(images, root or folder, classes)
+            return [(path, None) for path in alone], ()
+        images, classes = super().images(root, split)
+        if self.layout(root, split)[0] == root:
+            rows = stratified_part([label for _, label in images], self.val_fraction, split)
+            images = [images[number] for number in rows]
+        return images, classes
+
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        if root is None or not (count := len(_images_alone(root))):
+            return super().inspect(root, split)
+        if split == "train":
+            raise spec_error(
+                "data.root",
+                f"the images in {root} are in no class folders, so they have no labels to train with",
+                self.hint,
+            )
+        images = TensorInfo((3, -1, -1), torch.float32)
+        return DataInfo(self.name, images, None, None, {"train": 0, "val": count})
 
 
 class ImageNet(_ClassFolders):
@@ -174,20 +176,15 @@ class ImageNet(_ClassFolders):
         "and torchvision.datasets.ImageNet('DIR', 'val'), and set data.root=DIR"
     )
 
-    def inspect(self, root: Path | None, split: Split) -> DataInfo:
-        folder, classes, splits = self.layout(root, split)
+    def layout(self, root: Path | None, split: Split) -> tuple[Path, tuple[str, ...], Sequence[Split]]:
+        folder, classes, splits = super().layout(root, split)
         if self.classes not in (None, len(classes)):
             raise spec_error(
                 "data.args.classes",
                 f"{folder} has {len(classes)} class folders, where {self.classes} are expected",
                 "complete them, or for a subset with labels of its own set data.args.classes=null",
             )
-        return self.describe(folder, classes, splits)
-
-    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        self.inspect(root, split)
-        folder, classes, _ = self.layout(root, split)
-        return self.samples(self.labelled(folder, classes), root or folder, classes)
+        return folder, classes, splits
 
 
 def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, number: int) -> Sample:
@@ -219,7 +216,7 @@ def _decoded(path: str, max_pixels: int) -> torch.Tensor:
         return pil_to_tensor(image.convert("RGB"))
 
 
-def _place(images: Sequence[tuple[str, int | None]], root: Path, number: int) -> str:
+def _place(images: Sequence[tuple[str, int | None]], root: Path | None, number: int) -> str:
     """The path of an image below the data's root."""
     return os.path.relpath(images[number][0], root)
 

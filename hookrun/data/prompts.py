@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -100,15 +99,13 @@ class Prompts(FileTokens):
 def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[FileSample]:
     """Every prompt of a file. args: the arguments of `Prompts` in JSON, which can be a key of the cache."""
     keys = Prompts.model_validate_json(args)
-    fields = dict[str, str]()
+    fields = set[str]()
     prompts, names, field_names, count = list[FileSample](), set[str](), set[str](), 0
     for number, record in records(path, FILE):
         if not prompts:  # fields with our own names may be missing
             named = {"answer": keys.answer, "wrong": keys.wrong}
             fields = {
-                key: name
-                for key, name in named.items()
-                if name is not None and (name in record or name != key)
+                key for key, name in named.items() if name is not None and (name in record or name != key)
             }
         prompt = _prompt(
             keys, fields, record, number, path, tokenizer, own_fields(record, keys.prompt, field_names)
@@ -127,7 +124,7 @@ def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[
 
 def _prompt(
     keys: Prompts,
-    fields: Mapping[str, str],
+    fields: set[str],
     record: dict[str, Any],
     number: int,
     path: Path,
@@ -136,7 +133,7 @@ def _prompt(
 ) -> FileSample:
     """The prompt of one line. Raises SpecError.
 
-    fields: `answer` and `wrong` -> the name of the field, if it is read
+    fields: `answer` and `wrong`, as far as they are read
     own:    the fields that the sample keeps, in JSON
     """
     at = f"{path} line {number}"
@@ -166,7 +163,7 @@ def _prompt(
         ids += encode(tokenizer, text_field(record, name, at, where), at).ids
         if not ids:
             raise spec_error(where, f"{at}: '{name}' has no tokens", "write a text")
-    if fields.keys() == answers.keys() and answers["answer"][0] == answers["wrong"][0]:
+    if fields == answers.keys() and answers["answer"][0] == answers["wrong"][0]:
         token = tokenizer.tokens(answers["answer"][:1])[0]
         what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
         hint = "give two that differ in their first token, or leave the wrong one out"

@@ -108,9 +108,9 @@ def part_of(total: int, fraction: float, split: Split) -> Sequence[int]:
     return sorted((order[:count] if split == "val" else order[count:]).tolist())
 
 
-def stratified_part(labels: Sequence[int], fraction: float, split: Split) -> list[int]:
+def stratified_part(labels: Sequence[int | None], fraction: float, split: Split) -> list[int]:
     """As `part_of`, with the fraction taken of each class separately."""
-    groups = defaultdict[int, list[int]](list)
+    groups = defaultdict[int | None, list[int]](list)
     for index, label in enumerate(labels):
         groups[label].append(index)
     return sorted(group[n] for group in groups.values() for n in part_of(len(group), fraction, split))

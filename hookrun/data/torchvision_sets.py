@@ -41,9 +41,9 @@ class _TorchvisionSet(Source):
     def files(self) -> tuple[str, Sequence[str]]:
         """The folder below the root that holds the files, and their names."""
 
-    @abstractmethod
     def sizes_and_shape(self, folder: Path) -> tuple[dict[Split, int | None], tuple[int, ...]]:
         """Samples in each split and the shape of one image. Raises SpecError for damaged files."""
+        return self.as_published
 
     @abstractmethod
     def read(self, root: Path | None, split: Split) -> tuple[Tensor, Tensor, Sequence[str]]:
@@ -166,9 +166,6 @@ class _PickledBatches(_TorchvisionSet):
 
     def files(self) -> tuple[str, Sequence[str]]:
         return str(self.published.base_folder), list(self._sums())
-
-    def sizes_and_shape(self, folder: Path) -> tuple[dict[Split, int | None], tuple[int, ...]]:
-        return self.as_published
 
     def read(self, root: Path | None, split: Split) -> tuple[Tensor, Tensor, Sequence[str]]:
         self.folder(root)

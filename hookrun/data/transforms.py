@@ -3,48 +3,109 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from numbers import Number
-from types import GenericAlias, NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model
 
-from hookrun.config.validation import Args, parameters, validated
+from hookrun.config.validation import Args, validated
 from hookrun.data.info import InputsInfo, TensorInfo
 from hookrun.errors import Mistakes, nearest, spec_error
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+    from torchvision.transforms import InterpolationMode
 
-# Name -> class of torchvision.transforms.v2. No other class can be named by a configuration.
-_TORCHVISION = {
-    "resize": "Resize",
-    "center_crop": "CenterCrop",
-    "random_crop": "RandomCrop",
-    "random_resized_crop": "RandomResizedCrop",
-    "random_horizontal_flip": "RandomHorizontalFlip",
-    "random_rotation": "RandomRotation",
-    "color_jitter": "ColorJitter",
-    "rgb": "RGB",
-    "grayscale": "Grayscale",
-    "normalize": "Normalize",
-    "to_dtype": "ToDtype",
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    return getattr(torch, name)
+
+
+def _interpolation(name: str) -> InterpolationMode:
+    from torchvision.transforms import InterpolationMode
+
+    return InterpolationMode(name)
+
+
+_Edge = Annotated[int, Field(ge=1)]
+_Border = Annotated[int, Field(ge=0)]
+_NotNegative = Annotated[float, Field(ge=0)]
+_Fill = int | float | list[int] | list[float] | None
+_Interpolation = Annotated[
+    Literal["nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"],
+    AfterValidator(_interpolation),
+]
+_Dtype = Annotated[
+    Literal["float16", "bfloat16", "float32", "float64", "uint8", "int64"], AfterValidator(_dtype)
+]
+
+# Name -> class of torchvision.transforms.v2, and the types of its arguments. No other class can be named by a
+# configuration. Left out: `inplace`, which would change the data set itself, and `expand`, which gives each sample
+# another size. The bounds are those that torchvision does not check, or only for some of the samples.
+_TORCHVISION: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "resize": (
+        "Resize",
+        {
+            "size": _Edge | list[_Edge] | None,
+            "interpolation": _Interpolation,
+            "max_size": int | None,
+            "antialias": bool | None,
+        },
+    ),
+    "center_crop": ("CenterCrop", {"size": _Edge | list[_Edge]}),
+    "random_crop": (
+        "RandomCrop",
+        {
+            "size": _Edge | list[_Edge],
+            "padding": _Border | list[_Border] | None,
+            "pad_if_needed": bool,
+            "fill": _Fill,
+            "padding_mode": Literal["constant", "edge", "reflect", "symmetric"],
+        },
+    ),
+    "random_resized_crop": (
+        "RandomResizedCrop",
+        {
+            "size": _Edge | list[_Edge],
+            "scale": list[_NotNegative],
+            "ratio": list[float],
+            "interpolation": _Interpolation,
+            "antialias": bool | None,
+        },
+    ),
+    "random_horizontal_flip": ("RandomHorizontalFlip", {"p": float}),
+    "random_rotation": (
+        "RandomRotation",
+        {
+            "degrees": float | list[float],
+            "interpolation": _Interpolation,
+            "center": list[float] | None,
+            "fill": _Fill,
+        },
+    ),
+    "color_jitter": (
+        "ColorJitter",
+        dict.fromkeys(("brightness", "contrast", "saturation", "hue"), float | list[float] | None),
+    ),
+    "rgb": ("RGB", {}),
+    "grayscale": ("Grayscale", {"num_output_channels": int}),
+    "normalize": ("Normalize", {"mean": list[float], "std": list[_NotNegative]}),
+    "to_dtype": ("ToDtype", {"dtype": _Dtype, "scale": bool}),
 }
+_NEEDED = {"size", "degrees", "mean", "std", "dtype"}
+"""The arguments that have no default; they are needed wherever there is one of that name."""
 NAMES = (*_TORCHVISION, "flatten")
 RANDOM = frozenset({name for name in NAMES if name.startswith("random_")} | {"color_jitter"})
 """The transforms that draw random numbers each time."""
 
-# `inplace` would change the data set itself; `expand` gives each sample another size.
-_LEFT_OUT = {"inplace", "expand"}
-# Bounds that torchvision does not check, or only for some of the samples.
-_LEAST = {"size": 1, "padding": 0, "scale": 0, "std": 0}
 _ONE_FOR_EACH_CHANNEL = ("mean", "std")
 _ANY_SAMPLE = {"flatten", "to_dtype"}
 _COLOURS = {"color_jitter", "rgb", "grayscale"}
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,76 +138,28 @@ def make_transform(name: str, args: Mapping[str, Any], where: str) -> Transform:
     """
     if name not in NAMES:
         raise spec_error(where, "unknown transform", nearest(name, NAMES))
-    parsed = validated(_arguments(name), args, where)
+    class_name, types = _TORCHVISION.get(name, ("", {}))
+    fields: dict[str, Any] = {key: (of, ... if key in _NEEDED else None) for key, of in types.items()}
+    parsed = validated(create_model(name, __base__=Args, **fields), args, where)
     given = {key: getattr(parsed, key) for key in parsed.model_fields_set}
     try:
         with warnings.catch_warnings():
             # torchvision only warns of a range that ends before it starts
             warnings.simplefilter("error", UserWarning)
-            return Transform(name, given, _class(name)(**given))
+            return Transform(name, given, _class(class_name)(**given))
     except (TypeError, ValueError, UserWarning) as error:  # torchvision's own checks of the values
         raise spec_error(where, str(error), "change its arguments") from error
 
 
 def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
-    if name == "flatten":
+    """torchvision's class, or for an empty name what flattens a sample."""
+    if not name:
         from torch import nn
 
         return partial(nn.Flatten, 0)  # a sample has no dimension of the batch
     from torchvision.transforms import v2
 
-    return getattr(v2, _TORCHVISION[name])
-
-
-@cache
-def _arguments(name: str) -> type[Args]:
-    """A pydantic model of the constructor's arguments that YAML can represent."""
-    if name == "flatten":
-        return create_model(name, __base__=Args)
-    cls = _class(name)
-    hints = get_type_hints(cls.__init__)
-    fields: dict[str, Any] = {}
-    for key, parameter in (parameters(cls) or {}).items():
-        accepted = None if key in _LEFT_OUT else _accepted(hints.get(key), _LEAST.get(key))
-        if accepted is not None:
-            fields[key] = (accepted, ... if parameter.default is parameter.empty else None)
-    return create_model(name, __base__=Args, **fields)
-
-
-def _accepted(annotation: Any, least: float | None) -> Any:
-    """The type of the values of `annotation` that YAML can represent; None if there are none, as for a callable.
-
-    least: the smallest number that is accepted
-    """
-    names = _named_values(annotation)
-    if names:
-        return Annotated[Literal[tuple(names)], AfterValidator(names.__getitem__)]
-    if annotation in (int, float, Number):
-        return Annotated[int if annotation is int else float, Field(ge=least)]
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if annotation in (bool, NoneType) or origin is Literal:
-        return annotation
-    if origin in (Union, UnionType):
-        # An interpolation may be its name, its member of the enumeration or a number: the name is enough.
-        named = [each for each in inner if _named_values(each)]
-        members = [_accepted(each, least) for each in named or inner]
-        kept = tuple(each for each in members if each is not None)
-        return Union[kept] if kept else None  # noqa: UP007 (the members are computed)
-    sequence = origin or annotation
-    if isinstance(sequence, type) and issubclass(sequence, Sequence) and sequence is not str:
-        item = _accepted(inner[0] if inner else float, least)
-        return None if item is None else GenericAlias(list, (item,))
-    return None
-
-
-def _named_values(annotation: Any) -> Mapping[str, Any]:
-    """The values of a type that a configuration gives by name; empty for every other type."""
-    import torch
-    from torchvision.transforms import InterpolationMode
-
-    if annotation is InterpolationMode:
-        return {mode.value: mode for mode in InterpolationMode}
-    return {name: getattr(torch, name) for name in _DTYPES} if annotation is torch.dtype else {}
+    return getattr(v2, name)
 
 
 # Two sizes that stand for any size: large enough for usual crops, and of different proportions.

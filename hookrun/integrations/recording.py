@@ -214,14 +214,12 @@ class Recording(Installation):
     @contextmanager
     def muted(self) -> Iterator[None]:
         """A context in which hooks do not act or record, and nothing is counted."""
-        before, self._rows.muted = self._rows.muted, True
-        step, epoch = self.clock.step, self.clock.epoch
+        before = self.clock.step, self.clock.epoch, self.numbered
         try:
-            with self.uncounted():
+            with self.paused():
                 yield
         finally:
-            self._rows.muted = before
-            self.clock.step, self.clock.epoch = step, epoch
+            self.clock.step, self.clock.epoch, self.numbered = before
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
@@ -234,9 +232,12 @@ class Recording(Installation):
         if not continues and (size := batch_size((args, kwargs))) is not None:
             self._rows.number(size)
 
-    def _inactive_to_report(self) -> list[tuple[str, str, str]]:
+    @property
+    def unexplained(self) -> list[tuple[str, str, str]]:
+        """`inactive` without the hooks that could not fire: nor those that wait for a training, if there is none."""
+        unexplained = super().unexplained
         if self._trains:
-            return self.unexplained
+            return unexplained
         waits = {
             spec.name
             for spec in (hook.spec for hook in self.plan.hooks)
@@ -244,7 +245,7 @@ class Recording(Installation):
             or spec.hook_type.phase == "step"
             or spec.keys.when.mode == "train"
         }
-        return [each for each in self.unexplained if each[0] not in waits]
+        return [each for each in unexplained if each[0] not in waits]
 
     def _finish(self, error: BaseException | None) -> None:
         """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""

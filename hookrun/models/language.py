@@ -128,7 +128,12 @@ def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     from hookrun.models.attention_points import add_points, add_results
 
     with _quiet():
-        model = _random(args, data) if args.path is None else _saved(args)
+        try:
+            model = _random(args, data) if args.path is None else _saved(args)
+        except (SpecError, HookrunWarning):
+            raise
+        except Exception as error:  # no network, no such model, a damaged file, sizes that do not go together
+            raise SpecError([_failure(args, error)]) from error
         config: Any = model.config
         config.use_cache = False  # passes over whole sequences need no KV cache
         try:
@@ -149,18 +154,9 @@ def _random(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     auto = _auto_class(args, config, CONFIG)
     options = {"attn_implementation": args.implementation, "dtype": getattr(torch, args.dtype or "float32")}
     make = partial(auto.from_config, config, trust_remote_code=False, **options)
-    try:
-        if why := too_large(make):
-            raise spec_error(CONFIG, why, "give smaller sizes")
-        return make()
-    except SpecError:
-        raise
-    except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
-        raise _failure(
-            args,
-            error,
-            Problem(CONFIG, f"transformers cannot build the model: {_message(error)}", "correct the values"),
-        ) from error
+    if why := too_large(make):
+        raise spec_error(CONFIG, why, "give smaller sizes")
+    return make()
 
 
 def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
@@ -271,28 +267,23 @@ def _saved(args: TransformersArgs) -> nn.Module:
         )
     place = str(folder) if local else path
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
-    try:
-        given, _ = PreTrainedConfig.get_config_dict(place, **options)
-        refuse(_large(given, PATH))
-        config = AutoConfig.from_pretrained(place, **options)
-        auto = _auto_class(args, config, PATH)
-        dtype = getattr(torch, args.dtype) if args.dtype else "auto"
-        plain = config.dtype if dtype == "auto" else dtype
-        if why := too_large(partial(auto.from_config, config, dtype=plain, trust_remote_code=False)):
-            raise spec_error(PATH, f"{place}: {why}", "take a smaller model, or a machine with more memory")
-        model, report = auto.from_pretrained(
-            place,
-            config=config,
-            attn_implementation=args.implementation,
-            dtype=dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
-    except SpecError:
-        raise
-    except Exception as error:  # no network, no such model, a damaged file, a model with code of its own
-        raise _failure(args, error, _unread(place, local, _message(error))) from error
+    given, _ = PreTrainedConfig.get_config_dict(place, **options)
+    refuse(_large(given, PATH))
+    config = AutoConfig.from_pretrained(place, **options)
+    auto = _auto_class(args, config, PATH)
+    dtype = getattr(torch, args.dtype) if args.dtype else "auto"
+    plain = config.dtype if dtype == "auto" else dtype
+    if why := too_large(partial(auto.from_config, config, dtype=plain, trust_remote_code=False)):
+        raise spec_error(PATH, f"{place}: {why}", "take a smaller model, or a machine with more memory")
+    model, report = auto.from_pretrained(
+        place,
+        config=config,
+        attn_implementation=args.implementation,
+        dtype=dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
     _check_loaded(model, report, place)
     changes = list(_changed(model, report, config, place))
     problems = differing(place, "of another kind", changes, len(model.state_dict()), SCALES)
@@ -300,29 +291,26 @@ def _saved(args: TransformersArgs) -> nn.Module:
     return model
 
 
-def _unread(place: str, local: bool, message: str) -> Problem:
-    """The problem of a model that could not be read. local: it is a folder, not a name on the hub"""
-    if local:
+def _failure(args: TransformersArgs, error: Exception) -> Problem:
+    """The problem of a model that transformers could not make, with its reason."""
+    message = _message(error)
+    if args.attention == "sdpa" and "attn_implementation" in str(error):
+        return Problem("model.args.attention", f"sdpa: {message}", "use model.args.attention=eager")
+    if args.path is None:
+        return Problem(CONFIG, f"transformers cannot build the model: {message}", "correct the values")
+    folder = Path(args.path).expanduser().absolute()
+    if folder.is_dir():
         return Problem(
             PATH,
-            f"{place} has no model that transformers can load from safetensors: {message}",
+            f"{folder} has no model that transformers can load from safetensors: {message}",
             "save one there with save_pretrained",
         )
     return Problem(
         PATH,
-        f"there is no folder {Path(place).absolute()}, and '{place}' could not be fetched from the hub: {message}",
-        f"where there is no network, fetch it elsewhere with `hf download {place} --local-dir DIR`, "
+        f"there is no folder {folder}, and '{args.path}' could not be fetched from the hub: {message}",
+        f"where there is no network, fetch it elsewhere with `hf download {args.path} --local-dir DIR`, "
         f"bring DIR here and set {PATH}=DIR",
     )
-
-
-def _failure(args: TransformersArgs, error: Exception, problem: Problem) -> SpecError:
-    """The problem, or if the exception of transformers is about the kind of attention, that."""
-    if args.attention == "sdpa" and "attn_implementation" in str(error):
-        return spec_error(
-            "model.args.attention", f"sdpa: {_message(error)}", "use model.args.attention=eager"
-        )
-    return SpecError([problem])
 
 
 def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,7 @@ def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = 
         sample = draw(capture)
         statistics = summary(capture, sample)
         of_tokens = (strips_of_predictions if is_prediction else strips_of_capture)(capture, facts)
-        view.heads = attention_of(capture, facts)
+        view.heads = list(attention_of(capture, facts))
     except (HookrunError, OSError) as error:
         view.problem = str(error)
         return view
@@ -92,7 +93,7 @@ def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = 
         view.units = idle_units(values, facts.classes.get(capture.module, ""))
     if not is_forward and not capture.is_by_sample and len(values) > 1:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
-        view.norms = sample.steps.float().tolist(), norms.tolist()
+        view.norms = sample.source.steps.float().tolist(), norms.tolist()
     return view
 
 
@@ -124,50 +125,49 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Facts) -> list[Figure]:
+def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Facts) -> Iterator[Figure]:
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
-            of_samples = bool((sample.samples >= 0).all())
-            at, order = (sample.samples if of_samples else sample.steps).float().sort(stable=True)
+            ids, steps = sample.source.sample_ids, sample.source.steps
+            of_samples = bool((ids >= 0).all())
+            at, order = (ids if of_samples else steps).float().sort(stable=True)
             numbers = sample.values.reshape(-1)[order].tolist()
             series = Series("value", at.tolist(), numbers, dots=of_samples)
-            return [lines("value", [series], x="sample" if of_samples else "step", y="value")]
+            yield lines("value", [series], x="sample" if of_samples else "step", y="value")
         case [_]:
-            return _vectors(sample, facts)
+            yield from _vectors(sample, facts)
         case [height, width]:  # such as attention patterns
             tiles = sample.values.reshape(-1, height, width)
             # A matrix that is not square may be a distribution over classes for each token.
             is_pattern = capture.is_by_sample and height == width and is_attention(tiles)
             rows = spread(range(len(tiles)), MOST_MATRICES)
-            return [
-                mosaic(
-                    "attention maps" if is_pattern else "maps",
-                    tiles[rows].numpy()[None],
-                    rows=["matrix"],
-                    columns=", ".join(_names(sample, rows, facts)),
-                    note=f"each {height} × {width}",
-                )
-            ]
+            yield mosaic(
+                "attention maps" if is_pattern else "maps",
+                tiles[rows].numpy()[None],
+                rows=["matrix"],
+                columns=", ".join(_names(sample, rows, facts)),
+                note=f"each {height} × {width}",
+            )
         case [*first, height, width]:
             tiles = sample.values.reshape(-1, math.prod(first), height, width)
-            return [_images(sample, tiles, kind if len(shape) == 3 else "", facts)]
-    return []
+            yield _images(sample, tiles, kind if len(shape) == 3 else "", facts)
 
 
 def _names(sample: CapturedRows, rows: list[int], facts: Facts) -> list[str]:
     """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
-    passes = len(torch.stack([sample.samples, sample.positions], 1).unique(dim=0)) < len(sample.samples)
-    by_epoch = passes and len(sample.epochs.unique()) > 1
-    by_split = len(sample.splits.unique()) > 1
+    source = sample.source
+    places = torch.stack([source.sample_ids, source.positions], 1)
+    by_epoch = len(places.unique(dim=0)) < len(places) and len(source.epochs.unique()) > 1
+    by_split = len(source.split_numbers.unique()) > 1
 
     def name(row: int) -> str:
         split, number = sample.sample_of(row)
         if number < 0:
-            return f"step {sample.steps[row]}"
-        position = f" at {sample.positions[row]}" if sample.positions[row] >= 0 else ""
+            return f"step {source.steps[row]}"
+        position = f" at {source.positions[row]}" if source.positions[row] >= 0 else ""
         of_split = f" of {split}" if by_split and split else ""
-        epoch = f", epoch {int(sample.epochs[row]) + 1}" if by_epoch else ""
+        epoch = f", epoch {int(source.epochs[row]) + 1}" if by_epoch else ""
         called = facts.called.get((split, number), "")
         return " · ".join(filter(None, [f"sample {number}{position}{of_split}{epoch}", called]))
 
@@ -197,7 +197,7 @@ def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Fig
     )
 
 
-def _vectors(sample: CapturedRows, facts: Facts) -> list[Figure]:
+def _vectors(sample: CapturedRows, facts: Facts) -> Iterator[Figure]:
     """The mean of rows that are vectors, as bars or as a line, and some rows as a map."""
     rows = sample.values.flatten(1)
     count, length = rows.shape
@@ -206,38 +206,37 @@ def _vectors(sample: CapturedRows, facts: Facts) -> list[Figure]:
     title, y = (f"mean of {counted(count, 'row')}", "mean") if count > 1 else ("the one row", "value")
     if length <= MOST_BARS:
         note, whiskers = ("whiskers: one standard deviation", deviation.tolist()) if count > 1 else ("", None)
-        figures = [bars(title, mean.tolist(), x="element", y=y, spread=whiskers, note=note)]
+        yield bars(title, mean.tolist(), x="element", y=y, spread=whiskers, note=note)
     else:
         low, high = (edge[::stride].tolist() for edge in (mean - deviation, mean + deviation))
         band = Series("mean", list(range(0, length, stride)), mean[::stride].tolist(), low, high)
         note = "band: one standard deviation" + (f"; every {stride}th element" if stride > 1 else "")
-        figures = [lines(title, [band], x="element", y=y, note=note)]
+        yield lines(title, [band], x="element", y=y, note=note)
     if count > 1 and length > 1:
         some = spread(range(count), MOST_VECTORS)
         matrix = rows[some][:, ::stride].numpy()
-        kind = ("token" if sample.positions[0] >= 0 else "sample") if sample.samples[0] >= 0 else "step"
-        figures.append(
-            heat(
-                "rows",
-                matrix,
-                rows=_names(sample, some, facts),
-                columns=[str(element) for element in range(0, length, stride)],
-                x="element",
-                note=f"a line for each {kind}",
-                there=np.ones(matrix.shape, dtype=bool),
-            )
+        of_samples = "token" if sample.source.positions[0] >= 0 else "sample"
+        kind = of_samples if sample.source.sample_ids[0] >= 0 else "step"
+        yield heat(
+            "rows",
+            matrix,
+            rows=_names(sample, some, facts),
+            columns=[str(element) for element in range(0, length, stride)],
+            x="element",
+            note=f"a line for each {kind}",
+            there=np.ones(matrix.shape, dtype=bool),
         )
-    return figures
 
 
 def _over_steps(sample: CapturedRows) -> list[Figure]:
     """The distribution over steps, if rows come from several; over the order of recording if steps restart."""
-    pairs = torch.stack([sample.splits, sample.samples, sample.positions], dim=1)
-    if (sample.samples >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
+    source, steps = sample.source, sample.source.steps
+    pairs = torch.stack([source.split_numbers, source.sample_ids, source.positions], dim=1)
+    if (source.sample_ids >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
         return []  # one row for each sample, or each of its tokens: steps are only batches
-    x, clock = "step", sample.steps
-    if (sample.steps.diff() < 0).any():
-        begins = (sample.steps.diff() != 0) | (sample.epochs.diff() != 0)
+    x, clock = "step", steps
+    if (steps.diff() < 0).any():
+        begins = (steps.diff() != 0) | (source.epochs.diff() != 0)
         x, clock = "in the order of recording", functional.pad(begins.cumsum(0), (1, 0))
     times = clock.unique().tolist()
     if len(times) < 4 or len(sample.values[0].reshape(-1)) < 2:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from hookrun.store.files import MissingFile, StoreError, decoded_lines
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
-
-T = TypeVar("T")
-K = TypeVar("K")
 
 MOST_BYTES = 24 * 2**20
 MOST_LINE = 2**20
@@ -81,11 +78,11 @@ def sampled(
         pass
     except StoreError as error:
         lines.notes.append(str(error))
-    if lines.is_sample and from_start:
-        lines.notes.append(f"{path.name}: only its first {limit:,} bytes are read")
-    elif lines.is_sample:
-        drawn = f"{len(lines.records):,} of them, drawn at random, are shown"
-        lines.notes.append(f"{path.name} has {counts['total']:,} lines: {drawn}")
+    if lines.is_sample:
+        drawn = f" has {counts['total']:,} lines: {len(lines.records):,} of them, drawn at random, are shown"
+        lines.notes.append(
+            path.name + (f": only its first {limit:,} bytes are read" if from_start else drawn)
+        )
     lines.notes += [
         f"{path.name}: {counts[kind]:,} lines are {why} and left out"
         for kind, why in _LEFT_OUT.items()
@@ -97,14 +94,6 @@ def sampled(
 def is_kept(line: Mapping[str, Any]) -> bool:
     """Whether a line of metrics.jsonl is kept if the file is sampled: all except single batches and parts of a pass."""
     return not is_batch(line) and not is_part(line)
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """The items by their key, in the order in which the keys first occur."""
-    groups = dict[K, list[T]]()
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def is_number(value: Any) -> bool:

@@ -7,7 +7,7 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -45,21 +45,18 @@ _SECTIONS = Path(__file__).with_name("sections")
 def write_run_report(folder: Path) -> Path:
     """Write the page of the run in `folder`; its title is the name of the experiment, else task and model."""
     facts = read_facts(folder)
-    title = f"{facts.task} {facts.named('model')}".rstrip()
-    if facts.source:
-        title = f"{facts.task} of {Path(facts.source).name}"
-    for word in map(str, facts.env.argv):
-        if key_of(word) == "experiment" and "," not in word:
-            title = word.partition("=")[2]
+    of_what = f"of {Path(facts.source).name}" if facts.source else facts.named("model")
+    words = [word for word in facts.env.argv if key_of(word) == "experiment" and "," not in word]
+    title = words[-1].partition("=")[2] if words else f"{facts.task} {of_what}".rstrip()
     return write_page(folder, "run.html", OF_A_RUN, facts, {"title": title})
 
 
 def write_sweep_report(folder: Path) -> Path:
     """Write report.html, sweep.csv and sweep_settings.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
-    for name, table in ((CSV, _csv(facts)), (SETTINGS_CSV, _settings_csv(facts))):
+    for name, rows in ((CSV, _of_jobs(facts)), (SETTINGS_CSV, _of_settings(facts))):
         with replacing(folder / name) as file:
-            file.write(table.encode())
+            file.write(_table(rows).encode())
     title = _sweep_title(facts)
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, {"title": title, "csv": [CSV, SETTINGS_CSV]})
 
@@ -76,36 +73,34 @@ def _sweep_title(facts: SweepFacts) -> str:
     return " over ".join(filter(None, [name or facts.folder.name, keys]))
 
 
-def _csv(facts: SweepFacts) -> str:
-    """One line for each job, with unrounded numbers; if there are baselines, with the differences to its baseline."""
+def _of_jobs(facts: SweepFacts) -> Iterator[list[Any]]:
+    """One row for each job, with unrounded numbers; if there are baselines, with the differences to its baseline."""
     compared = [f"{name} - baseline" for name in facts.metrics] if facts.baselines else []
     heads = ["job", "status", "reason", "exit_code", "started", "seconds", "baseline"]
-    rows: list[list[Any]] = [[*heads, *facts.keys, *facts.metrics, "objective", *compared]]
+    yield [*heads, *facts.keys, *facts.metrics, "objective", *compared]
     for job in facts.jobs:
         row = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
         row += [str(job in facts.baselines).lower(), *(facts.given(job, key) for key in facts.keys)]
         row += [*map(job.metrics.get, facts.metrics), job.value]
-        rows.append(row + [facts.difference(job, name) for name in facts.metrics if compared])
-    return _table(rows)
+        yield row + [facts.difference(job, name) for name in facts.metrics if compared]
 
 
-def _settings_csv(facts: SweepFacts) -> str:
-    """One line for each setting: mean and standard deviation of each metric over its jobs, such as the seeds.
+def _of_settings(facts: SweepFacts) -> Iterator[list[Any]]:
+    """One row for each setting: mean and standard deviation of each metric over its jobs, such as the seeds.
 
     Those of the baselines come first.
     """
     keys = [key for key in facts.varied if key not in facts.averaged]
     heads = [f"{name} {what}" for name in facts.metrics for what in ("mean", "std")]
-    rows: list[list[Any]] = [[*keys, "baseline", "n", *heads]]
+    yield [*keys, "baseline", "n", *heads]
     for setting in [*facts.settings_of(facts.baselines), *facts.settings]:
-        spreads = [setting.of(name) or (None, None) for name in facts.metrics]
+        spreads = map(setting.of, facts.metrics)
         is_baseline = str(setting.jobs[0] in facts.baselines).lower()
         count = sum(bool(job.metrics) for job in setting.jobs)
-        rows.append([*map(setting.values.get, keys), is_baseline, count, *chain.from_iterable(spreads)])
-    return _table(rows)
+        yield [*map(setting.values.get, keys), is_baseline, count, *chain.from_iterable(spreads)]
 
 
-def _table(rows: Sequence[Sequence[Any]]) -> str:
+def _table(rows: Iterable[Sequence[Any]]) -> str:
     """The text of a CSV file; a text that a spreadsheet would take for a formula begins with an apostrophe."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

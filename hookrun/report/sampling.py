@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,31 +30,24 @@ MOST_SUMMED = 4 * 2**30
 SUMMED_AT_ONCE = 16 * 2**20
 
 
-@dataclass(frozen=True)
-class CapturedRows:
-    """Some rows of a capture on the CPU, and where each is from, as `StoredCapture` says it.
+class CapturedRows(NamedTuple):
+    """Some rows of a capture, read.
 
-    values:  [rows, ...] float32; of complex numbers the absolute values
-    samples, steps, epochs, splits, positions, token_ids: [rows]
+    source: the rows, which say where each is from
+    values: [rows, ...] float32 on the CPU; of complex numbers the absolute values
     """
 
+    source: StoredCapture
     values: Tensor
-    samples: Tensor
-    steps: Tensor
-    epochs: Tensor
-    splits: Tensor
-    positions: Tensor
-    token_ids: Tensor
 
     @property
     def by_token(self) -> bool:
         """Whether each row is of one token."""
-        return bool((self.positions >= 0).all())
+        return bool((self.source.positions >= 0).all())
 
     def sample_of(self, row: int) -> tuple[str, int]:
         """Split and number of the sample of a row; the split is ``""`` if it is not known."""
-        split = int(self.splits[row])
-        return SPLITS[split] if split >= 0 else "", int(self.samples[row])
+        return self.source.splits[row], int(self.source.sample_ids[row])
 
     @property
     def name(self) -> str:
@@ -124,15 +118,16 @@ def draw(capture: StoredCapture) -> CapturedRows:
     some = capture.of_shards(min(MOST_PARTS, wanted))
     if not len(some):
         raise HookrunError("it has no rows")
-    return _read(some, torch.tensor(spread(range(len(some)), wanted)))
+    rows = some.chosen(torch.tensor(spread(range(len(some)), wanted)))
+    return CapturedRows(rows, _plain(rows[:]))
 
 
 def rows_of_samples(
     capture: StoredCapture, most: int, known: Container[tuple[str, int]], most_rows: int
-) -> list[CapturedRows]:
+) -> Iterator[CapturedRows]:
     """The rows of the first samples in the last epoch, from the latest step.
 
-    Empty if rows are whole firings, or of a query and a key.
+    None if rows are whole firings, or of a query and a key.
 
     most:      number of samples; those in `known` come first
     most_rows: number of rows of each sample, which are in the order of their tokens
@@ -141,35 +136,24 @@ def rows_of_samples(
     """
     size = capture.row_bytes
     if not capture.is_by_sample or size > LARGEST_ROW or not len(capture):
-        return []
+        return
     some = capture.of_shards(MOST_PARTS)
     if (some.keys >= 0).any():
-        return []
+        return
     epochs, splits, samples = some.epochs, some.split_numbers, some.sample_ids
     is_last = (epochs == epochs.max()) & (samples >= 0)
-    pairs = torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist()
-    pairs.sort(key=lambda pair: ((SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) not in known, pair))
+    pairs = sorted(
+        torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist(),
+        key=lambda pair: ((SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) not in known, pair),
+    )
     most_rows = max(1, min(most_rows, MOST_BYTES // max(size, 1)))
-    of_samples = list[CapturedRows]()
     for split, sample in pairs[: most if size <= MOST_BYTES else 1]:
         rows = (is_last & (splits == split) & (samples == sample)).nonzero().squeeze(1)
         for column in (-some.steps, some.calls):  # of the latest step the first call
             rows = rows[column[rows] == column[rows].min()]
         rows = rows[:most_rows]
-        of_samples.append(_read(some, rows[some.positions[rows].argsort(stable=True)]))
-    return of_samples
-
-
-def _read(capture: StoredCapture, rows: Tensor) -> CapturedRows:
-    return CapturedRows(
-        _plain(capture[rows]),
-        samples=capture.sample_ids[rows],
-        steps=capture.steps[rows],
-        epochs=capture.epochs[rows],
-        splits=capture.split_numbers[rows],
-        positions=capture.positions[rows],
-        token_ids=capture.token_ids[rows],
-    )
+        source = some.chosen(rows[some.positions[rows].argsort(stable=True)])
+        yield CapturedRows(source, _plain(source[:]))
 
 
 def _plain(rows: Tensor) -> Tensor:

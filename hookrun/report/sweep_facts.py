@@ -20,11 +20,11 @@ from urllib.parse import quote
 from hookrun.config import root_of
 from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
-from hookrun.report.lines import grouped, is_kept, sampled
+from hookrun.report.lines import is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
-from hookrun.store.files import StoreError
-from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
+from hookrun.store.files import StoreError, by_number
+from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, OVERRIDES, REPORT, STATUS, SWEEP
 from hookrun.store.records import (
     EnvRecord,
     MetricsLine,
@@ -32,6 +32,7 @@ from hookrun.store.records import (
     Record,
     Status,
     SweepRecord,
+    grouped,
     read_record,
     typed_record,
 )
@@ -40,7 +41,6 @@ from hookrun.store.scores import is_batch, measures, result_of
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
-OVERRIDES = f"{HYDRA}/overrides.yaml"
 TAGS = "tags"
 MOST_TAGS = 100
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
@@ -92,7 +92,7 @@ class JobFacts:
 def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
     folder = folder.resolve()
-    return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: _by_number(job.name))
+    return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: by_number(job.name))
 
 
 def job_folders(folder: Path) -> Iterator[Path]:
@@ -152,10 +152,6 @@ def tags_of(config: Mapping[str, Any]) -> list[str]:
     return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]
-
-
 def read_yaml(path: Path, root: Path, kind: type[T]) -> T:
     """The content with unresolved interpolations; empty if the file is missing, is not YAML, or is of another kind.
 
@@ -180,27 +176,20 @@ class Setting:
     jobs: Sequence[JobFacts]
 
     @property
-    def result(self) -> tuple[float, float | None] | None:
+    def result(self) -> tuple[float | None, float | None]:
         """Mean and standard deviation of the objective over the jobs that have a value; None if none has."""
         return spread(job.value for job in self.jobs)
 
-    def of(self, metric: str) -> tuple[float, float | None] | None:
+    def of(self, metric: str) -> tuple[float | None, float | None]:
         """Mean and standard deviation of a metric's latest values; None without a finite value."""
         return spread(job.metrics.get(metric) for job in self.jobs)
 
 
-def spread(values: Iterable[float | None]) -> tuple[float, float | None] | None:
-    """Mean and standard deviation (of a sample: n - 1) of the finite values. Of one value the latter is None."""
+def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (of a sample: n - 1) of the finite values; None of too few."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
-    if not finite:
-        return None
-    return statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the finite values; None if there are none."""
-    found = spread(values)
-    return None if found is None else found[0]
+    mean = statistics.fmean(finite) if finite else None
+    return mean, statistics.stdev(finite) if len(finite) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -267,7 +256,7 @@ class SweepFacts:
         if self.is_diagnostic:
             effect = self.effect(setting)
             return effect is None, -abs(effect or 0.0)
-        value = setting.result[0] if setting.result is not None else None
+        value, _ = setting.result
         sign = -1 if self.goal is not None and self.goal.direction == "maximize" else 1
         return value is None, sign * (value or 0.0)
 
@@ -279,7 +268,7 @@ class SweepFacts:
     @cached_property
     def best(self) -> Setting | None:
         """The best setting, or the one with the largest effect; None if there is none or no common goal."""
-        is_known = self.goal is not None and bool(self.settings) and self.settings[0].result is not None
+        is_known = self.goal is not None and bool(self.settings) and self.settings[0].result[0] is not None
         return self.settings[0] if is_known else None
 
     @property
@@ -291,18 +280,19 @@ class SweepFacts:
     def without_hooks(self, setting: Setting) -> float | None:
         """The mean objective of the baselines of the setting's jobs; None if it is not known."""
         baselines = [each for job in setting.jobs if (each := self.baseline_of(job)) is not None]
-        return mean({each.name: each.value for each in baselines}.values())
+        return spread({each.name: each.value for each in baselines}.values())[0]
 
     def effect(self, setting: Setting) -> float | None:
         """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
         without = self.without_hooks(setting)
         if without is None and self.goal is not None:
             without = self.level(self.goal.metric)
-        return None if without is None or setting.result is None else setting.result[0] - without
+        mean, _ = setting.result
+        return None if without is None or mean is None else mean - without
 
     def level(self, metric: str) -> float | None:
         """The mean of a metric over the baselines; without them 0 for a divergence from the run without hooks."""
-        without = mean(job.metrics.get(metric) for job in self.baselines)
+        without, _ = spread(job.metrics.get(metric) for job in self.baselines)
         return 0.0 if without is None and metric.endswith("kl") else without
 
     @property
@@ -386,7 +376,8 @@ class SweepFacts:
 def conclusion(facts: SweepFacts) -> str:
     """What the sweep found: its best setting, or the largest effect of a diagnostic metric; "" if that is not known."""
     best, goal = facts.best, facts.goal
-    if best is None or best.result is None or goal is None:
+    mean, deviation = (None, None) if best is None else best.result
+    if best is None or mean is None or goal is None:
         return ""
     without = facts.without_hooks(best)
     name = goal.metric.rpartition("/")[2]
@@ -398,7 +389,6 @@ def conclusion(facts: SweepFacts) -> str:
         beyond = "" if without is None else f" over {without:.3g} without hooks"
         return f"largest effect: {where or best.jobs[0].name} ({effect:+.3g}{beyond}) on {name}"
     chosen = " ".join(f"{key}={value}" for key, value in best.values.items())
-    mean, deviation = best.result
     what = f"{goal.metric} {amount(name, mean)}"
     if len(best.jobs) == 1:
         chosen = f"job {best.jobs[0].name} ({chosen})" if chosen else f"job {best.jobs[0].name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,8 @@ MOST_NUMBERED = 256
 _NEAR_ONE = 0.02
 
 
-def attention_of(capture: StoredCapture, facts: Facts) -> list[dict[str, Any]]:
-    """The heads of the first samples whose tokens are known; empty if the capture does not hold attention patterns.
+def attention_of(capture: StoredCapture, facts: Facts) -> Iterator[dict[str, Any]]:
+    """The heads of the first samples whose tokens are known; nothing if the capture does not hold attention patterns.
 
     title, says: the sample, and what rows and columns are
     table:       the mean attention of each head to some kinds of key
@@ -48,22 +48,20 @@ def attention_of(capture: StoredCapture, facts: Facts) -> list[dict[str, Any]]:
     """
     shape = capture.shape[1:]
     if len(shape) not in (2, 3) or not facts.sequences or not facts.reads_inputs(capture.module):
-        return []
+        return
     widths = {sequence.width for sequence in facts.sequences.values()}
     if shape[-1] not in widths:
-        return []
-    pictures = list[dict[str, Any]]()
+        return
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
     longest = max(widths) if len(shape) == 2 else 1
-    samples = rows_of_samples(capture, min(MOST_PATTERNS, share), facts.sequences, longest)
-    has_epochs = any(rows.epochs.any() for rows in samples)
+    samples = list(rows_of_samples(capture, min(MOST_PATTERNS, share), facts.sequences, longest))
+    has_epochs = any(rows.source.epochs.any() for rows in samples)
     for rows in samples:
         sequence = facts.sequences.get(rows.sample_of(0))
         if sequence is not None and (pattern := _pattern(rows, sequence)) is not None:
             # the console counts epochs from 1
-            moment = f"epoch {int(rows.epochs[0]) + 1}, " if has_epochs else ""
-            pictures.append(_drawn(rows.name, *pattern, sequence, facts.picked_heads(capture.hook), moment))
-    return pictures
+            moment = f"epoch {int(rows.source.epochs[0]) + 1}, " if has_epochs else ""
+            yield _drawn(rows.name, *pattern, sequence, facts.picked_heads(capture.hook), moment)
 
 
 def _pattern(rows: CapturedRows, sequence: TokenSequence) -> tuple[Array, list[int]] | None:
@@ -71,7 +69,7 @@ def _pattern(rows: CapturedRows, sequence: TokenSequence) -> tuple[Array, list[i
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
     if rows.by_token:  # a row [heads, keys] for each query
-        queries = rows.positions.tolist()
+        queries = rows.source.positions.tolist()
         if values.dim() != 3 or values.shape[-1] != sequence.width or max(queries) >= count:
             return None
         heads = values.transpose(0, 1)[:, :, real]
@@ -145,12 +143,13 @@ def _drawn(
         )
         for name, values in zip(numbers[:MOST_NUMBERED], heads, strict=False)
     ]
-    heading = "mean attention of each head, over its queries"
     return {
         "title": title,
         "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
         "figures": figures,
-        "table": Table(heading, ("head", *kinds, "strongest"), tuple(rows)),
+        "table": Table(
+            "mean attention of each head, over its queries", ("head", *kinds, "strongest"), tuple(rows)
+        ),
     }
 
 
@@ -272,8 +271,8 @@ def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
             return []
         flat = rows.values.reshape(len(rows.values), -1)
         values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
-        names = [facts.texts.get(token) or token_name("", token) for token in rows.token_ids.tolist()]
-        samples[rows.name] = list(map(Token, names, rows.positions.tolist(), values.tolist()))
+        names = [facts.texts.get(token) or token_name("", token) for token in rows.source.token_ids.tolist()]
+        samples[rows.name] = list(map(Token, names, rows.source.positions.tolist(), values.tolist()))
     if max(map(len, samples.values()), default=0) < 2:
         return []
     is_value = torch.Size(capture.shape[1:]).numel() == 1

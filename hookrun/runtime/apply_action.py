@@ -39,10 +39,8 @@ Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
 
 
-def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
+def compose(site: HookSite) -> tuple[Op, Op | None]:
     """Everything that happens to a value at a site, except for the schedule.
-
-    targeted: apply `target` to the value; False: the value is the target already
 
     The second op, if there is one, is a faster version for tensors that nobody else refers to yet: outputs in new
     memory, gradients of tensor hooks.
@@ -51,11 +49,10 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
 
     An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
     """
-    action, keys = site.spec.action, site.spec.keys
+    action, path = site.spec.action, site.target_keys
     if action.of_call:
         return partial(_decide, site), None
     function = function_of(site)
-    path = keys.target.keys if keys.target is not None and targeted else None
     if not action.observes:
         return _editor(site, function, path), None
     if not isinstance(function, KeptInMemory) or path is not None or site.hook_type.in_tuple:

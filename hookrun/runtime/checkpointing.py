@@ -51,6 +51,13 @@ class Regions:
 
 def regions() -> Regions:
     """The checkpointed regions around the caller; walks up the stack, which takes a few microseconds."""
+    may_be_inside = (
+        graph_task() != NO_BACKWARD
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+    )
+    if not may_be_inside:
+        return Regions((), None)
     first = list[object]()
     for frame in outward(sys._getframe(1)):
         if frame.f_code.co_filename == checkpoint.__file__ and (around := _region(frame)) is not None:
@@ -83,18 +90,9 @@ def repeating() -> Regions | None:
     return None if around.repeated is None else around
 
 
-def may_be_checkpointed() -> bool:
-    """Whether there may be regions around the caller: a cheap test; False is always right."""
-    return (
-        graph_task() != NO_BACKWARD
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        or not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
-    )
-
-
 def require_no_checkpoint() -> None:
     """ValueError inside a checkpointed region: a value of this forward is gone when the region is recomputed."""
-    if may_be_checkpointed() and regions().first:
+    if regions().first:
         raise ValueError(
             "activation checkpointing computes this module again in the backward pass, when the values that other "
             "hooks have seen in the forward are gone: switch it off, or take the value from a run"
@@ -118,17 +116,16 @@ class Call(NamedTuple):
 
 @dataclass
 class Log:
-    """The calls of one module within one region, in order, and how many of them each backward pass has recomputed."""
+    """The calls of one module within one region, in order, and how many of them each backward pass has recomputed.
 
-    _calls: list[Call] = field(default_factory=list)
+    calls: those of the region's first run
+    """
+
+    calls: list[Call] = field(default_factory=list)
     _repeated: Counter[int] = field(default_factory=Counter)
-
-    def append(self, call: Call) -> None:
-        """Add a call of the region's first run."""
-        self._calls.append(call)
 
     def repeat(self) -> Call | None:
         """The call that the current backward pass recomputes next; None if the first run had no such call."""
         position = self._repeated[graph_task()]
         self._repeated[graph_task()] += 1
-        return self._calls[position]._replace(drawn=Counter()) if position < len(self._calls) else None
+        return self.calls[position]._replace(drawn=Counter()) if position < len(self.calls) else None

@@ -18,9 +18,7 @@ from hookrun.runtime.checkpointing import (
     NO_BACKWARD,
     Call,
     Log,
-    Regions,
     graph_task,
-    may_be_checkpointed,
     regions,
     repeating,
 )
@@ -235,11 +233,11 @@ class Calls:
     def count(self, module: nn.Module, args: object = ()) -> None:
         """Number a call of the module; to be called from a hook of that call."""
         self._module = module
-        around = regions() if may_be_checkpointed() else Regions((), None)
+        around = regions()
         log = self._logs.get(around.repeated) if around.repeated is not None else None
         call = (log.repeat() if log is not None else None) or self._next()
         for region in around.first:
-            self._logs.setdefault(region, Log()).append(call)
+            self._logs.setdefault(region, Log()).calls.append(call)
         key, self._here.latest = id(call_frame()), call
         self._by_frame.pop(key, None)
         self._by_frame[key] = call

@@ -34,7 +34,7 @@ class InGraph:
     watch: Callable[[Tensor], None]
 
 
-def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
+def in_graph_of(site: HookSite) -> InGraph:
     """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model.
 
     It gives the site the tensor that counts its firings there.
@@ -47,8 +47,8 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
             torch.tensor(False, device=device), lambda: keys.when.holds_at(clock.step, clock.epoch)
         )
     holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
-    path = keys.target.keys if keys.target is not None and targeted else None
     function = function_of(site)
+    path = site.target_keys
     together = site.spec.action.scope == "together"
 
     def counted() -> bool:

@@ -141,7 +141,7 @@ class Installation:
         fired = any(site.firings for site in self.sites if site.hook_type.phase != "installation")
         if not (self._model_ran or fired):
             return  # neither the model nor a hooked part of it has run
-        lines = describe_inactive(self._inactive_to_report())
+        lines = describe_inactive(self.unexplained)
         if lines and self._strict:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
         for line in lines:
@@ -190,7 +190,10 @@ class Installation:
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:
-        """`inactive` without the hooks that could not fire, because another one skips or stops what they wait for."""
+        """`inactive` without the hooks that could not fire, because another one skips or stops what they wait for.
+
+        Leaving the block reports them.
+        """
         causes = self._causes
         return [each for each in self.inactive if each[:2] not in causes]
 
@@ -204,18 +207,13 @@ class Installation:
             (hook.spec.name, match.path): match.names for hook in self.plan.hooks for match in hook.matches
         }
         skipped = [name for skip in skips for name in names[skip]]
-        causes = dict[tuple[str, str], str]()
-        for site in self.sites:
-            place = site.hook_name, site.path
-            if site.firings:
-                continue
-            if stops or lies_in(names[place], skipped) or set(names[place]) <= set(skipped):
-                causes[place] = f": {stops[0] if stops else f'{min(skips)[0]} skips the module'}"
-        return causes
-
-    def _inactive_to_report(self) -> list[tuple[str, str, str]]:
-        """The part of `inactive` that leaving the block reports."""
-        return self.unexplained
+        cause = stops[0] if stops else f"{min(skips)[0]} skips the module" if skips else ""
+        silent = [(site.hook_name, site.path) for site in self.sites if not site.firings]
+        return {
+            place: f": {cause}"
+            for place in silent
+            if stops or lies_in(names[place], skipped) or set(names[place]) <= set(skipped)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the hooks between two steps, as plain values: by hook name and module path.

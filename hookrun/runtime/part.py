@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookrun.actions.values import OutsideValue, is_by_sample
 from hookrun.plan.plan import HeadCount, PlannedHook
 from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads
-from hookrun.values.index import Index, Item
+from hookrun.values.index import Index
 from hookrun.values.tensors import holds_data, ordinary_tensors
 
 
@@ -41,10 +42,6 @@ class TensorPart(ABC):
         """Whether the part of this tensor is empty, so that there is nothing to act on."""
         return False
 
-    def keeps_samples(self, dims: int) -> bool:
-        """Whether the part of a tensor with `dims` dimensions has a row for each row of the tensor."""
-        return True
-
 
 class PartOfPart(TensorPart):
     """The inner part of an outer part."""
@@ -64,17 +61,13 @@ class PartOfPart(TensorPart):
         """Whether either part is empty."""
         return self._outer.nothing_of(tensor) or self._inner.nothing_of(self._outer.of(tensor))
 
-    def keeps_samples(self, dims: int) -> bool:
-        """Whether both parts have a row for each row of the tensor."""
-        return self._outer.keeps_samples(dims) and self._inner.keeps_samples(dims)
-
 
 class Part(TensorPart):
     """The part of a tensor that an index selects: a view, or a copy if the index has a list.
 
     in_order: the rows of the first dimension, which are samples, must stay in their order
     whole:    the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
-              or `when` samples
+              or `when` samples, or each sample has a value
     """
 
     def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
@@ -91,13 +84,14 @@ class Part(TensorPart):
         """The tensor, and the index in the form that torch takes."""
         if self._whole and not self.leaves(self._whole, tensor.dim()):
             raise ValueError(
-                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` and "
-                "`when` need all of them: let `index` begin with ..., or leave it out"
+                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens`, `when` "
+                "and values for each sample need all of them: let `index` begin with ..., or leave it out; where "
+                "`index` picks rows of the batch, add at: same to the value"
             )
         if self._numbers is None:
             return tensor, self._items
         self._require_fit(tensor)
-        positions = self._positions(tensor.device)
+        positions = self.positions(tensor.device)
         return tensor, tuple(positions if isinstance(item, tuple) else item for item in self._items)
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -118,11 +112,8 @@ class Part(TensorPart):
         needed = [*range(max(from_start, default=0) + 1), *(of + dim for dim in dims if dim < 0)]
         return all(dim < len(items) and items[dim] in _WHOLE for dim in needed)
 
-    def keeps_samples(self, dims: int) -> bool:
-        """Whether the part of a tensor with `dims` dimensions has all rows of the first one, the samples."""
-        return not dims or self.leaves((0,), dims)
-
-    def _positions(self, device: torch.device) -> Tensor:
+    def positions(self, device: torch.device) -> Tensor:
+        """The list of the index as a tensor, made once for each device."""
         if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
             return torch.tensor(self._numbers, device=device)
         if (positions := self._on.get(device)) is None:
@@ -161,24 +152,16 @@ class HeadsPart(TensorPart):
 
     def __init__(self, heads: Heads, counted: HeadCount, not_dim: int) -> None:
         self._heads, self._counted, self._not_dim = heads, counted, not_dim
-        self._parts = dict[tuple[int, int | None], Part]()
+        self._picked = Part(Index(f"heads {list(heads.pick)}", (heads.pick,)))
         self._seen = dict[int, int | None]()
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The tensor with a dimension of heads, and the index of the heads."""
         dim, count = self.place(tensor)
-        return self._part(tensor.dim(), dim).find(
-            tensor if dim is not None else tensor.unflatten(-1, (count, -1))
-        )
-
-    def _part(self, dims: int, dim: int | None) -> Part:
-        if (part := self._parts.get((dims, dim))) is None:
-            picked = self._heads.pick
-            items: tuple[Item, ...] = (
-                (..., picked, slice(None)) if dim is None else (*[slice(None)] * dim, picked)
-            )
-            part = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
-        return part
+        picked = self._picked.positions(tensor.device)
+        if dim is None:
+            return tensor.unflatten(-1, (count, -1)), (..., picked, slice(None))
+        return tensor, (*[slice(None)] * dim, picked)
 
     def place(self, tensor: Tensor) -> tuple[int | None, int]:
         """The head dimension, or None if the last dimension holds heads × width; and the number of heads.
@@ -217,9 +200,8 @@ class HeadsPart(TensorPart):
 
     def _in_last(self, shape: Sequence[int]) -> int:
         counted, size = self._counted, shape[-1] if shape else 0
-        fits = [count for count in counted.counts if size and size % count == 0]
-        if counted.width is not None:
-            fits = [count for count in fits if size == count * counted.width]
+        widths = {count: size // count for count in counted.counts if size and size % count == 0}
+        fits = [count for count, width in widths.items() if counted.width in (None, width)]
         if not fits:
             width = f" of width {counted.width}" if counted.width is not None else ""
             raise ValueError(
@@ -266,10 +248,6 @@ class TokensPart(TensorPart):
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether the current pass computes none of the positions."""
         return not len(self.chosen(tensor))
-
-    def keeps_samples(self, dims: int) -> bool:
-        """Never: a sample can have any number of positions."""
-        return False
 
     def chosen(self, tensor: Tensor) -> Chosen:
         """The positions in this tensor. Raises ValueError if the tokens of the call are not known or do not fit it."""
@@ -321,8 +299,12 @@ def part_of(hook: PlannedHook, path: str, current: CurrentCall, *, once: bool = 
         parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
     if keys.index is not None:
         in_order = hook.spec.hook_type.batch and action.captures
-        of_samples = (0,) if keys.when.of_samples else ()
-        parts.append(Part(keys.index, in_order=in_order, whole=of_samples if tokens is None else tokens.dims))
+        by_sample = bool(keys.when.of_samples) or any(
+            isinstance(value, OutsideValue) and is_by_sample(value) and value.at is None
+            for value in action.outside_values().values()
+        )
+        whole = tokens.dims if tokens is not None else (0,) if by_sample else ()
+        parts.append(Part(keys.index, in_order=in_order, whole=whole))
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

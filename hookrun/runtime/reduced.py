@@ -23,7 +23,6 @@ from hookrun.runtime.sharded import (
     HookedParameters,
     is_fully_sharded,
     is_sharded,
-    own_part,
     reduces,
 )
 from hookrun.values.containers import tensors
@@ -93,7 +92,7 @@ def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
 class GradientsOfWrapped:
     """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
 
-    added: (module path, name) of the parameters that hooks added
+    added: (module path, name) of the parameters that hooks added, which a wrapper must know
     """
 
     def __init__(self, model: nn.Module, hooked: HookedParameters, added: Sequence[tuple[str, str]]) -> None:
@@ -102,12 +101,10 @@ class GradientsOfWrapped:
         self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
-        self._checked: DistributedDataParallel | None = None
         self._sharded = is_fully_sharded(model)
         self._reduced = ReducedGradients()
         self._reached = set[int]()
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
-        self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
 
     def add(self, place: HookedParameter, hook: ParameterHook) -> None:
@@ -123,10 +120,8 @@ class GradientsOfWrapped:
         """To be called before each forward of the model. Raises HookError if a hooked parameter was replaced."""
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
-            # drop the state that a failed backward pass has left
-            if self._begun:
-                self._put_back()
-            self._reached, self._before = set(), {}
+            # drop the state that a failed backward pass has left; fully_shard cannot go on after one
+            self._reached, self._before, self._begun = set(), {}, False
         if not self._sharded and not self._hooked.all_there:
             self._sharded = is_fully_sharded(module)
             if not self._sharded:
@@ -135,9 +130,9 @@ class GradientsOfWrapped:
         # A forward without gradients, or a recomputed one, does not start another backward pass.
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
             self._wrapper = wrapper
-        if self._added and self._wrapper is not None and self._wrapper is not self._checked:
+        if self._added and self._wrapper is not None:
             self._require_added(module, self._wrapper)
-            self._checked = self._wrapper
+            self._added = ()
 
     def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
         """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
@@ -198,51 +193,27 @@ class GradientsOfWrapped:
                     tensor.register_hook(self._begin)
 
     def _begin(self, grad: Tensor) -> None:
-        """At the beginning of a backward pass: set earlier gradients aside, so that `grad` hooks see only new ones."""
+        """At the beginning of a backward pass: set earlier gradients aside, so that only new ones are there."""
         if self._begun:
             return
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ended)
-        first = set(map(id, self._reduced.of_each_part))
         for parameter in filter(is_sharded, self._reduced.parameters):
-            gradient = parameter.grad
-            if id(parameter) in first:
-                self._before[id(parameter)] = (parameter, gradient)
-                parameter.grad = None
-            elif is_sharded(gradient):
-                self._versions[id(parameter)] = (gradient, own_part(gradient)._version)
+            self._before[id(parameter)] = (parameter, parameter.grad)
+            parameter.grad = None
 
     def _run_sharded(self) -> None:
         self._hooked.follow()
-        if not reduces(self._model):
-            hooked = bool(self._reduced.of_each_part)
-            self._put_back()
-            if hooked:
-                raise _not_whole("set_requires_gradient_sync(False)", "leave it out")
-            return
         before = list(self._before.values())
-        reached = {
-            id(parameter)
-            for parameter in self._reduced.parameters
-            if is_sharded(parameter) and self._changed(parameter)
-        }
-        self._before, self._versions, self._begun = {}, {}, False
-        self._reduced.run(before, reached)
-
-    def _changed(self, parameter: nn.Parameter) -> bool:
-        """Whether this backward pass has changed the parameter's gradient."""
-        gradient = parameter.grad
-        if not is_sharded(gradient):
-            return False
-        earlier, version = self._versions.get(id(parameter), (None, -1))
-        return gradient is not earlier or own_part(gradient)._version != version
-
-    def _put_back(self) -> None:
-        """Restore the gradients from before a backward pass whose gradients were not summed."""
-        for parameter, earlier in self._before.values():
-            if parameter.grad is None:
-                parameter.grad = earlier
-        self._before, self._versions, self._begun = {}, {}, False
+        self._before, self._begun = {}, False
+        if reduces(self._model):
+            reached = {id(parameter) for parameter in self._reduced.parameters if is_sharded(parameter.grad)}
+            self._reduced.run(before, reached)
+            return
+        for parameter, earlier in before:
+            _accumulate(parameter, earlier)
+        if self._reduced.of_each_part:
+            raise _not_whole("set_requires_gradient_sync(False)", "leave it out")
 
 
 def _not_whole(under: str, hint: str) -> HookError:

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.actions.base import add_parameter, remove_parameter, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, on_tensor
-from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step, is_by_sample
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import HookError
+from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
 from hookrun.runtime.checkpointing import require_no_checkpoint
@@ -33,7 +34,8 @@ class SiteValues:
     has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
     part:       the part of a tensor that the action acts on; None: all of it
-    needs_whole: a value is for the whole tensor, of which the action may be given a part
+    target_keys: where the target is in the value that the hook gets; None: the value itself
+    needs_whole: a part of a value is taken, the same as of the whole tensor
     """
 
     def __init__(
@@ -58,6 +60,9 @@ class SiteValues:
         self.calls = calls
         self.has_values = has_values
         self.current = CurrentCall(path, clock, calls) if current is None else current
+        # output_grad is attached to the target itself
+        target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
+        self.target_keys = None if target is None else target.keys
         self.part = part_of(hook, path, self.current, once=action.observes)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
@@ -66,7 +71,7 @@ class SiteValues:
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         self.needs_whole = any(
-            isinstance(value, OutsideValue) and (value.at is not None or is_by_sample(value))
+            isinstance(value, OutsideValue) and value.at is not None
             for value in action.outside_values().values()
         )
         self._hook = hook
@@ -220,16 +225,9 @@ class SiteValues:
 
     def _rows(self, source: Rows, like: Tensor) -> Tensor:
         """The rows of the samples of the current batch."""
-        chosen, part, whole = self.current.chosen, self.part, self.current.whole
-        is_part = chosen is None and like is not whole
-        if is_part and part is not None and whole is not None and not part.keeps_samples(whole.dim()):
-            raise HookError(
-                f"{self.where}: `index` picks rows of the batch, and the value has a row for each sample: "
-                "add at: same to the value"
-            )
         if not self.has_values:  # a trial run has no real samples
             return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
-        samples = self.clock.samples
+        samples, chosen = self.clock.samples, self.current.chosen
         if samples is None:
             raise HookError(
                 f"{self.where}: it takes a value for each sample, and does not know which samples these are: "
@@ -237,7 +235,9 @@ class SiteValues:
             )
         rows = source.of(samples, self._draws.generator(torch.device("cpu")))
         if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
-            of_rows = chosen.of.samples_of_rows(len(samples)) if like is whole else chosen.rows.samples
+            of_rows = (
+                chosen.of.samples_of_rows(len(samples)) if like is self.current.whole else chosen.rows.samples
+            )
             rows = rows[of_rows]
         elif not like.dim() or like.shape[0] != len(samples):
             raise HookError(

@@ -12,7 +12,7 @@ import types
 import uuid
 from array import array
 from collections import UserDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import is_dataclass
 from typing import Any
@@ -27,7 +27,8 @@ from hookrun.values.containers import attributes, children, functorch_level, lea
 from hookrun.values.index import Key, path_text
 from hookrun.values.tensors import holds_data
 
-Members = list[tuple[Key, Any]]
+Rebuild = Callable[[Any, dict[Key, Any]], Any]
+"""A container, and members by key in their order -> a container like it with these members."""
 
 _NEVER_CHANGE = (
     bool, int, float, complex, str, bytes, range, slice, type, types.EllipsisType, types.NotImplementedType,
@@ -65,7 +66,7 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
             new = made[id(tensor)] = change(tensor)
         return new
 
-    return _walk(value, changed, _rebuilt, (), value)
+    return _walk(value, changed, lambda container, rebuild, members: rebuild(container, members), (), value)
 
 
 def opened(value: Any) -> Any:
@@ -74,7 +75,7 @@ def opened(value: Any) -> Any:
     Raises Uncopyable.
     """
 
-    def as_dict(container: Any, members: dict[Key, Any]) -> dict[Key, Any] | None:
+    def as_dict(container: Any, rebuild: Rebuild, members: dict[Key, Any]) -> dict[Key, Any] | None:
         return None if container is None else members
 
     return _walk(value, lambda tensor: tensor, as_dict, (), value)
@@ -83,28 +84,29 @@ def opened(value: Any) -> Any:
 def held(value: Any) -> list[Tensor]:
     """Every tensor of a value, including those in transformers caches. Raises Uncopyable."""
     tensors = list[Tensor]()
-    _walk(value, tensors.append, lambda container, members: None, (), value)
+    _walk(value, tensors.append, lambda container, rebuild, members: None, (), value)
     return tensors
 
 
 def _walk(
     value: Any,
     leaf: Callable[[Tensor], Any],
-    join: Callable[[Any, dict[Key, Any]], Any],
+    join: Callable[[Any, Rebuild, dict[Key, Any]], Any],
     keys: tuple[Key, ...],
     whole: Any,
 ) -> Any:
     """The results of `leaf` for the tensors of the value, joined container by container.
 
-    join:  of a container, or any other object that is not a tensor, and the results for its members by key
+    join:  of a container, or any other object that is not a tensor, its `Rebuild`, and the results for its members
     keys:  the path of the value in `whole`, for the message of Uncopyable
     """
     if isinstance(value, Tensor):
         return leaf(value)
-    members = _members(value)
-    if members is None:
+    if (container := _container(value)) is None:
         raise Uncopyable(_refusal(value, keys, whole))
-    return join(value, {key: _walk(member, leaf, join, (*keys, key), whole) for key, member in members})
+    members, rebuild = container
+    results = {key: _walk(member, leaf, join, (*keys, key), whole) for key, member in members}
+    return join(value, rebuild, results)
 
 
 TRACED = object()
@@ -138,36 +140,58 @@ def append_copy(values: list[Any], value: Any) -> None:
 # ---- known containers of tensors -------------------------------------------------------------------------------
 
 
-def _members(value: Any) -> Members | None:
-    """The members of a value by key: empty for a plain value; None for an object of an unknown type."""
-    if value is None or isinstance(value, _NEVER_CHANGE) or _is_data(value):
-        return []
+def _container(value: Any) -> tuple[list[tuple[Key, Any]], Rebuild] | None:
+    """The members of a value by key (a plain value has none), and how to make it anew; None for an unknown type."""
+    if value is None or isinstance(value, _NEVER_CHANGE):
+        return [], lambda value, members: value
+    if isinstance(value, bytearray | array) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        return [], lambda value, members: copy(value)
     if isinstance(value, torch.nn.Module):
         return None
     if isinstance(value, tuple | list):
-        return children(value)
-    if isinstance(value, dict | UserDict | types.MappingProxyType):
-        return list(value.items())
-    if isinstance(value, set | frozenset | deque):
-        return list(enumerate(value))
+        return children(value), replaced
+    if isinstance(value, dict):
+        return list(value.items()), replaced
+    if isinstance(value, UserDict):
+        return list(value.items()), lambda value, members: _with_attributes(value, {"data": members})
+    if isinstance(value, types.MappingProxyType):
+        return list(value.items()), lambda value, members: types.MappingProxyType(members)
+    if isinstance(value, set | frozenset):
+        return list(enumerate(value)), lambda value, members: type(value)(members.values())
+    if isinstance(value, deque):
+        return list(enumerate(value)), lambda value, members: deque(members.values(), value.maxlen)
     if is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
-        return [
+        copied_too: list[tuple[Key, Any]] = [
             (name, member)
             for name, member in attributes(value)
-            if isinstance(member, Tensor) or _members(member) is not None
+            if isinstance(member, Tensor) or _container(member) is not None
         ]
+        return copied_too, _with_attributes
     if is_dataclass(value):
-        return [*attributes(value)]
+        return [*attributes(value)], _with_attributes
     if (node := pytree.SUPPORTED_NODES.get(type(value))) is not None:
-        return _with_keys(node, value)
+        _, form = node.flatten_fn(value)
+        return _of_node(node, value), lambda value, members: node.unflatten_fn(list(members.values()), form)
     return None
 
 
-def _is_data(value: Any) -> bool:
-    """Whether the value is a buffer of numbers, without references to other objects."""
-    return isinstance(value, bytearray | array) or (
-        isinstance(value, np.ndarray) and not value.dtype.hasobject
-    )
+def _with_attributes(value: Any, changed: Mapping[Key, Any]) -> Any:
+    """A shallow copy of an object with some attributes changed, also where they are read-only."""
+    instance = object.__new__(type(value))
+    for name, member in [*attributes(value), *changed.items()]:
+        object.__setattr__(instance, str(name), member)
+    return instance
+
+
+def _of_node(node: Any, value: Any) -> list[tuple[Key, Any]]:
+    """The members of a node of torch's pytree: by its own keys or names, if it has any, else by place."""
+    if node.flatten_with_keys_fn is None:
+        return list(enumerate(node.flatten_fn(value)[0]))
+    entries, _ = node.flatten_with_keys_fn(value)
+    return [
+        (getattr(entry, "key", getattr(entry, "name", place)), member)
+        for place, (entry, member) in enumerate(entries)
+    ]
 
 
 def is_cache(value: Any) -> bool:
@@ -177,47 +201,6 @@ def is_cache(value: Any) -> bool:
         or (base.__module__.startswith("transformers.models.") and base.__name__.endswith("Cache"))
         for base in type(value).__mro__
     )
-
-
-def _with_keys(node: Any, value: Any) -> Members:
-    if node.flatten_with_keys_fn is None:
-        return list(enumerate(node.flatten_fn(value)[0]))
-    entries, _ = node.flatten_with_keys_fn(value)
-    return [(_key(entry, place), member) for place, (entry, member) in enumerate(entries)]
-
-
-def _key(entry: Any, place: int) -> Key:
-    for name in ("key", "name", "idx"):
-        if isinstance(key := getattr(entry, name, None), int | str):
-            return key
-    return place
-
-
-def _rebuilt(value: Any, changed: dict[Key, Any]) -> Any:
-    """A container of the same type with these members, by key in their order."""
-    if _is_data(value):
-        return value.copy() if isinstance(value, np.ndarray | bytearray) else copy(value)
-    if value is None or isinstance(value, _NEVER_CHANGE):
-        return value
-    if isinstance(value, dict | tuple | list):
-        return replaced(value, changed)
-    if isinstance(value, UserDict):
-        user_dict = copy(value)
-        user_dict.data = changed
-        return user_dict
-    if isinstance(value, types.MappingProxyType):
-        return types.MappingProxyType(changed)
-    if isinstance(value, deque):
-        return deque(changed.values(), value.maxlen)
-    if isinstance(value, set | frozenset):
-        return type(value)(changed.values())
-    if is_dataclass(value) or is_cache(value):
-        instance = object.__new__(type(value))
-        for name, member in [*attributes(value), *changed.items()]:
-            object.__setattr__(instance, str(name), member)  # works for a frozen dataclass too
-        return instance
-    node = pytree.SUPPORTED_NODES[type(value)]
-    return node.unflatten_fn(list(changed.values()), node.flatten_fn(value)[1])
 
 
 # ---- error messages --------------------------------------------------------------------------------------------

@@ -164,26 +164,24 @@ class Wiring:
 
     def _register(self, kind: type[R], sites: Sequence[HookSite]) -> R:
         """The object whose methods are registered with torch for these sites."""
-        registered = kind(
-            [self._firing(site, targeted=not kind.finds_target) for site in sites], self._shared
-        )
+        registered = kind([self._firing(site) for site in sites], self._shared)
         self.closing.callback(registered.clear)
         return registered
 
-    def _firing(self, site: HookSite, *, targeted: bool) -> BoundHook:
-        op, op_of_new = self._ops(site, targeted)
+    def _firing(self, site: HookSite) -> BoundHook:
+        op, op_of_new = self._ops(site)
         inside = self._compiles and site.hook_type.in_graph
-        traced = in_graph_of(site, targeted=targeted) if inside else self._refused
+        traced = in_graph_of(site) if inside else self._refused
         if self._around is None:
             return BoundHook(site, op, traced, op_of_new)
 
         def variant(hook: PlannedHook, seed: int) -> Op:
             place = hook, site.path, site.module, self.clock, self.sink, seed, site.calls
-            return self._ops(HookSite(*place, current=site.current), targeted)[0]
+            return self._ops(HookSite(*place, current=site.current))[0]
 
         return BoundHook(site, self._around(site, op, variant), traced)
 
-    def _ops(self, site: HookSite, targeted: bool) -> tuple[Op, Op | None]:
+    def _ops(self, site: HookSite) -> tuple[Op, Op | None]:
         """What the site does to a value, schedule included; and a faster version for new tensors, if there is one."""
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
 
@@ -195,7 +193,7 @@ class Wiring:
                 op = partial(_of_own_rows, op, self.clock, site)
             return op if open_gate is None else lambda value: op(value) if open_gate() else value
 
-        op, op_of_new = compose(site, targeted=targeted)
+        op, op_of_new = compose(site)
         return finished(op), None if op_of_new is None else finished(op_of_new)
 
     # ---- modules -----------------------------------------------------------------------------------------------

@@ -79,10 +79,6 @@ class Goal:
     direction: Direction
     of: OfRun = "best"
 
-    def is_better(self, value: float, than: float) -> bool:
-        """Whether `value` is a better result."""
-        return value > than if self.direction == "maximize" else value < than
-
     def __str__(self) -> str:
         return f"{self.direction} {self.metric} ({self.of} epoch of a run)"
 

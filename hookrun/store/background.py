@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_COPIED = 2**26
-"""The most bytes of tensors that are copied and written in the background. Three copies may be in memory at once."""
+"""The most bytes of tensors that are copied and written in the background. Six copies may be in memory at once."""
+
+INTERVAL = 0.25
+"""Seconds between two writes of the states of quick epochs: a disk that is always busy slows training down."""
 
 
 @dataclass(eq=False)
@@ -39,6 +43,8 @@ class Background:
     _raised: bool = field(default=False, init=False)
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
     _handed: deque[Future[None]] = field(default_factory=deque, init=False)
+    _newest: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
+    _last: float = field(default=-INTERVAL, init=False)
 
     def put(self, call: Callable[[], object]) -> None:
         """Hand over a function; waits while another one waits."""
@@ -52,8 +58,19 @@ class Background:
         self._handed.append(self._pool.submit(self._attempt, call))
         self.raise_error()
 
+    def put_newest(self, *, after: float = 0.0) -> None:
+        """Hand over the newest call of `write` for each name, unless that was done less than `after` seconds ago."""
+        if not self._newest or time.monotonic() - self._last < after:
+            return
+        while self._newest:
+            name, call = next(iter(self._newest.items()))
+            self.put(call)
+            del self._newest[name]
+        self._last = time.monotonic()
+
     def write(
         self,
+        name: str,
         tensors: Mapping[str, Tensor],
         write: Callable[[Mapping[str, Tensor]], object],
         *,
@@ -61,28 +78,36 @@ class Background:
     ) -> None:
         """Call ``write(tensors)``, with copies on the CPU if it is called in the background: training may go on.
 
+        What is called in the background is handed over by the next `put_newest`, `wait` or `close`.
+
+        name: of what is written; the call replaces one of the same name that is not handed over yet
         soon: it may be called in the background; False: call it now
         """
         if soon and not self.at_once and sum(tensor.nbytes for tensor in tensors.values()) <= MOST_COPIED:
             self.raise_error()
-            copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            self.put(partial(write, copies))
+            copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}
+            self._newest.pop(name, None)  # so that the newest one comes last
+            self._newest[name] = partial(write, copies)
         else:
             self.wait()
             write(tensors)
 
     def wait(self) -> None:
         """Wait until every call is done."""
+        self.put_newest()
         if self._pool is not None and os.getpid() == self._owner:
             self._pool.submit(bool).result()  # a call that does nothing, after all others
         self.raise_error()
 
     def close(self) -> None:
         """Wait until every call is done and the thread has ended; another call starts another thread."""
-        if self._pool is not None and os.getpid() == self._owner:
-            self._pool.shutdown()
-            self._pool = None
-            self._handed.clear()
+        try:
+            self.put_newest()
+        finally:
+            if self._pool is not None and os.getpid() == self._owner:
+                self._pool.shutdown()
+                self._pool = None
+                self._handed.clear()
         self.raise_error()
 
     def raise_error(self) -> None:

@@ -20,6 +20,8 @@ OF_SAMPLES, PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES = "exact_samples", "unedited_samp
 PLAIN, CLEAN = "unedited", "clean"
 SAMPLES = "samples"
 _OF_CELLS = {EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS, OF_SAMPLES}
+_NUMBERS = (EXACT, GRADIENT, RESTORED, "placebo_mean", "placebo_std")
+"""The columns of effects.csv beside the labels."""
 
 
 class Effects(Lookup[Tensor]):
@@ -84,24 +86,23 @@ class Effects(Lookup[Tensor]):
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
-        columns = {name: self.get(name) for name in (EXACT, GRADIENT, RESTORED)}
-        placebo = self.get(PLACEBO)
-        columns["placebo_mean"] = None if placebo is None else placebo.mean(0)
-        columns["placebo_std"] = None if placebo is None else placebo.std(0, correction=0)
-        numbers = {
-            name: None if column is None else column.flatten().tolist() for name, column in columns.items()
-        }
-        there = ~self.main.isnan()  # a site that does not exist has no number at all
-        if GRADIENT in self:
-            there |= ~self[GRADIENT].isnan()
+        columns = dict(self)
+        if PLACEBO in self:
+            columns |= {
+                "placebo_mean": self[PLACEBO].mean(0),
+                "placebo_std": self[PLACEBO].std(0, correction=0),
+            }
+        nothing = [None] * self.main.numel()
+        numbers = [columns[name].flatten().tolist() if name in columns else nothing for name in _NUMBERS]
+        # a site that does not exist has no number at all
+        there = ~(self.main.isnan() & self.get(GRADIENT, self.main).isnan())
         if OF_SAMPLES in self:
             there |= ~self[OF_SAMPLES].isnan().all(-1)
-        places = zip(product(*self.axes.values()), there.flatten().tolist(), strict=True)
-        for at, (labels, exists) in enumerate(places):
+        for labels, exists, *row in zip(
+            product(*self.axes.values()), there.flatten().tolist(), *numbers, strict=True
+        ):
             if exists:
-                yield dict(zip(self.axes, labels, strict=True)) | {
-                    name: None if column is None else column[at] for name, column in numbers.items()
-                }
+                yield dict(zip((*self.axes, *_NUMBERS), (*labels, *row), strict=True))
 
 
 def write_effects(folder: Path, effects: Effects) -> None:
@@ -123,8 +124,7 @@ def write_effects(folder: Path, effects: Effects) -> None:
     }
     with replacing(folder / EFFECTS) as file:
         write_tensors(file, dict(effects), metadata)
-    columns = [*effects.axes, EXACT, GRADIENT, RESTORED, "placebo_mean", "placebo_std"]
-    write_table(folder / EFFECTS_TABLE, columns, effects.cells())
+    write_table(folder / EFFECTS_TABLE, [*effects.axes, *_NUMBERS], effects.cells())
 
 
 def read_effects(folder: Path) -> Effects | None:

@@ -310,6 +310,11 @@ def names_inside(folder: Path, pattern: re.Pattern[str], *, folders: bool = Fals
     return sorted(filter(pattern.fullmatch, names), key=lambda name: (len(name), name))
 
 
+def by_number(name: str) -> list[tuple[int, str]]:
+    """A sort key for the paths of runs: numbers by size, after other names."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]
+
+
 def require_size(path: Path, root: Path, size: int, *, says: str) -> None:
     """StoreError unless it is a regular file of this many bytes.
 

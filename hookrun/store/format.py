@@ -145,17 +145,15 @@ def decode(text: bytes) -> Any:
     parse = _parse_long if _LONG.search(text) else _parse  # calling our function for each number takes time
     try:
         value = parse(text.decode())
+        is_deep = opened > MOST_DEPTH and _depth(value) > MOST_DEPTH + 1
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    if opened > MOST_DEPTH:
-        _require_shallow(value)
+        is_deep = True
+    if is_deep:
+        raise ValueError(f"it nests deeper than {MOST_DEPTH} lists and mappings")
     return _restored(value) if b'NaN"' in text or b'Infinity"' in text else value
 
 
 _LONG = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
-
-
-_TOO_DEEP = f"it nests deeper than {MOST_DEPTH} lists and mappings"
 
 
 def _refuse_constant(word: str) -> Any:
@@ -168,19 +166,10 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _require_shallow(value: Any) -> None:
-    level = [value]
-    for _ in range(MOST_DEPTH + 1):
-        level = [
-            inner
-            for node in level
-            if isinstance(node, dict | list)
-            for inner in (node.values() if isinstance(node, dict) else node)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
+def _depth(value: Any) -> int:
+    """How many lists and mappings lie in each other."""
+    inside = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(each) for each in inside if isinstance(each, dict | list)), default=0)
 
 
 _parse = json.JSONDecoder(parse_constant=_refuse_constant).decode
@@ -224,15 +213,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
 
     Values are compared as JSON, in which NaN equals NaN.
     """
-    old, new = dict(_values(before)), dict(_values(now))
+    old, new = dict(entries(before)), dict(entries(now))
     for key in dict.fromkeys([*old, *new]):
         if encode(old.get(key)) != encode(new.get(key)):
             yield key, old.get(key), new.get(key)
 
 
-def _values(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def entries(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The key path (such as ``model.name``) and the value of each entry of nested mappings; a tuple as a list."""
     if isinstance(node, Mapping) and node:
         for key, value in node.items():
-            yield from _values(value, f"{path}.{key}" if path else str(key))
+            yield from entries(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, list(node) if isinstance(node, tuple) else node

@@ -46,17 +46,16 @@ def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
         for index in index_names(folder / name)
         for _, record in read_lines(folder / name / index, folder)
     }
-    files = dict[str, dict[str, int | str]]()
-    for path, info in _judged_files(folder):
-        if not stat.S_ISREG(info.st_mode):
-            continue
-        size, sha256 = info.st_size, known.get((path, info.st_size), "")
-        if not sha256:
-            size, sha256 = hashed(folder / path, folder)
-        files[path] = {"bytes": size, "sha256": sha256}
+    there = [(path, info.st_size) for path, info in _judged_files(folder) if stat.S_ISREG(info.st_mode)]
+    files = {
+        path: (size, known[path, size]) if (path, size) in known else hashed(folder / path, folder)
+        for path, size in there
+    }
     if gone := sorted({path for path, _ in known}.union(written) - files.keys()):
         raise StoreError(f"{folder} has lost files that were written to it: {listed(gone, MOST_LISTED)}")
-    content = {"files": dict(sorted(files.items()))}
+    content = {
+        "files": {path: {"bytes": size, "sha256": sha256} for path, (size, sha256) in sorted(files.items())}
+    }
     write_json(folder / MANIFEST, content, flushes_folder=False)  # writing the status afterwards flushes it
     return hashed(folder / MANIFEST)[1]
 
@@ -65,13 +64,8 @@ def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
     """Path -> bytes and SHA-256 of each file. StoreError if the manifest has another SHA-256."""
     from hookrun.store.records import ManifestRecord, typed_record
 
-    path = folder / MANIFEST
-    actual = hashed(path)[1]
-    if actual != sha256:
-        raise StoreError(
-            f"{path} was changed: its SHA-256 is {actual[:12]}…, status.json says {sha256[:12]}…"
-        )
-    record = typed_record(path, ManifestRecord)
+    require_unchanged(folder / MANIFEST, folder, None, sha256, says="status.json")
+    record = typed_record(folder / MANIFEST, ManifestRecord)
     return {name: (file.bytes, file.sha256) for name, file in record.files.items()}
 
 
@@ -100,12 +94,14 @@ def manifest_faults(
                 yield name, str(error)
 
 
-def require_unchanged(path: Path, root: Path, size: int, sha256: str, *, says: str) -> None:
+def require_unchanged(path: Path, root: Path, size: int | None, sha256: str, *, says: str) -> None:
     """StoreError if the file cannot be read, or has another size in bytes or another SHA-256.
 
+    size: None: not known
     says: where the expected ones are from
     """
-    require_size(path, root, size, says=says)  # before it is read: it may have become very large
+    if size is not None:
+        require_size(path, root, size, says=says)  # before it is read: it may have become very large
     actual = hashed(path, root)[1]
     if actual != sha256:
         message = f"its SHA-256 is {actual[:12]}…, {says} says {sha256[:12]}…"
@@ -121,6 +117,8 @@ def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = 
 
 
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    for path, info in listed_inside(folder):
-        if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
-            yield path, info
+    return (
+        (path, info)
+        for path, info in listed_inside(folder)
+        if path not in NOT_IN_MANIFEST and not path.startswith(STATES)
+    )

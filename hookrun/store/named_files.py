@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hookrun.config import nested
 from hookrun.store.format import STATUS
 
 WHOLE = 2**26
@@ -45,18 +46,14 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
     return {text: content for text, content in contents.items() if content}
 
 
-def _paths(node: Any, key: Any = "") -> Iterator[str]:
+def _paths(config: Any) -> Iterator[str]:
     """The strings that may be paths: a bare word is none, since a folder may have the name of a model or module."""
-    if isinstance(node, str):
-        looks_like_path = key in PATHS or os.sep in node or bool(Path(node).suffix)
-        if looks_like_path and 0 < len(node) <= _MOST_PATH and "\0" not in node:
-            yield node
-    elif isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _paths(value, name)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _paths(item, key)
+    for place, text in nested(config):
+        # the key, also of what is in a list
+        key = next((part for part in reversed(place.split(".")) if not part.isdecimal()), "")
+        is_path = isinstance(text, str) and (key in PATHS or os.sep in text or bool(Path(text).suffix))
+        if is_path and 0 < len(text) <= _MOST_PATH and "\0" not in text:
+            yield text
 
 
 def _content(text: str, *, is_data: bool) -> str:

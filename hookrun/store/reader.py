@@ -30,7 +30,7 @@ from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
 from hookrun.store.comparison import By, Cka
 from hookrun.store.effects import Effects, read_effects
-from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
+from hookrun.store.files import StoreError, by_number, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     ATTRIBUTIONS,
     CAPTURES,
@@ -196,12 +196,11 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Notes on a run that was cut off: its process has ended, or a last line is unfinished."""
-        paths = [self.path / name for name in STREAMS]
-        folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
-        paths += [folder / index for folder in folders for index in index_names(folder)]
+        folders = (CAPTURES, PREDICTIONS)
+        indexes = [f"{folder}/{name}" for folder in folders for name in index_names(self.path / folder)]
         notes = [self.cut_off] if self.cut_off else []
-        for path in paths:
-            for _ in read_lines(path, self.path, notes):
+        for name in (*STREAMS, *indexes):
+            for _ in read_lines(self.path / name, self.path, notes):
                 pass
         return notes
 
@@ -426,7 +425,7 @@ def _not_a_run(folder: Path) -> str:
     if not folder.is_dir():
         parent = next(parent for parent in folder.parents if parent.is_dir())
         return f"there is no {folder}; the nearest directory is {parent}, {_content(parent)}"
-    jobs = sorted((entry.parent for entry in folder.glob(f"*/{STATUS}")), key=_by_number)
+    jobs = sorted((entry.parent for entry in folder.glob(f"*/{STATUS}")), key=lambda job: by_number(job.name))
     if not jobs:
         return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
@@ -437,10 +436,6 @@ def _not_a_run(folder: Path) -> str:
 def _content(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     return f"with {listed(names, _SHOWN)}" if names else "empty"
-
-
-def _by_number(job: Path) -> tuple[int, str]:
-    return (int(job.name), "") if job.name.isdecimal() else (-1, job.name)
 
 
 def _measured(run: Run) -> dict[str, float]:

@@ -7,7 +7,7 @@ have added them; a key may be missing, because an earlier version did not write 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -47,6 +47,7 @@ Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
 
 T = TypeVar("T")
+K = TypeVar("K")
 Listing = Annotated[list[T], FailFast()]
 """A list of which only the first invalid item is reported: to report each of a million would take very long."""
 
@@ -505,6 +506,14 @@ def fitting(place: Path | str, content: Any, model: type[T]) -> T:
         return checked(content, model)
     except ValueError as error:
         raise StoreError(f"{place}: {error}") from error
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by their key, in the order in which the keys first occur."""
+    groups = dict[K, list[T]]()
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def first_problem(error: ValidationError) -> str:

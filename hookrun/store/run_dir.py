@@ -149,8 +149,7 @@ class RunDir:
 
         Buffered captured rows are written as shards, StoreError if that fails; the lines are on the disk after `sync`.
         """
-        rank = self.ranks.rank
-        own = {name: before.of_rank(rank).model_dump() for name, before in self._before.items()}
+        own = {name: part.of_rank(self.ranks.rank).model_dump() for name, part in self._before.items()}
         own |= {name: writer.position() for name, writer in self._writers.items()}
         of_ranks = self.ranks.gathered(own)
         if not self.ranks.is_main:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from hookrun.spec.objective import Goal, direction_of, preferred
@@ -73,16 +74,10 @@ def result(lines: Iterable[Line], goal: Goal) -> ObjectiveRecord:
     The best epoch is the best of those with a finite value; a last epoch whose value is not finite has no result.
     Single batches are ignored.
     """
-    best: float | None = None
-    epoch: Any = None
-    for line in lines:
-        value = None if is_batch(line) else measures(line).get(goal.metric)
-        if value is None:
-            continue
-        is_best = math.isfinite(value) and (best is None or goal.is_better(value, best))
-        if goal.of == "last" or is_best:
-            best, epoch = value, line.get("epoch")
-    if best is None or not math.isfinite(best):
-        best = epoch = None
+    of_passes = [(measures(line), line.get("epoch")) for line in lines if not is_batch(line)]
+    values = [(measured[goal.metric], epoch) for measured, epoch in of_passes if goal.metric in measured]
+    finite = [pair for pair in values[-1 if goal.of == "last" else 0 :] if math.isfinite(pair[0])]
+    first_of_the_best = min if goal.direction == "minimize" else max
+    best, epoch = first_of_the_best(finite, key=itemgetter(0), default=(None, None))
     epoch = epoch if isinstance(epoch, int) else None
     return ObjectiveRecord.model_construct(**vars(goal), value=best, epoch=epoch)  # lines may be from anybody

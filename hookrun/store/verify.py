@@ -89,32 +89,32 @@ def verify(path: Path) -> Verified:
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
             shards |= {f"{name}/{shard.file}": shard for shard in read_index(folder / name, notes)}
-    manifest = None
+    sizes: dict[str, int] | None = None
     if sha256 := status.get("manifest"):
         with findings.judging(MANIFEST):
             manifest = read_manifest(folder, sha256)
+            sizes = {name: size for name, (size, _) in manifest.items()}
             recorded = {name: shard.sha256 for name, shard in shards.items()}
             # a changed file outranks faults found inside it
             findings.faults |= dict(sorted(manifest_faults(folder, manifest, recorded)))
             _judge_states(findings)
     elif note := _ending(status):
         findings.notes.append(("", note))
-    if manifest is None:
-        _judge_each_file(findings, shards)
+    if sizes is None:
+        sizes = _judge_each_file(findings, shards)
     if status.get("status") == "done":  # a finished run has no incomplete lines
         for name, note in findings.notes:
             if name:
                 findings.faults.setdefault(name, note)
-    bad = list(findings.faults.values())
     notes = [note for name, note in findings.notes if name not in findings.faults]
-    sizes = {name: size for name, (size, _) in (manifest or {}).items()}
-    if manifest is None:
-        read = [
-            name for name in (PLAN, ENV, MODEL, HOOKS, *STREAMS, PICTURES) if os.path.lexists(folder / name)
-        ]
-        sizes = {name: (folder / name).lstat().st_size for name in read}
-        sizes |= {name: shard.bytes for name, shard in shards.items()}
-    return Verified(len(sizes), len(shards), sum(sizes.values()), bad, notes, str(status.get("status", "")))
+    return Verified(
+        len(sizes),
+        len(shards),
+        sum(sizes.values()),
+        list(findings.faults.values()),
+        notes,
+        str(status.get("status", "")),
+    )
 
 
 def _contradiction(status: Mapping[str, Any]) -> str:
@@ -164,8 +164,11 @@ def _judge_states(findings: _Findings) -> None:
                 read_state(folder, name)
 
 
-def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> None:
-    """Check the shards by their indexes, and that every JSON file, and every line of the files of lines, parses."""
+def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> dict[str, int]:
+    """Check the shards by their indexes, and that every JSON file, and every line of the files of lines, parses.
+
+    Returns the size of each file.
+    """
     folder = findings.folder
     for name in (CAPTURES, PREDICTIONS):
         if f"{name}/{INDEX}" in findings.faults:
@@ -182,10 +185,14 @@ def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> None:
             if not os.path.lexists(path):
                 raise StoreError(f"{path} is missing")
             require_unchanged(path, folder, shard.bytes, shard.sha256, says="its index")
-    for name in (PLAN, ENV, MODEL, HOOKS):
+    records, lines = (PLAN, ENV, MODEL, HOOKS), (*STREAMS, PICTURES)
+    for name in records:
         with findings.judging(name), suppress(MissingFile):
             read_json(folder / name)
-    for name in (*STREAMS, PICTURES):
+    for name in lines:
         with findings.judging(name) as notes:
             for _ in read_lines(folder / name, notes=notes):
                 pass
+    read = [folder / name for name in (*records, *lines) if os.path.lexists(folder / name)]
+    sizes = {path.name: path.lstat().st_size for path in read}
+    return sizes | {name: shard.bytes for name, shard in shards.items()}

@@ -61,36 +61,34 @@ class JobFailed(HookrunError):
         return str(self.args[0])
 
 
-@dataclass(frozen=True)
-class SingleRun:
-    """A single run, checked and built before its directory is created.
+def run_alone(
+    cfg: DictConfig,
+    prepared: Ready,
+    *,
+    latest: bool = True,
+    resume: Resume | None = None,
+    ranks: Ranks = ALONE,
+) -> int:
+    """The exit code of a single run, checked and built before its directory was created.
 
     latest: whether the link `latest` beside a new run in the folder of outputs is set to it
     resume: what was typed to resume the run; None for a new run
     ranks:  the processes of the run, of which this is rank 0
     """
+    from hookrun import tasks
+    from hookrun.store.run_dir import outputs_folder, update_latest
 
-    prepared: Ready
-    latest: bool = True
-    resume: Resume | None = None
-    ranks: Ranks = ALONE
-
-    def __call__(self, cfg: DictConfig) -> int:
-        from hookrun import tasks
-        from hookrun.store.run_dir import outputs_folder, update_latest
-
-        run_dir = _run_dir()
-        go_on, anyway = self.resume is not None, self.resume is not None and self.resume.anyway
-        if not go_on:
-            in_outputs = Path(run_dir).parent.resolve().is_relative_to(outputs_folder().resolve())
-            if self.latest and in_outputs and (note := update_latest(run_dir)):
-                print(note)
-            keep_found_runs(run_dir, cfg, self.prepared)
-        with unguarded():
-            return _attempt(
-                run_dir,
-                lambda: tasks.execute(self.prepared, run_dir, go_on=go_on, anyway=anyway, ranks=self.ranks),
-            )
+    run_dir = _run_dir()
+    go_on, anyway = resume is not None, resume is not None and resume.anyway
+    if not go_on:
+        in_outputs = Path(run_dir).parent.resolve().is_relative_to(outputs_folder().resolve())
+        if latest and in_outputs and (note := update_latest(run_dir)):
+            print(note)
+        keep_found_runs(run_dir, cfg, prepared)
+    with unguarded():
+        return _attempt(
+            run_dir, lambda: tasks.execute(prepared, run_dir, go_on=go_on, anyway=anyway, ranks=ranks)
+        )
 
 
 @dataclass

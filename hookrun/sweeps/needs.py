@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
 from hookrun.store.records import Status
 from hookrun.store.run_dir import newest_finished, newest_unchanged, outputs_folder
-from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory, near_path
+from hookrun.sweeps.jobs import JobFailed, free_job_memory, near_path, run_alone
 from hookrun.version import __version__
 
 FOLDER = "needs"
@@ -189,7 +190,7 @@ class NeededRuns:
             run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
             place_run(needed.cfg, run_dir)
             plain_run(needed.cfg)
-            run = SingleRun(self._prepared(needed), latest=False)
+            run = partial(run_alone, prepared=self._prepared(needed), latest=False)
             code = int(self.asked.app.run_checked(needed.cfg, run).return_value)
             free_job_memory()
             if code:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from hookrun.compose import hydra_section
 from hookrun.compose.hydra import numbered, parse_override
-from hookrun.compose.overrides import LATEST, RESUME, latest_in
+from hookrun.compose.overrides import LATEST, RESUME, named_folder
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal
 from hookrun.errors import Problem, SpecError, refuse, spec_error
@@ -89,9 +89,7 @@ def is_sweep(value: str) -> bool:
 
 def sweep_folder(value: str) -> Path:
     """The directory of the sweep that `resume` names. Raises SpecError if it holds no sweep, or a running one."""
-    folder = Path(os.path.realpath(os.path.expanduser(value)))
-    if value == LATEST:
-        folder = latest_in(outputs_folder().with_name(SWEEPS))
+    folder = named_folder(value, outputs_folder().with_name(SWEEPS))
     if not (folder / MULTIRUN).is_file():
         raise SpecError([_no_sweep(folder)])
     _refuse_running(folder)

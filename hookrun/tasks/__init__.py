@@ -197,9 +197,9 @@ def objective(run_dir: Path) -> float:
     if result is None:
         raise HookrunError(f"{run_dir} has neither accuracy nor loss to optimize: use task=train or evaluate")
     if result.value is None:
-        there = listed(names(run.metrics), 8) or "none"
         raise HookrunError(
-            f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: {there}"
+            f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: "
+            f"{listed(names(run.metrics), 8) or 'none'}"
         )
     return result.value
 

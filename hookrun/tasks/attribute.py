@@ -13,6 +13,7 @@ from hookrun.spec.objective import Direction
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.task import BackwardPass, ScoreKeys
 from hookrun.spec.tokens import TokensClause
+from hookrun.store.format import ATTRIBUTIONS
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
@@ -65,11 +66,6 @@ class AttributeTask(TaskOfOneSplit):
             raise ValueError("`method: grad_cam` needs `select`, the layer whose channels it weights")
         return self
 
-    @property
-    def backward(self) -> BackwardPass:
-        """The score, as `task.backward` of other tasks names it."""
-        return self.score
-
     def scored(self) -> tuple[str, BackwardPass]:
         """The key path and the score, of which the trial run computes the gradient."""
         return SCORE, self.score
@@ -78,8 +74,10 @@ class AttributeTask(TaskOfOneSplit):
         """Gradient hooks do not fire: the backward passes are the task's own."""
         if super().idle(hook) is None:
             return None
-        why = "does not see the gradients that task=attribute computes for itself"
-        return why, "use task.backward of task=predict, or leave the hook out"
+        return (
+            "does not see the gradients that task=attribute computes for itself",
+            "use task.backward of task=predict, or leave the hook out",
+        )
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The mean score, whose direction depends on what it is."""
@@ -121,6 +119,8 @@ class AttributeTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Attribute the scores of the split's samples, and write attributions.safetensors."""
+        from safetensors.torch import save_file
+
         from hookrun.tasks.run.attributing import Attributing, AttributionRows
         from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.batches import Batches
@@ -143,5 +143,6 @@ class AttributeTask(TaskOfOneSplit):
                 rows.add(batch.ids, attributing.of(batch, output))
                 context.hooks.step()
         names.write_pictures()
-        rows.write(context.run_dir.path, {"method": self.method, "split": self.split})
+        about = dict[str, str](method=self.method, split=self.split)
+        save_file(rows.state_dict(), context.run_dir.path / ATTRIBUTIONS, about)
         context.conclude(self.split, {"samples": names.seen.total(), **rows.means()})

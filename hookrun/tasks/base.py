@@ -16,6 +16,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, SpecError, liste
 from hookrun.spec import Experiment, HookSpec, Settings, TaskKeys
 from hookrun.spec.experiment import Section
 from hookrun.spec.objective import Direction, Goal, MetricKeys, direction_of, preferred
+from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Task(TaskKeys):
         Raises SpecError if the data cannot be described.
         """
         return {}
+
+    def scored(self) -> tuple[str, BackwardPass] | None:
+        """The key path and the score from which backward passes without training start; None: there are none."""
+        return None
 
     def show(self, prepared: Any) -> None:
         """Print the result of `prepare`. Raises HookrunError if the task is run, not shown."""

@@ -14,7 +14,7 @@ from hookrun.tasks.base import JobCache
 from hookrun.tasks.of_captures import TaskOfRuns
 
 if TYPE_CHECKING:
-    from hookrun.store.comparison.rows import MatchedRows
+    from hookrun.store.captures.read import StoredCapture
     from hookrun.store.records import Comparison
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.input import TwoRuns
@@ -93,14 +93,14 @@ class CompareTask(TaskOfRuns):
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
 
-    def _cka(self, rows: MatchedRows, other: MatchedRows) -> float | None:
+    def _cka(self, rows: StoredCapture, other: StoredCapture) -> float | None:
         """Linear CKA; None for rows that are not of samples or not finite, and if it would need too much memory."""
         from hookrun.tasks.analysis.cka import chosen_way, linear_cka_of_all
         from hookrun.tasks.analysis.features import SHARE, Features
 
         features = [Features("", each, _MOST_BYTES // SHARE) for each in (rows, other)]
         way = chosen_way(features, _MOST_BYTES)
-        if len(rows) < 2 or not rows.capture.is_by_sample or way.needed > _MOST_BYTES:
+        if len(rows) < 2 or not rows.is_by_sample or way.needed > _MOST_BYTES:
             return None
         try:
             return float(linear_cka_of_all(features, way)[0, 1])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from hookrun.data.info import SPLITS
-from hookrun.errors import SpecError, compile_error, counted, printable, spec_error
+from hookrun.errors import SpecError, compile_error, counted, printable
 from hookrun.spec import Experiment, parse_spec
-from hookrun.spec.selector import parse_selector
+from hookrun.spec.selector import AnySelector, Selector
 from hookrun.tasks.base import JobCache, Task
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ModulesTask(Task):
     task_name: ClassVar[str] = "modules"
     shows: ClassVar[bool] = True
 
-    select: Any = None
+    select: AnySelector | None = None
     depth: int | None = Field(default=None, ge=1, le=MOST_LEVELS)
     full: bool = False
 
@@ -65,7 +65,7 @@ class ModulesTask(Task):
     def show(self, prepared: Prepared) -> None:
         """Print the tree.
 
-        Raises SpecError for an invalid selector, CompileError for a selector without matches.
+        Raises CompileError for a selector without matches.
         """
         from hookrun.tasks.run.progress import Screen
 
@@ -89,8 +89,9 @@ class ModulesTask(Task):
         console.width = width
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if picked:
-            names = ", ".join(path or "(root)" for path in picked)
-            screen.say(f"* {str(parse_selector(self.select))!r} matches {len(picked)}: {names}")
+            screen.say(
+                f"* {str(self.select)!r} matches {len(picked)}: {', '.join(path or '(root)' for path in picked)}"
+            )
         if hidden := len(matches) - len(shown):
             screen.say(
                 f"{counted(hidden, 'module')} further down: task.depth={(depth or 0) + 1} shows one more level, "
@@ -153,14 +154,10 @@ def _fitting_depth(paths: Iterable[str], lines: int) -> int:
     return next(fitting, 1)
 
 
-def _picked(raw: object, model: Module) -> list[str]:
+def _picked(selector: Selector, model: Module) -> list[str]:
     """The paths of the modules that match; if none does, the names of the parameters that match."""
     from hookrun.plan.model_tree import ModelNames
 
-    try:
-        selector = parse_selector(raw)
-    except ValueError as error:
-        raise spec_error("task.select", str(error)) from error
     names = ModelNames(model)
     modules = [names.first_name(path) for path in selector.select(names.tree)]
     picked = modules or selector.select(replace(names.parameter_tree(), modules=None))

@@ -131,18 +131,19 @@ class TaskOfCaptures(TaskOfRuns):
         if most <= self.max_bytes:
             return most
         rows = self.features(analysis, self.project)[name]
-        text = f"{what} would take about {size(most)} of memory, and {size(self.max_bytes)} are allowed: "
-        text += f"{name} has {len(rows):,} rows of {list(rows.capture.shape[1:])}"
         enough = -(-most // 10**8) * 10**8  # rounded up to a multiple of 100 MB
         steps = [f"allow more (task.max_bytes={enough})"]
         if rows.captured > SUGGESTED and (less := max(needed(SUGGESTED).values())) <= self.max_bytes:
             steps.append(
                 f"project at random to fewer features (task.project={SUGGESTED}, which takes {size(less)})"
             )
-        steps.append(
-            "or capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
+        raise spec_error(
+            "task.max_bytes",
+            f"{what} would take about {size(most)} of memory, and {size(self.max_bytes)} are allowed: "
+            f"{name} has {len(rows):,} rows of {list(rows.capture.shape[1:])}",
+            f"{', '.join(steps)}, or capture fewer samples (train.limit_batches, or the hook's keep) or less of each "
+            "(reduce)",
         )
-        raise spec_error("task.max_bytes", text, ", ".join(steps))
 
     def say_memory(self, screen: Screen, needed: int) -> None:
         """Print the memory that the analysis needs, in bytes."""

@@ -13,7 +13,6 @@ from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import asked
-from hookrun.spec.task import BackwardPass
 from hookrun.tasks.base import JobCache, Task, changed, metrics_of, stopping
 from hookrun.trust import read_once
 
@@ -86,13 +85,10 @@ class TaskUnderHooks(Task):
             return None
         return sum(filter(None, passes)) * (settings.train.epochs if self.trains else 1)
 
-    def scored(self) -> tuple[str, BackwardPass] | None:
-        """The key path and the score from which backward passes without training start; None: there are none."""
-        return None
-
     def scores_with_loss(self) -> bool:
         """Whether the task computes `train.loss`, which may need targets."""
-        return self.scores or ((scored := self.scored()) is not None and scored[1].score == "loss")
+        starts_from_it = (scored := self.scored()) is not None and scored[1].score == "loss"
+        return self.scores or starts_from_it or asked(metrics_of(self), "loss")
 
     def needs_output(self) -> str | None:
         """What needs the model's output, which a hook may stop; None if nothing does."""
@@ -122,11 +118,13 @@ class TaskUnderHooks(Task):
 
         if not compared_runs(experiment.settings):
             return ()
-        if (only := self.only_split()) is None or self.trains:
-            splits: Sizes = {split: None for split in SPLITS if info.sizes[split]}
-        else:
-            splits = {only: self.samples_in_reach(experiment.settings, info.sizes)}
-        return compared_problems(experiment, splits, info)
+        # a training with a limit may pass others of its samples in each epoch
+        passed: Sizes = {
+            split: None if self.trains else samples_of_a_pass(experiment.settings, info.sizes[split])
+            for split in self.splits
+            if info.sizes[split] or len(self.splits) == 1
+        }
+        return compared_problems(experiment, passed, info)
 
     @abstractmethod
     def perform(self, context: RunContext) -> None:
@@ -194,7 +192,7 @@ class TaskUnderHooks(Task):
         plan = replace(
             plan,
             samples=self.samples_in_all(settings, info.sizes),
-            code=own_code(settings, loss, parts.metrics, trains=self.trains),
+            code=own_code(self, settings, loss, parts.metrics),
             runs=(*plan.runs, *other_runs(experiment)),
         )
         prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
@@ -232,8 +230,8 @@ class TaskUnderHooks(Task):
         ]
         clauses.append((getattr(self, "tokens", None), "task"))
         cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        missing = parts.tried(missing_spans, clauses, settings, self.splits[0], None if cut_short else reach)
-        parts.add(missing or [], of_hooks=True)
+        missing = missing_spans(clauses, settings, self.splits[0], None if cut_short else reach)
+        parts.tried(parts.add, missing, of_hooks=True)
         parts.add(self.plan_problems(plan, settings), of_hooks=True)
         if settings.compute.strategy == "none" or loss is None:
             return None
@@ -270,7 +268,6 @@ class TaskUnderHooks(Task):
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
         from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
-        from hookrun.tasks.metrics.metrics import LOSS
         from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
@@ -285,8 +282,8 @@ class TaskUnderHooks(Task):
         yield from metric_problems(self, settings, info)
         if (scored := self.scored()) is not None:
             yield from score_problems(*scored, info)
-        scores = self.scores_with_loss() or asked(metrics_of(self), LOSS)
-        if scores and info and info.target is None and train.loss.name in NEED_TARGET:
+        needs_target = train.loss.name in NEED_TARGET and self.scores_with_loss()
+        if info and info.target is None and needs_target:
             yield Problem(
                 "train.loss",
                 f"{train.loss.name!r} needs targets, and the data {info.name!r} has none",
@@ -314,8 +311,7 @@ class TaskOfOneSplit(TaskUnderHooks):
 
     def unused(self, experiment: Experiment) -> list[str]:
         """The section `train` without `limit_batches`, `log_every` and, if it is computed, the loss."""
-        wants_loss = self.scores_with_loss() or asked(metrics_of(self), "loss")
-        used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
+        used = {"limit_batches", "log_every", *(["loss"] if self.scores_with_loss() else [])}
         return changed("train", experiment.settings.train, but=used)
 
     @property

@@ -58,6 +58,7 @@ NAMES = {
         "hydra._internal.hydra": "Hydra",
         "hydra._internal.sources_registry": "SourcesRegistry",
         "hydra._internal.utils": "create_config_search_path get_args_parser",
+        "hydra.core.singleton:Singleton": "_instances",
         "hydra.core.utils:JobReturn": "_return_value",
         "hydra.plugins.config_source:ConfigSource": "_get_header_dict _normalize_file_name",
     },

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hydra.core.plugins import Plugins
 
 from hookrun import tasks
 from hookrun.errors import CheckFailed, CompileError, Problem
@@ -77,6 +80,28 @@ def notes(monkeypatch: pytest.MonkeyPatch, no_pages: None) -> Notes:
     for name in ("prepare", "show", "execute", "objective"):
         monkeypatch.setattr(tasks, name, getattr(taken, name), raising=False)
     return taken
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type], None]]:
+    """Install a class as one of the package `hydra_plugins`, of which its `__module__` is a part."""
+    plugins = Plugins.instance()  # scans for plugins the first time, and must find the real ones
+    installed = list[type]()
+
+    def install(kind: type) -> None:
+        package, module = ModuleType("hydra_plugins"), ModuleType(kind.__module__)
+        setattr(package, kind.__module__.rpartition(".")[2], module)
+        setattr(module, kind.__name__, kind)
+        for each in (package, module):
+            monkeypatch.setitem(sys.modules, each.__name__, each)
+        plugins.register(kind)
+        installed.append(kind)
+
+    yield install
+    for kind in installed:
+        del plugins.class_name_to_class[f"{kind.__module__}.{kind.__name__}"]
+        for known in plugins.plugin_type_to_subclass_list.values():
+            known[:] = [each for each in known if each is not kind]
 
 
 @pytest.fixture(autouse=True)

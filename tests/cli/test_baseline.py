@@ -25,14 +25,6 @@ def test_there_is_one_baseline_before_the_others_for_each_of_the_other_settings(
     assert jobs_of(notes)[:2] == [(5, False), (6, False)] and len(jobs_of(notes)) == 6
 
 
-def test_jobs_that_differ_only_in_hooks_share_a_baseline(cwd: Path, notes) -> None:
-    assert main(["-m", "baseline=true", "hooks=none,noise"]) == 0
-    assert jobs_of(notes) == [(0, False), (0, True)], "one is there already"
-    notes.prepared.clear()
-    assert main(["-m", "experiment=clip_fc", "hooks.clip_fc.max=0.001,0.01"]) == 0
-    assert jobs_of(notes) == [(0, True), (0, True)], "nobody asked for one"
-
-
 def test_an_experiment_may_set_it_alone_or_in_a_sweep_over_experiments(cwd: Path, notes) -> None:
     text = Path(__file__).parents[2].joinpath("conf/experiment/clip_fc.yaml").read_text()
     (cwd / "mine/experiment").mkdir(parents=True)

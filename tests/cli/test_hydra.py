@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -28,14 +27,6 @@ from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
-
-
-def test_hydras_state_is_restored_even_after_an_exception() -> None:
-    with pytest.raises(KeyError), opened(conf_dir()) as app:
-        HydraConfig.instance().set_config(app.compose_config("config", [], RunMode.RUN))
-        raise KeyError
-    assert not GlobalHydra.instance().is_initialized()
-    assert not HydraConfig.initialized()
 
 
 def test_folders_are_searched_in_the_order_given_and_the_main_one_last(tmp_path: Path) -> None:
@@ -70,15 +61,6 @@ def test_a_checked_configuration_is_not_composed_again(tmp_path: Path) -> None:
     assert (tmp_path / "run/.hydra/config.yaml").is_file()
 
 
-@pytest.mark.parametrize("typed", ["seed=1,2", "seed=range(1,3)"])
-def test_the_jobs_of_a_sweep_are_listed_before_it_starts(typed: str) -> None:
-    with opened(conf_dir()) as app:
-        cfg = app.compose_config("config", [typed, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        jobs = app.jobs(cfg)
-        assert jobs == [["seed=1"], ["seed=2"]]
-        assert [app.job_config(cfg, job, number).seed for number, job in enumerate(jobs)] == [1, 2]
-
-
 @pytest.mark.parametrize(
     "job",
     [
@@ -108,6 +90,10 @@ def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch: pytest.Mo
         loader = pickle.loads(pickle.dumps(app.config_loader))
         Singleton.set_state(Singleton.get_state())
         assert loader.load_sweep_config(cfg, ["seed=7"]).seed == 7
+        plugins = Plugins.instance()
+    monkeypatch.undo()
+    # Hydra has made the classes of its plugins again, and the earlier ones no longer work.
+    Singleton._instances[Plugins] = plugins
 
 
 def test_a_folder_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
@@ -219,8 +205,3 @@ def test_it_works_inside_an_application_that_uses_hydra_itself(conf: Conf) -> No
     with initialize_config_dir(conf(config="theirs: 1\n"), version_base="1.3"):
         assert compose_dict(["seed=3"])["seed"] == 3
         assert compose("config").theirs == 1
-
-
-def test_conf_is_beside_the_package_in_a_checkout() -> None:
-    assert (conf_dir() / "config.yaml").is_file()
-    assert conf_dir().is_absolute()

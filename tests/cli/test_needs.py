@@ -103,6 +103,7 @@ def test_it_runs_first_and_is_reused(patched: Path, patched_once: tuple[Path, st
     assert "(runs first)" in said
     found, theirs = hookrun.open_run("outputs/latest"), hookrun.open_run(patched)
     assert_close(found.predictions[:], theirs.predictions[:])
+    assert found.config["hooks"]["patch"]["value"]["run"] == "clean", "by its name"
     assert found.plan["runs"] == [
         {
             "where": "hooks.patch.value.run",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import Container
+from omegaconf import OmegaConf
 from quick_hydra import plain_hydra
 
 from hookrun.cli import main
@@ -35,25 +35,13 @@ def composed(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def noted(self: ConfigLoaderImpl, *args: Any, **options: Any) -> Any:
         cfg = load(self, *args, **options)
-        found.append(nodes(cfg))
+        found.append(OmegaConf.to_yaml(cfg))
         return cfg
 
     with monkeypatch.context() as patch:
         patch.setattr(ConfigLoaderImpl, "load_configuration", noted)
         main(argv)
     return found
-
-
-def nodes(node: Any) -> Any:
-    """A node with its content, types and flags."""
-    inner = node._content if isinstance(node, Container) else node._value()
-    if isinstance(inner, dict):
-        inner = {key: nodes(value) for key, value in inner.items()}
-    elif isinstance(inner, list):
-        inner = [nodes(value) for value in inner]
-    # By name: scanning for plugins creates their classes again.
-    types = f"{node._metadata.ref_type} {node._metadata.object_type} {node._metadata.optional}"
-    return type(node), types, [bool(node._get_flag(name)) for name in ("struct", "readonly")], inner
 
 
 OWN = {

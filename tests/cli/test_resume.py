@@ -208,6 +208,8 @@ def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) 
         (["resume=."], "has no status.json: no run began there"),
         (["resume=1,2"], "expected one value"),
         (["resume=true"], "expected a directory"),
+        (["resume="], "expected a directory"),
+        (["resume=a b: {c"], "/a b: {c"),  # which Hydra's grammar cannot read
         (["resume_anyway=true"], "goes with resume=DIR"),
         (["resume=x", "resume_anyway=3"], "resume_anyway=true"),
     ],

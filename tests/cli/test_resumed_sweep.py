@@ -107,6 +107,8 @@ def test_a_directory_may_follow_the_number_by_a_resolver_and_a_wrong_one_is_refu
     assert jobs(earlier) == {"job0": 5, "job1": 1, "job2": 7, "job3": 8}
     assert main(["-m", "seed=9", "hydra.sweep.subdir=${nowhere}", "resume=mine"]) == 2
     assert "hydra.sweep.subdir: Interpolation key 'nowhere' not found" in capsys.readouterr().err
+    assert main(["-m", "seed=9", "hydra.sweep.subdir=job0", "resume=mine"]) == 2
+    assert "job0 is the directory of a job with another configuration" in capsys.readouterr().err
 
 
 def test_equal_jobs_are_distinguished_by_their_number(notes, earlier: Path) -> None:
@@ -148,6 +150,10 @@ def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd: Path, earlier: Pa
         with sole_writer(held):
             assert main(["-m", "resume=mine"]) == 2
         assert f"resume: {held} is being written by process" in capsys.readouterr().err
+    for content in ("[]", '{"config": "x"}'):
+        (earlier / "1/job.json").write_text(content)
+        assert main(["-m", "resume=mine"]) == 2
+        assert "1/job.json: " in capsys.readouterr().err
     (earlier / "1/job.json").unlink()
     assert main(["-m", "resume=mine"]) == 2
     assert "does not say which job it is" in capsys.readouterr().err and notes.ran == []
@@ -221,11 +227,11 @@ def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier: Path,
 
 
 def test_the_message_about_an_interrupted_larger_sweep_names_the_missing_jobs(notes, earlier, capsys) -> None:
-    assert swept("seed=5,6") == 0
-    assert main(["-m", "seed=130,8,6,9,5", "resume=mine"]) == 130
+    assert swept("seed=5,6", "train.epochs=3") == 0
+    assert main(["-m", "seed=130,8,6,9,5", "train.epochs=3", "resume=mine"]) == 130
     said = capsys.readouterr().err
     assert "2 done, 1 interrupted, 2 not started" in said
-    assert "not started: #1 (seed=8), #3 (seed=9)\n" in said
+    assert "not started: #1 (seed=8), #3 (seed=9)\n" in said, "what all jobs share is not repeated"
 
 
 def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(notes, earlier, monkeypatch, capsys) -> None:

@@ -6,11 +6,9 @@ import json
 import pickle
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,7 +33,7 @@ def only_sweep(folder: Path) -> Path:
 
 
 def test_every_job_has_its_own_directory(cwd: Path, notes) -> None:
-    assert main(["-m", "experiment=clip_fc", "seed=5,6", "train.epochs=1,2"]) == 0
+    assert main(["experiment=clip_fc", "-m", "seed=range(5,7)", "train.epochs=1,2"]) == 0
     sweep = only_sweep(cwd)
     assert [run_dir for _, run_dir in notes.ran] == [sweep / str(number) for number in range(4)]
     settings = [experiment.settings for experiment, _ in notes.prepared]
@@ -47,14 +45,6 @@ def test_two_sweeps_have_different_directories(cwd: Path, notes) -> None:
     assert main(["-m", "seed=5"]) == main(["-m", "seed=5"]) == 0
     first, second, latest = sorted((cwd / "multirun").iterdir())
     assert latest.is_symlink() and latest.resolve() == second != first
-
-
-def test_experiments_can_be_swept_over(conf: Conf, notes) -> None:
-    folder = conf(
-        **{f"experiment/{name}": f"# @package _global_\nseed: {name[1]}\n" for name in ("a5", "b6")}
-    )
-    assert main(["--config-dir", folder, "-m", "experiment=a5,b6"]) == 0
-    assert [seed for seed, _ in notes.ran] == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +119,19 @@ def test_a_read_only_sweep_shows_every_job_and_leaves_no_files(cwd: Path, notes,
     assert list(cwd.iterdir()) == []
 
 
-def test_a_job_can_be_pickled() -> None:
-    assert pickle.loads(pickle.dumps(SweepJob(frozenset({"mypkg"})))) == SweepJob(frozenset({"mypkg"}))
+PLAIN = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+CLEAN = parse_experiment({**PLAIN, "needs": {"clean": {"experiment": "clean", "overrides": ["seed=1"]}}})
+
+
+def test_a_job_can_be_pickled_with_the_runs_that_were_found_when_the_sweep_began() -> None:
+    need = CLEAN.settings.needs["clean"]
+    job = SweepJob(frozenset({"mypkg"}), needs={need: "/runs/clean"}, previous="/runs/before")
+    sent = pickle.loads(pickle.dumps(job))
+    assert sent == job
+    runs = CLEAN.with_runs(sent.needs, sent.previous).runs
+    assert runs == {"clean": "/runs/clean", "previous": "/runs/before"}
+    with pytest.raises(SpecError, match=r"experiment clean seed=1 was not known when the sweep began"):
+        CLEAN.with_runs({})
     failed = pickle.loads(pickle.dumps(JobFailed("job failed: multirun/0", 3)))
     assert (failed.exit_code, str(failed)) == (3, "job failed: multirun/0")
 
@@ -155,24 +156,10 @@ class Climber(Sweeper):
 
 
 class TestOptimizingSweeper:
-    @pytest.fixture(autouse=True)
-    def climber(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Install the sweeper as the package `hydra_plugins.climber`."""
-        plugins = Plugins.instance()  # scans for plugins the first time, and must find the real ones
-        package, module = ModuleType("hydra_plugins"), ModuleType("hydra_plugins.climber")
-        package.climber, module.Climber = module, Climber  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "hydra_plugins", package)
-        monkeypatch.setitem(sys.modules, "hydra_plugins.climber", module)
-        plugins.register(Climber)
-        Climber.objectives = []
-        yield
-        del plugins.class_name_to_class["hydra_plugins.climber.Climber"]
-        for known in plugins.plugin_type_to_subclass_list.values():
-            if Climber in known:
-                known.remove(Climber)
-
     @pytest.fixture
-    def folder(self, conf: Conf) -> str:
+    def folder(self, plugin, conf: Conf) -> str:
+        plugin(Climber)
+        Climber.objectives = []
         sweeper = "_target_: hydra_plugins.climber.Climber\nstart: 5\nsteps: 2\n"
         return conf(**{"hydra/sweeper/climber": sweeper})
 
@@ -228,6 +215,9 @@ class TestOptimizingSweeper:
         assert [seed for seed, _ in notes.ran] == [5, 6, 7]
         assert Climber.objectives == [0.5, 0.6, 0.5, 0.6, 0.7]
         assert "sweep: 3 of 3 jobs done, 2 of them before" in capsys.readouterr().out
+        assert main([*command[:-1], "hydra.sweep.dir=stopped", "hydra.sweeper.start=3"]) == 3
+        assert main(["--config-dir", folder, "-m", "resume=stopped"]) == 3, "it gets the failure again"
+        assert [seed for seed, _ in notes.ran] == [5, 6, 7, 3]
 
     def test_a_read_only_task_shows_the_common_configuration(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "task=plan"]) == 0
@@ -309,10 +299,9 @@ def test_a_sampler_without_a_seed_gets_the_experiment_s(given: int | None, expec
 
 
 def test_a_job_with_another_objective_is_refused() -> None:
-    plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
-    require_goal(parse_experiment({**plain, "task": {"name": "train"}}), ACCURACY)
+    require_goal(parse_experiment({**PLAIN, "task": {"name": "train"}}), ACCURACY)
     with pytest.raises(SpecError, match=r"job is to maximize train/accuracy .* sweep is to maximize val/"):
-        require_goal(parse_experiment({**plain, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
+        require_goal(parse_experiment({**PLAIN, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
 
 
 def test_a_sweeper_without_a_known_direction_setting_gives_a_note() -> None:

@@ -52,15 +52,11 @@ def test_an_earlier_finished_run_is_read(earlier: Callable[[str], Path]) -> None
     assert [line["epoch"] for line in run.metrics if line.get("split") == "val"] == [0, 1]
 
 
-def test_an_earlier_finished_run_is_verified_and_shown(
-    earlier: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_finished_run_is_verified_and_shown(earlier: Callable[[str], Path]) -> None:
     path = earlier("finished")
-    monkeypatch.setattr("sys.argv", ["verify", str(path)])
-    assert verify() == 0
+    assert verify([str(path)]) == 0
     (path / "report.html").unlink()
-    monkeypatch.setattr("sys.argv", ["report", str(path)])
-    assert report() == 0
+    assert report([str(path)]) == 0
     assert "features" in (path / "report.html").read_text(encoding="utf-8")
 
 

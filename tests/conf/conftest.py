@@ -27,6 +27,11 @@ SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
 @pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
 def _no_pages(request: pytest.FixtureRequest) -> None:
     if "pages" not in request.fixturenames:
         request.getfixturevalue("no_pages")
@@ -60,14 +65,11 @@ def _needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, capsys, pages: None
-) -> Callable[..., Run]:
+def shipped(tmp_path: Path, request: pytest.FixtureRequest, capsys, pages: None) -> Callable[..., Run]:
     """Run an experiment: it ends well without a warning or a word on stderr, every hook fires, a page is drawn.
 
     What it needs runs once for the tests of this process.
     """
-    monkeypatch.chdir(tmp_path)
     before, here = request.getfixturevalue("_needed"), tmp_path / "outputs/needs"
 
     def run(name: str, *overrides: str, code: int = 0) -> Run:

@@ -110,9 +110,8 @@ def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) ->
 
 
 # Those of the tutorials run, with their figures, in tests of their own.
-def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path, monkeypatch) -> None:
+def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path: Path) -> None:
     """Each composes; one of each task is run. That the hooks of each fit its model is tested in test_experiments.py."""
-    monkeypatch.chdir(tmp_path)
     shown = dict[str, str]()
     for name in EXPERIMENTS:
         if not name.startswith("tutorial/"):

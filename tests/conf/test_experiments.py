@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 import yaml
-from safetensors.torch import load_file
+from run_files import weights
 from shipped_needs import needs_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,15 +22,6 @@ from hookrun.tasks import parse_experiment, prepare
 
 CONF = Path(__file__).parents[2] / "conf"
 SMALL = ["train.epochs=1", "train.limit_batches=2", "compute.threads=1", "compute.device=cpu"]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def weights(run: Run, name: str = "last") -> dict[str, torch.Tensor]:
-    return load_file(run.path / f"checkpoints/{name}.safetensors")
 
 
 TESTS = "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("test_*.py")))

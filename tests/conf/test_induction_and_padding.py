@@ -14,11 +14,6 @@ from hookrun.cli import main
 FAST = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_heads(shipped) -> None:
     run = shipped("lm/induction", "train.epochs=4", "train.checkpoint.save=none")
     values = [line for line in run.metrics if line["split"] == "val"]

@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-from torch import Tensor
+from run_files import weights
 
 import hookrun
-from hookrun.store.reader import Run
-
-
-def weights(run: Run) -> dict[str, Tensor]:
-    return load_file(run.path / "checkpoints/last.safetensors")
 
 
 def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipped) -> None:

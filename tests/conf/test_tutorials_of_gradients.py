@@ -18,14 +18,6 @@ Runs = Callable[..., Run]
 Models = Callable[..., nn.Module]
 OnGradient = Callable[..., None]
 
-W, TWICE_W = torch.full((5,), -0.9064), torch.full((5,), -1.8128)
-B, TWICE_B = torch.tensor([-1.8891, 0.5235, 0.4592]), torch.tensor([-3.7783, 1.0471, 0.9184])
-
-
-def near(found: Tensor, expected: Tensor) -> None:
-    """To four decimals."""
-    assert_close(found, expected, rtol=0, atol=1e-4)
-
 
 def test_01_the_gradients_of_a_and_b_are_printed(in_memory, capsys: Any) -> None:
     in_memory(1)
@@ -47,35 +39,25 @@ def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(in_memory, model_o
 def test_03_doubling_the_loss_s_gradient_doubles_all_upstream(in_memory, model_of, on_gradient) -> None:
     _, captures = in_memory(3)
     gradients = captures["gradients"]
-    near(gradients["w"][0], TWICE_W)
-    near(gradients["b"][0], TWICE_B)
     model = model_of("tutorial/regression", seed=2)
     on_gradient(model.loss, lambda grad: 2 * grad)
     model().backward()
     assert_close([gradients[name][0] for name in "wb"], [model.w.grad, model.b.grad])
 
-    plain = model_of("tutorial/regression", seed=2)
-    plain().backward()
-    near(plain.w.grad, W)
-    near(plain.b.grad, B)
-
 
 def test_04_doubling_w_s_gradient_leaves_the_others(in_memory, model_of: Models) -> None:
     _, captures = in_memory(4)
     gradients = captures["gradients"]
-    near(gradients["w"][0], TWICE_W)
-    near(gradients["b"][0], B)
-    near(captures["gradient_of_y"]["y"][0], B)
     model = model_of("tutorial/regression", seed=2)
     model.w.register_hook(lambda grad: 2 * grad)
     model().backward()
     assert_close([gradients[name][0] for name in "wb"], [model.w.grad, model.b.grad])
+    assert_close(captures["gradient_of_y"]["y"][0], model.b.grad)
 
 
 def test_05_the_gradient_of_y_is_captured(in_memory, model_of: Models, on_gradient: OnGradient) -> None:
     _, captures = in_memory(5)
     (gradient,) = captures["gradient_of_y"]["y"]
-    near(gradient, B)
     model, seen = model_of("tutorial/regression", seed=2), list[Tensor]()
     on_gradient(model.y, seen.append)
     model().backward()

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_files import recorded
 from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
 
@@ -161,7 +160,9 @@ class Ended(NamedTuple):
         codes = [self.codes[name][at] for at in (0, 2 * number + 1, 2 * number + 2)]
         assert codes == [0, -9, 0], (where / "log").read_text()
         killed, kill = where / f"killed{number}", RUNS[name][1][number]
-        assert_equal(content(killed), content(where / "whole"), f"{kill}")
+        found, whole = (recorded(hookrun.open_run(path)) for path in (killed, where / "whole"))
+        for key, expected in whole.items():
+            assert found[key] == expected, (kill, key)
         assert not list(killed.rglob("state_*")), "states are left"
         assert not list(killed.rglob(".*.tmp")), "a torn file is left"
 
@@ -177,37 +178,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Ende
     done = warm.run(KILLED, json.dumps(RUNS), cwd=folder)
     assert done.returncode == 0, done.stderr
     return Ended(folder, json.loads(done.stdout.splitlines()[-1]))
-
-
-def content(folder: Path) -> dict[str, Any]:
-    run = hookrun.open_run(folder)
-    found: dict[str, Any] = {"status": run.status["status"], "metrics": list(map(str, run.metrics))}
-    found["captures"] = content_of_rows(run.captures)
-    for name in ("stats.jsonl", "samples.jsonl", "hooks.json"):
-        found[name] = (folder / name).read_text() if (folder / name).exists() else None
-    for file in sorted((folder / "checkpoints").glob("*")):
-        found[file.name] = load_file(file)
-    if (folder / "predictions").exists():
-        found["predictions"] = content_of_rows(run.predictions)
-    return found
-
-
-def content_of_rows(found: Any) -> Any:
-    if not isinstance(found, StoredCapture):
-        return {key: content_of_rows(found[key]) for key in found}
-    columns = ("sample_ids", "epochs", "steps", "calls", "splits")
-    return {"rows": found[:], **{name: getattr(found, name) for name in columns}}
-
-
-def assert_equal(found: Any, expected: Any, where: str) -> None:
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected), where
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
-        for key, value in expected.items():
-            assert_equal(found[key], value, f"{where} {key}")
-    else:
-        assert found == expected, where
 
 
 def test_training(ended: Ended) -> None:

@@ -1,23 +1,18 @@
 """Caches for Hydra, so that the tests compose faster: the shipped configuration is read and merged once per process.
 
-A small run spends four fifths of its time in Hydra, which composes twice and each time reads and merges the same twenty
+A small run spends most of its time in Hydra, which composes twice and each time reads and merges the same twenty
 files, in about a thousand runs. Here the results of Hydra's pure functions are cached as pickles, so that a run cannot
 change the cached objects. hookrun's own readers and checks are not cached. Cached are:
 
 - the content of config files in the folders of hookrun and Hydra, but not of files that tests write
 - the defaults list, if there are no other config folders, and the merged content of its files
 
-Half of the remaining time goes into deep copies of configurations. OmegaConf creates each node and then fills it; here
-the copies are created filled.
-
 tests/cli/test_quick_hydra.py compares it with plain Hydra.
 """
 
 from __future__ import annotations
 
-import copy
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -32,13 +27,12 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, ListConfig, nodes
+from omegaconf import DictConfig
 
 from hookrun.compose.loader import _is_ours
 
 Original = Callable[..., Any]
 _memory: dict[tuple[object, ...], bytes] = {}
-_shipped: dict[tuple[str, ...], bool] = {}
 
 
 def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
@@ -54,21 +48,11 @@ def _place(source: ConfigSource) -> tuple[str, ...]:
     return type(source).__name__, source.provider, source.path
 
 
-def _is_shipped(source: ConfigSource | None) -> bool:
-    """Whether its files do not change during the tests: the folders of hookrun, Hydra and Hydra's plugins."""
-    if source is None:
-        return False
-    place = _place(source)
-    if place not in _shipped:
-        _shipped[place] = _is_ours(source)
-    return _shipped[place]
-
-
 def _load_config(original: Original) -> Original:
     @wraps(original)
     def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None or not _is_shipped(source):
+        if source is None or not _is_ours(source):
             return original(self, config_path)
         key = "file", *_place(source), config_path
         return _remembered(key, lambda: original(self, config_path))
@@ -81,7 +65,7 @@ def _create_defaults_list(original: Original) -> Original:
     def create_defaults_list(
         repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
     ) -> DefaultsList:
-        if not all(map(_is_shipped, repo.get_sources())):
+        if not all(map(_is_ours, repo.get_sources())):
             return original(repo, config_name, overrides_list, **how)
         typed = [each for each in overrides_list if not each.is_sweep_override()]
         is_choice = [
@@ -101,7 +85,7 @@ def _create_defaults_list(original: Original) -> Original:
 def _compose(original: Original) -> Original:
     @wraps(original)
     def compose(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        if not all(map(_is_shipped, repo.get_sources())):
+        if not all(map(_is_ours, repo.get_sources())):
             return original(self, defaults, repo)
         places = [_place(each) for each in repo.get_sources()]
         key = "merged", *places, *(tuple(vars(each).values()) for each in defaults)
@@ -110,49 +94,10 @@ def _compose(original: Original) -> Original:
     return compose
 
 
-def _copied(node: Any, memo: dict[int, Any]) -> Any:
-    """The same copy of a node as OmegaConf's ``__deepcopy__`` makes: values and the parent are shared."""
-    new = object.__new__(type(node))
-    content = node.__dict__.get("_content")
-    metadata = object.__new__(type(node._metadata))
-    metadata.__dict__.update(node._metadata.__dict__, flags=dict(node._metadata.flags))
-    metadata.resolver_cache = defaultdict(dict, copy.deepcopy(dict(node._metadata.resolver_cache), memo))
-    new.__dict__.update(node.__dict__, _metadata=metadata, _flags_cache=None)
-    if isinstance(content, dict):
-        new.__dict__["_content"] = {key: _child(value, new, memo) for key, value in content.items()}
-    elif isinstance(content, list):
-        new.__dict__["_content"] = [_child(value, new, memo) for value in content]
-    memo[id(node)] = new
-    return new
-
-
-def _child(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
-    if id(node) in memo:
-        new = memo[id(node)]
-    else:
-        new = _copied(node, memo) if type(node) in _COPIED else copy.deepcopy(node, memo)
-    new.__dict__["_parent"] = parent
-    return new
-
-
-def _deepcopy(original: Original) -> Original:
-    @wraps(original)
-    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-        return _copied(self, memo) if type(self) in _COPIED else original(self, memo)
-
-    return deepcopy
-
-
-_VALUES = (
-    nodes.AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode,
-)  # fmt: skip
-_COPIED: frozenset[type] = frozenset({DictConfig, ListConfig, *_VALUES})
-
 REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (ConfigRepository, "load_config", _load_config),
     (config_loader_impl, "create_defaults_list", _create_defaults_list),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
-    *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
 """(owner, name) of each function, with the decorator that makes the cached version."""
 

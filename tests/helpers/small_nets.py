@@ -25,13 +25,20 @@ POISONED = """
 def __init__(self, at=()):
     super().__init__()
     self.at, self.last = at, nn.Linear(64, 10)
-    self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
+    self.early, self.norm, self.drop = nn.BatchNorm1d(64), nn.BatchNorm1d(64), nn.Dropout(0.5)
     self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+    self.register_buffer("total", torch.zeros(64))
+    self.register_buffer("absent", None)
 
 def forward(self, x):
     bad = self.training and int(self.seen) in self.at
     self.seen += self.training
-    x = self.norm(x.flatten(1) * (float("nan") if bad else 1.0))
-    return self.last(self.drop(x))
+    x = self.early(x.flatten(1)) * (float("nan") if bad else 1.0)
+    if self.training:
+        self.total = self.total + x.detach().sum(0)
+    return self.last(self.drop(self.norm(x)))
 """
-"""The body of a network of one's own: its forwards with the numbers `at` make NaN in training."""
+"""The body of a network of one's own: its forwards with the numbers `at` make NaN in training, after `early`.
+
+Its buffers are written in place, replaced by other tensors, or None.
+"""

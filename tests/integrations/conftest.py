@@ -108,7 +108,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, f"hookrun.integrations.{library}", raising=False)
-        monkeypatch.delattr(hookrun.integrations, library, raising=False)
+        monkeypatch.delitem(vars(hookrun.integrations), library, raising=False)
 
     yield without
     monkeypatch.undo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -75,9 +74,9 @@ def test_a_copy_of_a_callback_follows_a_loop_of_its_own(tmp_path: Path) -> None:
     assert [path.name for path in copied.run_dirs] == ["run", "run-2"]
 
 
-def test_the_run_of_a_failed_loop_is_failed(tmp_path: Path) -> None:
-    follower = LoopFollower(HOOKS, os.fspath(tmp_path / "run"))
-    follower.begin(net())
-    follower.end(ValueError("a bad batch"))
-    status = hookrun.open_run(tmp_path / "run").status
-    assert status["status"] == "failed" and "a bad batch" in status["reason"]
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_without_its_library_an_integration_says_what_to_install(library: str, without) -> None:
+    without(library)
+    with pytest.raises(ImportError, match=rf"pip install 'hookrun\[{library}\]'") as caught:
+        getattr(hookrun.integrations, library)
+    assert isinstance(caught.value, hookrun.HookrunError)

@@ -191,10 +191,3 @@ def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
     made = trainer(callback, min_epochs=0)
     made.fit(Module(), loader)
     assert made.global_step < 3 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
-
-
-def test_without_lightning_the_error_says_what_to_install(without) -> None:
-    without("lightning")
-    with pytest.raises(ImportError, match=r"pip install 'hookrun\[lightning\]'") as caught:
-        hookrun.integrations.lightning  # noqa: B018
-    assert isinstance(caught.value, hookrun.HookrunError)

@@ -155,9 +155,3 @@ def test_a_check_stops_the_trainer(tmp_path: Path, trainer) -> None:
     made = trainer(Model(), Callback(spec, run_dir=tmp_path / "mine"))
     made.train()
     assert made.state.global_step == 1 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
-
-
-def test_without_transformers_the_error_says_what_to_install(without) -> None:
-    without("transformers")
-    with pytest.raises(ImportError, match=r"pip install 'hookrun\[transformers\]'"):
-        hookrun.integrations.transformers  # noqa: B018

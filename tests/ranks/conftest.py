@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_files import weights
 from warm_processes import Process, WarmProcesses
 
 from hookrun.store.captures.read import StoredCapture
@@ -121,10 +121,6 @@ class Same:
     """What a run of several ranks must have in common with that of one process."""
 
     @staticmethod
-    def stored(run: Run, name: str = "last") -> dict[str, torch.Tensor]:
-        return load_file(run.path / "checkpoints" / f"{name}.safetensors")
-
-    @staticmethod
     def rows_of(run: Run, hook: str, module: str) -> StoredCapture:
         rows = run.captures[hook][module]
         assert isinstance(rows, StoredCapture)
@@ -132,8 +128,8 @@ class Same:
 
     @staticmethod
     def weights(one: Run, two: Run, name: str = "last", atol: float = 1e-6) -> None:
-        for key, each in Same.stored(one, name).items():
-            assert torch.allclose(each, Same.stored(two, name)[key], atol=atol), (name, key)
+        for key, each in weights(one, name).items():
+            assert torch.allclose(each, weights(two, name)[key], atol=atol), (name, key)
 
     @staticmethod
     def rows(one: Run, two: Run, rtol: float = 1e-4, hooks: Iterable[str] | None = None) -> None:
@@ -181,20 +177,6 @@ def workers(warm: WarmProcesses) -> Iterator[Workers]:
     made = Workers(warm)
     yield made
     made.close()
-
-
-@pytest.fixture
-def new_workers(warm: WarmProcesses) -> Iterator[Callable[[], Workers]]:
-    """Creates two more, for a test that kills or ends them."""
-    made: list[Workers] = []
-
-    def make() -> Workers:
-        made.append(Workers(warm))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -90,6 +91,13 @@ def cases(rank: int) -> dict[str, float | str]:
     def compare(name: str, numbers: list[float], others: list[float]) -> None:
         found[name] = max(abs(one - other) for one, other in zip(numbers, others, strict=True))
 
+    @contextmanager
+    def refusal(name: str) -> Iterator[None]:
+        try:
+            yield
+        except hookrun.HookrunError as error:
+            found[name] = str(error)
+
     for parts in (1, 2):
         alone = network()
         with hookrun.hooked(alone, SPEC) as hooks:
@@ -142,34 +150,22 @@ def cases(rank: int) -> dict[str, float | str]:
         model = network()
         with hookrun.hooked(model, SPEC) as hooks:
             compare(name, between(model, DistributedDataParallel(model), hooks, rank, fails=fails), wanted)
-    refused = network()
-    try:
-        with hookrun.hooked(refused, SPEC) as hooks:
-            trained(DistributedDataParallel(refused), hooks, rank, 2, sync=False)
-    except hookrun.HookrunError as error:
-        found["grad under no_sync"] = str(error)
+    unsynced = network()
+    with refusal("grad under no_sync"), hookrun.hooked(unsynced, SPEC) as hooks:
+        trained(DistributedDataParallel(unsynced), hooks, rank, 2, sync=False)
     wrapped = DistributedDataParallel(network())
     added = {"bias": {"select": "1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
-    try:
-        with hookrun.hooked(wrapped.module, added) as hooks:
-            trained(wrapped, hooks, rank)
-    except hookrun.HookrunError as error:
-        found["added to a wrapped model"] = str(error)
+    with refusal("added to a wrapped model"), hookrun.hooked(wrapped.module, added) as hooks:
+        trained(wrapped, hooks, rank)
     sharded = network()
     fully_shard(sharded)
     sharded.set_requires_gradient_sync(False)
-    try:
-        with hookrun.hooked(sharded, SPEC) as hooks:
-            trained(sharded, hooks, rank)
-    except hookrun.HookrunError as error:
-        found["grad without sync"] = str(error)
-    late = network()
-    try:
-        with hookrun.hooked(late, {"step": {**SPEC["clip"], "hook": "optimizer_step_pre"}}):
-            late[0].weight = nn.Parameter(torch.zeros(8, 4))
-            late(rows(0, 0)[0])
-    except hookrun.HookrunError as error:
-        found["replaced"] = str(error)
+    with refusal("grad without sync"), hookrun.hooked(sharded, SPEC) as hooks:
+        trained(sharded, hooks, rank)
+    late, step = network(), {"step": {**SPEC["clip"], "hook": "optimizer_step_pre"}}
+    with refusal("replaced"), hookrun.hooked(late, step):
+        late[0].weight = nn.Parameter(torch.zeros(8, 4))
+        late(rows(0, 0)[0])
     return found
 
 

@@ -76,8 +76,13 @@ def test_what_several_processes_cannot_do_is_refused_first(cwd, monkeypatch, cap
         assert main([*ddp, f"task={task}"]) == 2, task
         error = capsys.readouterr().err
         assert f"found 2 processes, and task={task} is one for a single process" in error, error
-    assert main([*SMALL]) == 2
-    assert "compute=ddp splits one run over them" in capsys.readouterr().err
+    for sweep in ([], ["-m", "seed=1,2"]):
+        assert main([*sweep, *SMALL]) == 2
+        said = capsys.readouterr().err
+        assert "found 2 processes (WORLD_SIZE), and a run uses one" in said and "compute=ddp splits" in said
+    for shown in ("task=plan", "task=modules"):
+        assert main([*SMALL, shown]) == 0
+    capsys.readouterr()
     assert main(["-m", *ddp, "seed=1,2"]) == 2
     assert "a sweep runs its jobs one after the other" in capsys.readouterr().err
     assert main([*ddp, "task=plan", LAST, NOISE]) == 0

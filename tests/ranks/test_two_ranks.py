@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import weights
 
 import hookrun
 from hookrun.cli import main
@@ -85,7 +86,7 @@ def assert_same(same: Any, one: Run, two: Run) -> None:
         path = Path("checkpoints") / f"{name}.safetensors"
         assert (one.path / path).exists() == (two.path / path).exists()
         if (one.path / path).exists():
-            assert list(same.stored(one, name)) == list(same.stored(two, name))
+            assert list(weights(one, name)) == list(weights(two, name))
             same.weights(one, two, name, atol=1e-5)
     same.metrics(one, two)
     for line, other in zip(by_place(one), by_place(two), strict=True):

@@ -162,8 +162,9 @@ def test_a_large_capture_is_drawn_from_rows_spread_over_all_shards(tmp_path: Pat
     assert len(list(tmp_path.glob("*.safetensors"))) > 20
     assert 200 < len(sample.values) <= MOST_ROWS
     assert (sample.values[0, 0], sample.values[-1, 0]) == (0, 99)
-    assert torch.equal(sample.values[:, 0].long(), sample.steps)
-    assert sample.samples.tolist() == sorted(sample.samples.tolist())
+    assert torch.equal(sample.values[:, 0].long(), sample.source.steps)
+    ids = sample.source.sample_ids.tolist()
+    assert ids == sorted(ids)
 
 
 def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) -> None:
@@ -176,11 +177,12 @@ def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) ->
         writer.flush()
     writer.close()
     (capture,) = stored_captures(tmp_path)
-    found = rows_of_samples(capture, 3, {("val", 2)}, 10)
+    found = list(rows_of_samples(capture, 3, {("val", 2)}, 10))
     assert [rows.name for rows in found] == ["val sample 2", "val sample 0", "val sample 1"]
     assert [rows.values.tolist() for rows in found] == [[[1, 3, 2]], [[1, 2, 0]], [[1, 2, 1]]]
-    assert (found[0].epochs.item(), found[0].steps.item(), found[0].by_token) == (1, 3, False)
+    assert (found[0].source.epochs.item(), found[0].source.steps.item(), found[0].by_token) == (1, 3, False)
 
 
 def test_captures_of_firings_have_no_samples(tmp_path: Path) -> None:
-    assert rows_of_samples(captured(tmp_path, random(2, 3), by_sample=False), 3, set(), 10) == []
+    of_firings = captured(tmp_path, random(2, 3), by_sample=False)
+    assert list(rows_of_samples(of_firings, 3, set(), 10)) == []

@@ -92,15 +92,6 @@ def cells(page: Any, column: str) -> list[str]:
     )
 
 
-def test_a_page_is_as_wide_as_the_screen(observed: Path, sweep: Path, look) -> None:
-    for path in (observed, sweep):
-        page = look(path)
-        for width in (390, 1200):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") == width, path
-            assert page.locator("svg.chart").first.bounding_box()["width"] > 250, path
-
-
 def test_every_picture_is_drawn(observed: Path, look) -> None:
     page = look(observed)
     assert page.locator("svg.chart").count() > 15

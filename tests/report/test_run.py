@@ -38,8 +38,9 @@ def test_it_is_written_at_the_end_and_names_the_packages_that_were_trusted(
 
 def test_it_shows_the_experiment_and_the_versions(observed: Path, page) -> None:
     text, found = page(observed).text, hookrun.open_run(observed)
-    for said in ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", found.env["torch"]]:
-        assert said in text
+    said = ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", f"directory {observed}"]
+    said += [f"torch {found.env['torch']}", ", python 3.", "device cpu, 1 thread of ", "started 20"]
+    assert [each for each in said if each not in text] == [] and re.search(r"duration [\d.]+ s ", text)
     assert found.plan["hash"][:12] in text
     last = found.metrics[-1]
     assert f"val accuracy {last['accuracy']:.4g}" in text and f"val loss {last['loss']:.4g}" in text

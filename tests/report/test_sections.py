@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from report_pages import read_lines, table_rows, write_lines
 
 import hookrun
 from hookrun.cli import main
 from hookrun.report.facts import Facts, read_facts
 from hookrun.report.lines import SampledLines
-from hookrun.report.sections import lens, metrics, model, parts_of_passes, summary
+from hookrun.report.sections import lens, metrics, model, repeat, summary
 from hookrun.report.sections.metrics import latest
-from hookrun.store.records import EnvRecord, ModelRecord, PlanRecord
+from hookrun.store.records import ModelRecord, PlanRecord
 from hookrun.tasks.run import progress
 
 # ---- summary
@@ -31,33 +32,14 @@ STATUS = {
 }
 
 
-def test_the_facts_of_a_run() -> None:
-    facts = Facts(
-        Path("/runs/a"),
-        STATUS,
-        plan=PlanRecord(hash="0123456789abcdef", model="ResNet"),
-        env=EnvRecord(torch="2.9", python="3.12", device="cpu", threads=1, cpu_count=2),
-        config={
-            "task": {"name": "train"},
-            "model": {"name": "resnet18"},
-            "data": {"name": "digits"},
-            "seed": 0,
-        },
-    )
-    assert dict(summary.build(facts) or []) == {
-        "task": "train", "model": "resnet18 (ResNet)", "data": "digits", "started": "2026-01-01 00:00 UTC",
-        "duration": "3 min 20 s", "seed": "0", "device": "cpu, 1 thread of 2 cores",
-        "versions": "torch 2.9, python 3.12", "plan": "0123456789ab", "exit code": "0", "directory": "/runs/a",
-    }  # fmt: skip
-
-
 def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
     config = {"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
     assert dict(summary.build(Facts(Path("a"), {"status": "running"}, config=config)) or []) == {
         "task": "probe", "of the run": "/runs/b", "started": "–", "directory": "a",
     }  # fmt: skip
-    cut_off = Facts(Path("a"), STATUS, cut_off="its process is gone")
-    assert "duration" not in dict(summary.build(cut_off) or [])
+    resnet = {"plan": PlanRecord(model="ResNet"), "config": {"model": {"name": "resnet18"}}}
+    cut_off = dict(summary.build(Facts(Path("a"), STATUS, cut_off="its process is gone", **resnet)) or [])
+    assert cut_off["model"] == "resnet18 (ResNet)" and "duration" not in cut_off
 
 
 # ---- plan and model
@@ -175,7 +157,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
         for of in ("position", "sample")
         for value in values
     ]
-    parts = parts_of_passes.build(facts(*lines))
+    parts = metrics.parts_of_passes(facts(*lines))
     assert parts is not None
     ((_, rows),) = parts["tables"]
     assert [sample for sample, *_ in rows] == [0, 1, 2**60]
@@ -297,6 +279,18 @@ def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> No
     assert not any(word.startswith("hydra.run.dir") for word in words)
     assert main([*words[3:], "hydra.run.dir=repeated"]) == 0
     assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
+
+
+@pytest.mark.parametrize("path", ["/runs/1", "/of a day/1", "/it's/1", r"/back\slash/1", "/a,b=c/1"])
+def test_the_command_names_a_run_as_hydra_reads_it(tmp_path: Path, path: str) -> None:
+    (tmp_path / ".hydra").mkdir()
+    written = {"mode": "RUN", "overrides": {"task": ["task=probe"]}, "runtime": {"cwd": "/"}}
+    (tmp_path / ".hydra/hydra.yaml").write_text(json.dumps({"hydra": written}))
+    used = PlanRecord.model_validate({"runs": [{"where": "task.run", "run": "latest", "path": path}]})
+    again = repeat.of_a_run(Facts(tmp_path, STATUS, plan=used))
+    assert again is not None
+    [override] = OverridesParser.create().parse_overrides(shlex.split(again["command"])[-1:])
+    assert (override.key_or_group, override.value()) == ("task.run", path)
 
 
 def test_the_command_on_the_page_is_that_of_the_sweep(sweep: Path, page) -> None:

@@ -22,7 +22,7 @@ from report_pages import change_status, ended_process, read_lines, table, write_
 
 import hookrun
 from hookrun.report.draw.charts import is_geometric
-from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, read_sweep, read_yaml
+from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, read_sweep
 
 
 def give(job: Path, *overrides: str) -> None:
@@ -251,18 +251,6 @@ def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Pa
     remade(copied)
     rows = table(copied)
     assert (len(rows), rows[3]["train.optimizer.lr"], rows[5]["val/loss"]) == (6, "", "")
-
-
-def test_an_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
-    path = tmp_path / "multirun.yaml"
-    assert read_yaml(path, tmp_path, dict) == {}
-    path.write_text("a: ${b}")
-    assert read_yaml(path, tmp_path, dict) == {"a": "${b}"}
-    path.write_text("a: [")
-    assert read_yaml(path, tmp_path, dict) == {}
-    path.unlink()
-    path.symlink_to("/etc/hostname")
-    assert read_yaml(path, tmp_path, dict) == {}
 
 
 def test_a_failed_job_is_listed_with_its_reason_and_the_keys_that_it_was_given(copied: Path, remade) -> None:

@@ -53,8 +53,8 @@ def test_missing_repeated_and_unordered_positions_are_refused() -> None:
 
 def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     for items, kept in (((..., 0), True), ((slice(None), 1), True), ((0,), False), (((0, 1),), False)):
-        assert part(*items).keeps_samples(3) is kept, items
-    assert not part(..., 0).keeps_samples(1)
+        assert part(*items).leaves((0,), 3) is kept, items
+    assert not part(..., 0).leaves((0,), 1)
     assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
 
 
@@ -164,7 +164,6 @@ def test_a_pass_without_such_a_token_has_nothing_to_act_on() -> None:
     x, now = normal(2, 3, 4), Now()
     assert tokens({"phase": "generation"}, now).nothing_of(x) and not tokens(0, now).nothing_of(x)
     assert tokens({"phase": "generation"}, now).of(x).shape == (0, 4)
-    assert not tokens(0, now).keeps_samples(3)
 
 
 def test_a_firing_chooses_once_for_each_shape_and_notes_the_places_each_time() -> None:

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
 import hookrun
 from hookrun import load_spec
 from hookrun.compose.compose import compose_dict
+from hookrun.config.yaml_files import load
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks import parse_experiment
 
@@ -71,6 +73,8 @@ BOMBS = {
     "base 60": "a: {index: [0, 4:8]}\n",
     "base 60 with a fraction": "a: 4:08.5\n",
     "base 60 as a key": "4:8: x\n",
+    "a byte that is not UTF-8": "a: \udce9\n",
+    "a control character": "a: \x01\n",
     "a decoded bracket": "a: '${oc.decode:${t}}'\nt: '" + "[" * 900 + "]" * 900 + "'\n",
 }  # fmt: skip
 
@@ -78,7 +82,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_soon_and_within_little_memory(name: str, tmp_path: Path) -> None:
     file = tmp_path / "bomb.yaml"
-    file.write_text(BOMBS[name], encoding="utf-8")
+    file.write_text(BOMBS[name], encoding="utf-8", errors="surrogateescape")
     before, start = peak(), process_time()
     with pytest.raises(SpecError) as refused:
         load_spec(file)
@@ -105,8 +109,6 @@ def test_a_number_in_base_60_says_to_quote_it(written: str, quoted: str, tmp_pat
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    import os
-
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
         with pytest.raises(SpecError, match="is a pipe or a device"):
@@ -114,11 +116,13 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: {}\n", "a: 0x1f\nb: 1e-30\nc: 3.14159265358979\n", "a: &a [1]\nb: *a\n"]
-)
+    "text",
+    [
+        "a: {}\n", "a: 0x1f\nb: 1e-30\nc: 3.14159265358979\n", layers(3, 9),
+        "a: &a {b: 1}\nc: {<<: *a, d: 'R&D*'}  # & and *\n", "a: [" + "1, " * 9_000 + "1]\n",
+    ],
+)  # fmt: skip
 def test_what_people_write_keeps_the_limits(text: str, tmp_path: Path) -> None:
-    from hookrun.config.yaml_files import load
-
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     assert load(file)
@@ -272,15 +276,9 @@ def mutated(spec: dict[Any, Any], draw: random.Random) -> Any:
     return changed
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-
-def test_a_mutated_spec_gives_a_plan_or_errors_with_key_paths(model: Any) -> None:
+def test_a_mutated_spec_gives_a_plan_or_errors_with_key_paths() -> None:
     draw, originals = random.Random(7), specs()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     accepted = refused = 0
     for _ in range(TRIES):
         spec = mutated(draw.choice(originals), draw)

@@ -302,6 +302,10 @@ YAML = {
     "not UTF-8": "\udcff",
     "more than a megabyte": "x" * 2**21,
     "a section that is a text": "task: x\ndata: y\nmodel: z\nseed: s\n",
+    "a seed that is true": "task: {split: val}\ndata: {name: digits}\nseed: true\n",
+    "a split that there is not": "task: {split: test}\ndata: {name: digits}\nseed: 3\n",
+    "an interpolation of nothing": "task: {split: val}\ndata: {name: digits, batch_size: '${nowhere}'}\nseed: 3\n",
+    "an unknown key": "task: {split: val}\ndata: {name: digits, batch: 3}\nseed: 3\n",
     "nothing": "",
     "a list": "- task\n",
 }

@@ -23,7 +23,7 @@ from omegaconf.basecontainer import BaseContainer
 from hookrun.api import load_spec
 from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, opened
-from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved
+from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved, unguarded
 from hookrun.errors import SpecError
 
 GLOBAL = "# @package _global_\n"
@@ -45,6 +45,14 @@ def write(folder: Path, **files: str) -> str:
     return str(folder)
 
 
+BASICS = f"""{GLOBAL}
+defaults: [{{override /hydra/launcher: basic}}, {{override /hydra/sweeper: basic}}, {{override /task: plan}}]
+hydra: {{mode: MULTIRUN, sweeper: {{max_batch_size: 1, params: {{seed: '1,2'}}}}}}
+"""
+BASIC = "_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper\nmax_batch_size: 1\nparams: null\n"
+PLANS = ("task=plan", "seed=1,2")
+
+
 class TestFile:
     def test_it_may_ask_for_a_sweep(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         section = "hydra: {mode: MULTIRUN, job: {name: mine}, sweeper: {params: {seed: '1,2'}}}\n"
@@ -53,16 +61,24 @@ class TestFile:
         assert main(["--config-dir", folder, "experiment=mine"]) == 0
         assert "#0: seed=1" in capsys.readouterr().out
 
-    def test_it_may_choose_an_installed_launcher_and_sweeper(self, tmp_path: Path) -> None:
-        chosen = "{override /hydra/launcher: basic}, {override /hydra/sweeper: basic}, {override /task: plan}"
-        section = "hydra: {mode: MULTIRUN, sweeper: {max_batch_size: 1, params: {seed: '1,2'}}}\n"
-        text = f"{GLOBAL}defaults: [{chosen}]\n{section}"
-        folder = write(tmp_path / "conf", **{"experiment/mine": text})
-        assert main(["--config-dir", folder, "experiment=mine"]) == 0
-
-    def test_it_may_build_on_an_installed_sweeper(self, tmp_path: Path) -> None:
-        folder = write(tmp_path / "conf", **{"hydra/sweeper/small": "defaults: [basic]\nmax_batch_size: 1\n"})
-        assert main(["--config-dir", folder, "-m", "hydra/sweeper=small", "task=plan", "seed=1,2"]) == 0
+    @pytest.mark.parametrize(
+        ("files", "typed"),
+        [
+            ({"experiment/mine": BASICS}, ["experiment=mine"]),
+            (
+                {"hydra/sweeper/small": "defaults: [basic]\nmax_batch_size: 1\n"},
+                ["-m", "hydra/sweeper=small", *PLANS],
+            ),
+            ({"hydra/sweeper/mine": BASIC}, ["-m", "hydra/sweeper=mine", *PLANS]),
+        ],
+        ids=[
+            "chosen in a file",
+            "built on in a file",
+            "an installed class that is chosen on the command line",
+        ],
+    )
+    def test_it_may_have_an_installed_sweeper(self, files, typed: list[str], tmp_path: Path) -> None:
+        assert main(["--config-dir", write(tmp_path / "conf", **files), *typed]) == 0
 
     def test_it_may_use_interpolations(self, tmp_path: Path) -> None:
         file = Path(
@@ -113,6 +129,7 @@ class TestCommandLine:
         typed = ["hydra/job_logging=default", "+hydra.job.env_set.HOOKRUN_SEEN=1", "train.epochs=0"]
         assert main([*typed, "hydra.run.dir=../mine"]) == 0
         assert "HOOKRUN_SEEN" not in os.environ
+        assert (tmp_path / "mine/hookrun.log").is_file(), "the log of Hydra that was chosen"
         assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
 
     def test_it_may_not_copy_the_environment(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +216,8 @@ class TestResolvers:
         before = BaseContainer._resolvers["oc.env"]
         with guarded(), ThreadPoolExecutor(1) as pool:
             assert pool.submit(lambda: (own.a, own.b)).result() == (2, "mine")
+        with guarded(), unguarded():
+            assert (own.a, own.b) == (2, "mine")
         assert (own.a, own.b) == (2, "mine")
         assert BaseContainer._resolvers["oc.env"] is before
         assert type(BaseContainer._resolvers) is dict
@@ -215,14 +234,6 @@ class TestResolvers:
 class TestPlugin:
     """A launcher or sweeper file with `_target_`."""
 
-    BASIC = (
-        "_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper\nmax_batch_size: 1\nparams: null\n"
-    )
-
-    def test_an_installed_class_may_be_chosen_on_the_command_line(self, tmp_path: Path) -> None:
-        folder = write(tmp_path / "conf", **{"hydra/sweeper/mine": self.BASIC})
-        assert main(["--config-dir", folder, "-m", "hydra/sweeper=mine", "task=plan", "seed=1,2"]) == 0
-
     @pytest.mark.parametrize(
         "target", ["subprocess.getoutput", "hydra.utils.get_class", "logging.FileHandler"]
     )
@@ -236,7 +247,7 @@ class TestPlugin:
 
     def test_a_file_does_not_choose_it(self, tmp_path: Path, cwd: Path) -> None:
         chosen = f"{GLOBAL}defaults: [{{override /hydra/sweeper: mine}}]\nhydra: {{mode: MULTIRUN}}\n"
-        folder = write(tmp_path / "conf", **{"hydra/sweeper/mine": self.BASIC, "experiment/mine": chosen})
+        folder = write(tmp_path / "conf", **{"hydra/sweeper/mine": BASIC, "experiment/mine": chosen})
         assert main(["--config-dir", folder, "experiment=mine"]) == 2
         assert not list(cwd.iterdir())
 
@@ -425,10 +436,6 @@ ACTING = {
     "a resolver of the application": {"experiment/mine": f"{GLOBAL}train: {{epochs: 1, limit_batches: 1, loss: '${{evaluate:1+1}}'}}\n"},
     "the environment of a job": {"experiment/mine": f"{GLOBAL}train: {{epochs: 1, limit_batches: 1, loss: '${{hydra:job.env_set.CANARY}}'}}\n"},
 }  # fmt: skip
-UNREAD = {
-    # Hydra's own folder comes before all others: a file of the same name is never read
-    "an output group of an installed name": {"hydra/output/default": "run: {dir: ../elsewhere}\n", "experiment/mine": GLOBAL + QUICK},
-}  # fmt: skip
 
 
 @dataclass
@@ -438,12 +445,10 @@ class Place:
     path: Path
 
     def write(self, files: dict[str, str]) -> str:
-        folder = self.path / "conf"
-        for name, text in files.items():
-            file = folder / f"{name}.yaml"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text.replace("OUTSIDE", str(self.path / "outside")), encoding="utf-8")
-        return str(folder)
+        outside = str(self.path / "outside")
+        return write(
+            self.path / "conf", **{name: text.replace("OUTSIDE", outside) for name, text in files.items()}
+        )
 
     def state(self) -> dict[str, bytes]:
         """Every file and folder except those of outputs."""
@@ -497,9 +502,10 @@ def test_it_is_refused_without_a_side_effect(
     assert not list((place.path / "cwd").iterdir())
 
 
-@pytest.mark.parametrize("name", UNREAD)
-def test_a_file_named_like_hydras_own_is_never_read(name: str, place: Place) -> None:
-    folder = place.write(UNREAD[name])
+def test_a_file_named_like_hydras_own_is_never_read(place: Place) -> None:
+    """Hydra's own folder comes before all others."""
+    files = {"hydra/output/default": "run: {dir: ../elsewhere}\n", "experiment/mine": GLOBAL + QUICK}
+    folder = place.write(files)
     before = place.state()
     assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 0
     assert place.state() == before

@@ -19,7 +19,6 @@ from hookrun.store.files import (
     StoreError,
     kind_of,
     listed_inside,
-    make_folder,
     read_inside,
     read_json,
     read_lines,
@@ -81,12 +80,6 @@ def test_the_file_is_flushed_before_and_the_folder_after_the_renaming(
     with replacing(tmp_path / "report.html", flushes=False, flushes_folder=False) as file:
         file.write(b"what can be made again")
     assert done == ["rename"] and (tmp_path / "report.html").read_bytes() == b"what can be made again"
-
-
-def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(StoreError, match=f"cannot make the folder {tmp_path}/run/captures: Not a directory"):
-        make_folder(tmp_path / "run" / "captures")
 
 
 def test_each_line_is_readable_at_once(tmp_path: Path) -> None:

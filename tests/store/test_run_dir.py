@@ -1,4 +1,4 @@
-"""The open run directory: status, plan, metrics, environment, and the link to the newest run."""
+"""The open run directory: status, plan, metrics, environment; the newest run of a folder, and the link to it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from report_pages import change_status
 
 from hookrun.ranks import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
 from hookrun.store.reader import open_run
-from hookrun.store.run_dir import RunDir, cut_off, environment, update_latest
-
-
-def status(run: RunDir) -> dict[str, object]:
-    found = json.loads((run.path / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
+from hookrun.store.run_dir import (
+    RunDir,
+    cut_off,
+    environment,
+    newest_finished,
+    newest_unchanged,
+    outputs_folder,
+    update_latest,
+)
 
 
 def test_a_run_directory_may_be_one_where_hydra_already_wrote(tmp_path: Path) -> None:
@@ -49,8 +52,8 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
     run = RunDir.create(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.set_status("running")
-    started = status(run)["started"]
-    assert status(run) == {
+    started = open_run(run.path).status["started"]
+    assert open_run(run.path).status == {
         "status": "running",
         "reason": "",
         "started": started,
@@ -60,9 +63,9 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
         "exit_code": None,
     }
     run.set_status("failed", "loss is NaN at step 3")
-    assert status(run)["started"] == started
-    assert status(run)["reason"] == "loss is NaN at step 3"
-    times = [datetime.fromisoformat(str(status(run)[key])) for key in ("started", "ended")]
+    assert open_run(run.path).status["started"] == started
+    assert open_run(run.path).status["reason"] == "loss is NaN at step 3"
+    times = [datetime.fromisoformat(str(open_run(run.path).status[key])) for key in ("started", "ended")]
     assert before <= times[0] <= times[1] <= datetime.now(UTC)
 
 
@@ -70,9 +73,9 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
 def test_each_state_has_its_exit_code_unless_another_is_given(tmp_path: Path, state: State) -> None:
     run = RunDir.create(tmp_path)
     run.set_status(state)
-    assert status(run)["exit_code"] == EXIT_CODES[state]
+    assert open_run(run.path).status["exit_code"] == EXIT_CODES[state]
     run.set_status(state, exit_code=3)
-    assert status(run)["exit_code"] == 3
+    assert open_run(run.path).status["exit_code"] == 3
 
 
 def test_metrics_are_flat_lines_in_order(tmp_path: Path) -> None:
@@ -226,3 +229,44 @@ def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPa
     assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
     assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
     assert "0123456789abcdef" not in json.dumps(found)
+
+
+def finished(folder: Path, name: str, ended: str) -> Path:
+    run = RunDir.create(folder / name)
+    run.set_status("running")
+    run.log_metrics(step=1)
+    run.close()
+    run.write_manifest()
+    run.set_status("done")
+    change_status(run.path, ended=ended)
+    return run.path
+
+
+def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "x/.."))
+    assert outputs_folder() == tmp_path / "outputs"
+    monkeypatch.delenv("HOOKRUN_OUTPUT")
+    monkeypatch.chdir(tmp_path)
+    assert outputs_folder() == tmp_path / "outputs"
+
+
+def test_the_run_that_ended_last_is_found_without_links_and_unfinished_runs(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no finished run in"):
+        newest_finished(tmp_path)
+    long = finished(tmp_path, "a", "2030-01-02")
+    finished(tmp_path, "b", "2030-01-01")
+    RunDir.create(tmp_path / "c").set_status("running")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/status.json").write_text("{")
+    elsewhere = finished(tmp_path / "elsewhere", "e", "2030-01-03")
+    (tmp_path / "e").symlink_to(elsewhere)
+    assert newest_finished(tmp_path) == long
+
+
+def test_a_run_whose_files_were_changed_is_skipped(tmp_path: Path) -> None:
+    older, newer = finished(tmp_path, "a", "2030-01-01"), finished(tmp_path, "b", "2030-01-02")
+    assert newest_unchanged(tmp_path) == newer
+    (newer / "metrics.jsonl").write_text("{}\n")
+    assert newest_unchanged(tmp_path) == older
+    (older / "manifest.json").unlink()
+    assert newest_unchanged(tmp_path) is None

@@ -46,11 +46,8 @@ def test_values_that_are_not_finite_are_never_the_best(bad: float) -> None:
 
 def test_lines_of_an_earlier_version_are_read() -> None:
     batch, mean = line("train", 0, None, loss=9.0, lr=0.1), line("val", 0, None, accuracy=0.5, loss=1.0)
-    assert (is_batch(batch), is_batch(mean), is_batch(line("train", 0, None, loss=1.0))) == (
-        True,
-        False,
-        False,
-    )
+    lines = (batch, mean, line("train", 0, None, loss=1.0))
+    assert [is_batch(each) for each in lines] == [True, False, False]
     found = result_of({"status": "done"}, [batch, mean])
     assert found is not None and (found.goal, found.value) == (ACCURACY, 0.5)
     assert result_of({"status": "done"}, [line("val", 0, None, samples=3)]) is None

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from omegaconf import OmegaConf
 
-from hookrun.errors import SpecError
-from hookrun.store.files import StoreError
 from hookrun.store.stored_config import data_used, read_yaml
 
 
@@ -42,21 +39,3 @@ def test_the_data_of_a_stored_configuration_is_checked_and_resolved() -> None:
     assert (data.name, data.batch_size, split, seed) == ("digits", 8, "val", 3)
     for task in ({}, {"split": "all"}):
         assert data_used(CONFIG | {"task": task}, Path("run"))[1] == "train"
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        ({"seed": True}, StoreError, "does not say which data was used"),
-        ({"task": None}, StoreError, "does not say which data was used"),
-        ({"task": {"split": "test"}}, StoreError, "does not say which data was used"),
-        ({"data": {"name": "digits", "batch_size": "${nowhere}"}}, StoreError, "data cannot be resolved"),
-        ({"data": {"name": "digits", "batch": 3}}, SpecError, "data.batch"),
-        ({"data": None}, SpecError, "data"),
-    ],
-)
-def test_data_that_no_experiment_could_name_is_refused(
-    change: Any, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        data_used(CONFIG | change, Path("run"))

@@ -63,14 +63,6 @@ def test_the_library_reads_every_dtype_and_shape(kinds: list[tuple[torch.dtype, 
     assert all(same(found[name], value) for name, value in tensors.items())
 
 
-@given(dtypes, st.lists(st.integers(0, 3), min_size=2, max_size=4), shapes)
-def test_chunks_are_concatenated(dtype: torch.dtype, rows: list[int], shape: tuple[int, ...]) -> None:
-    chunks = [some(dtype, (count, *shape)) for count in rows]
-    whole = torch.cat([chunk.reshape(-1).view(torch.uint8) for chunk in chunks])
-    found = written({"0": Chunks(dtype, (sum(rows), *shape), chunks)})
-    assert same(found["0"], whole.view(dtype).reshape(sum(rows), *shape))
-
-
 def test_tensors_with_other_strides_are_written_equal() -> None:
     base = torch.randn(4, 3, dtype=torch.complex64)
     views = {"t": base.t(), "step": base[::2], "expand": base[:1].expand(5, 3), "conj": base.conj()}

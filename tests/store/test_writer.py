@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -79,9 +80,45 @@ def test_it_is_written_in_order_with_the_content_at_the_call(
     writing, written, weight = Background("states"), list[float](), torch.zeros(4)
     for _ in range(20):
         weight += 1
-        writing.write({"weight": weight}, lambda tensors: written.append(float(tensors["weight"][0])))
+        writing.write("w", {"w": weight}, lambda tensors: written.append(float(tensors["w"][0])))
+        writing.put_newest()
     writing.close()
     assert written == list(range(1, 21))
+
+
+@pytest.mark.parametrize("end", [Background.put_newest, Background.wait, Background.close])
+def test_between_two_intervals_the_newest_of_each_name_is_kept(
+    end: Callable[[Background], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now))
+    writing, written = Background("states"), list[str]()
+
+    def write(*texts: str) -> None:
+        for text in texts:
+            writing.write(text.split()[0], {}, lambda _, text=text: written.append(text))
+        writing.put_newest(after=background.INTERVAL)
+
+    write("best 1", "state 1")
+    write("best 2", "state 2")
+    write("state 3")
+    now += background.INTERVAL
+    write()
+    write("state 4")
+    write("best 5", "state 5")
+    end(writing)
+    writing.close()
+    assert written == ["best 1", "state 1", "best 2", "state 3", "best 5", "state 5"]
+
+
+def test_an_error_of_what_was_kept_ends_the_thread_and_is_raised_once(tmp_path: Path) -> None:
+    writing = Background("hookrun states")
+    for _ in range(2):
+        writing.write("state", {}, lambda _: (tmp_path / "missing" / "state").touch())
+    with pytest.raises(FileNotFoundError):
+        writing.close()
+    writing.close()
+    assert "hookrun states" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
 
 
 AT = {"epoch": 0, "step": 0, "call": 0}
@@ -115,17 +152,8 @@ def test_a_batch_becomes_one_row_per_sample_with_epoch_step_and_call(tmp_path: P
     assert shard["entries"] == [{**where, "dtype": "float32", "shape": [2], "rows": 3, "by": "sample"}]
     stored = load_file(tmp_path / shard["shard"])
     assert torch.equal(stored["0"], batch)
-    assert shard["columns"] == [
-        "sample",
-        "epoch",
-        "step",
-        "call",
-        "rank",
-        "split",
-        "position",
-        "token",
-        "key",
-    ]
+    columns = "sample epoch step call rank split position token key"
+    assert shard["columns"] == columns.split()
     assert stored["0.rows"].tolist() == [[id_, 1, 20, 2, 3, 1, -1, -1, -1] for id_ in (7, 5, 6)]
 
 
@@ -256,13 +284,6 @@ def test_counts_have_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> No
         writer.add("f", "a", (torch.zeros(4, 2), torch.zeros(3).bfloat16()), sample_ids=range(4), **AT)
     writer.add("f", "b", None, sample_ids=range(4), **AT)
     assert writer.counts == {("f", "a"): Count(tensors=4, bytes=2 * (32 + 6), rows=10), ("f", "b"): Count()}
-
-
-def test_without_captures_there_is_no_folder(tmp_path: Path) -> None:
-    writer = CaptureWriter(tmp_path / "captures")
-    writer.add("f", "a", None, sample_ids=[0], **AT)
-    writer.close()
-    assert not (tmp_path / "captures").exists()
 
 
 def test_a_tensor_without_a_format_on_disk_is_an_error_that_names_hook_and_module(tmp_path: Path) -> None:

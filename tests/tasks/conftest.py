@@ -165,17 +165,32 @@ def hook() -> Callable[..., str]:
 
 
 @pytest.fixture
-def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[str, ...]]]:
+def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Writes modules of the user's own, `trusted(NAME=SOURCE)`, which are trusted."""
+    written = list[str]()
+
+    def trusted(**modules: str) -> None:
+        for name, source in modules.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+            sys.modules.pop(name, None)
+        written.extend(modules)
+        monkeypatch.setenv("HOOKRUN_TRUST", ",".join(written))
+
+    yield trusted
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def own_model(trusted: Callable[..., None]) -> Callable[[str], tuple[str, ...]]:
     """Makes the overrides for a network of the user's own from the body of its class; images are [B, 1, 8, 8]."""
 
     def own_model(body: str) -> tuple[str, ...]:
         head = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
-        (tmp_path / "own_models.py").write_text(head + textwrap.indent(textwrap.dedent(body), "    "))
-        monkeypatch.setenv("HOOKRUN_TRUST", "own_models")
+        trusted(own_models=head + textwrap.indent(textwrap.dedent(body), "    "))
         return "model=python", "model.factory=own_models:Net"
 
-    yield own_model
-    sys.modules.pop("own_models", None)
+    return own_model
 
 
 Perform = Callable[[RunContext], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -179,17 +178,14 @@ def test_attributions_of_tokens_are_those_of_each_sequence_alone(executed, ready
         assert not values[len(expected) :].any()
 
 
-def test_logit_differences_and_functions_of_ones_own_are_scores(
-    executed, own_model, tmp_path, monkeypatch
-) -> None:
+def test_logit_differences_and_functions_of_ones_own_are_scores(executed, trusted) -> None:
     names = ("model=decoder", "data=names", "data.batch_size=4", "train.limit_batches=1", "task.steps=5")
     found = executed("task=attribute", *names, "task.score=logit_difference")
     metric = executed("task=evaluate", *names[:4], "task.metrics=[logit_difference]").metrics[-1][
         "logit_difference"
     ]
     assert found.metrics[-1]["score"] == pytest.approx(metric, abs=1e-5)
-    (tmp_path / "own_scores.py").write_text("def third(output, target):\n    return output[:, 3].mean()\n")
-    monkeypatch.setenv("HOOKRUN_TRUST", "own_scores")
+    trusted(own_scores="def third(output, target):\n    return output[:, 3].mean()\n")
     own = executed(*FEW, "task.score='own_scores:third'").attributions
     third = executed(*FEW, "task.score={score: class, class: 3}").attributions
     torch.testing.assert_close(own["attributions"], third["attributions"])
@@ -213,4 +209,3 @@ def test_what_a_method_cannot_take_is_refused(fails, refused, own_model) -> None
         body = "def __init__(self):\n    super().__init__()\n    self.inside = nn.Linear(8, 8)\n"
         own = own_model(body + f"    self.head = nn.Linear(8, 10)\ndef forward(self, x):\n{forward}")
         assert said in fails(*FEW, *own, "task.select=inside")
-        sys.modules.pop("own_models")

@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import hookrun
 from hookrun.cli import main
 from hookrun.config.yaml_files import load
 from hookrun.models import origin
 from hookrun.report import write_report
-from hookrun.spec.experiment import Model, Train
+from hookrun.spec.experiment import Model
 
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
 
@@ -73,12 +72,6 @@ def test_settings_with_default_values_are_not_mentioned(ready: Any, task: str) -
     assert list(ready(*SMALL[:-1], f"task={task}").notes) == []
 
 
-def test_the_group_has_the_defaults_of_the_schema() -> None:
-    """Otherwise settings that nobody has set would be reported as ignored."""
-    given = load(Path(__file__).parents[2] / "conf/train/default.yaml")
-    assert Train.model_validate(given) == Train()
-
-
 GRADIENT = "+hooks.g={select: fc, hook: output_grad, action: capture}"
 
 
@@ -90,20 +83,6 @@ def test_a_gradient_hook_in_a_task_without_a_backward_pass(executed, refused, ca
     assert out.index("NOTE: g") < out.index("never fired"), "before the run"
     said = refused(*SMALL, "task=predict", GRADIENT, "strict=true")
     assert "hooks.g.hook: output_grad needs a backward pass" in said
-
-
-@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
-def test_ranks_are_refused_where_each_would_do_a_whole_run(
-    sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main([*sweep, *SMALL]) == 2
-    assert "found 2 processes (WORLD_SIZE), and a run uses one" in capsys.readouterr().err
-    assert not (tmp_path / "outputs").exists()
-    for task in ("plan", "modules"):
-        assert main([*SMALL, f"task={task}"]) == 0
-    with hookrun.hooked(torch.nn.Linear(2, 2), {"h": {"select": "", "hook": "forward", "action": "print"}}):
-        pass
 
 
 def test_task_plan_shows_the_whole_plan(capsys: Any) -> None:
@@ -125,11 +104,6 @@ def test_a_checkpoint_is_not_overwritten_by_the_apply_hooks_it_contains(executed
     second = executed(*SMALL[:3], *predict, ones.replace("value: 1", "value: 2")).predictions[:]
     assert not torch.allclose(first, first[:, :1].expand_as(first)), "trained weights: classes differ"
     assert torch.allclose(second, second[:, :1].expand_as(first)), "another hook fills: classes are equal"
-
-
-def test_the_plan_shows_the_size_of_captures(hook, capsys) -> None:
-    assert main(["task=plan", "train.epochs=2", hook(select="fc", hook="forward", action="capture")]) == 0
-    assert "h: captures 40 B per sample, 144 kB per run of 3594 samples" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m",)], ids=["run", "sweep"])

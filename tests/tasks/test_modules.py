@@ -31,11 +31,9 @@ def test_what_a_selector_matches_is_marked(shown) -> None:
         assert f"matches {count}: " in shown(f"task.select={select}")
 
 
-def test_a_model_that_is_a_single_layer_is_its_root(shown, tmp_path, monkeypatch) -> None:
-    (tmp_path / "single_layer.py").write_text(
-        "from torch import nn\n\n\ndef build():\n    return nn.Flatten()\n"
-    )
-    printed = shown("model=python", "model.factory=single_layer:build", "+trust=[single_layer]")
+def test_a_model_that_is_a_single_layer_is_its_root(shown, trusted) -> None:
+    trusted(single_layer="from torch import nn\n\n\ndef build():\n    return nn.Flatten()\n")
+    printed = shown("model=python", "model.factory=single_layer:build")
     assert "(root)  Flatten  0  [2, 64]" in printed
     assert "1 module, 0 parameters" in printed
 

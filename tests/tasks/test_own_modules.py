@@ -1,4 +1,4 @@
-"""The README's own function and own module in runs: recorded, trained alone, saved, resumed, loaded by another run."""
+"""The README's own function and own module in runs: recorded, trained alone, saved, loaded by another run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_files import weights
 
-import hookrun
-from hookrun.cli import main
 from hookrun.report import write_report
 from hookrun.store.reader import Run
-from hookrun.store.verify import verify
-from hookrun.tasks.run.sink import RunSink
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 CODE, EXPERIMENT = re.findall(
@@ -48,10 +44,6 @@ def found(shared: Callable[..., Run]) -> Run:
     return shared(*MINE)
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
-    return load_file(run.path / "checkpoints/last.safetensors")
-
-
 def test_the_own_module_alone_is_trained_and_saved(executed, found: Run, capsys: Any) -> None:
     capsys.readouterr()
     before = executed(*MINE, "train.optimizer.lr=0")
@@ -78,41 +70,3 @@ def test_another_run_loads_it_and_does_not_change_it(executed, found: Run, refus
     assert "neither the model nor its hooks have" in said and "adapted_down_weight" in said
     said = refused(*MINE, "task=export", f"model.weights={file}")
     assert "hooks.adapted: python on 'forward' runs your own Python" in said
-
-
-def test_effects_record_the_pass_without_the_moved_hook_once(executed) -> None:
-    hooks = [
-        "+hooks.moved={select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
-        "+hooks.of_stats={select: relu1, hook: forward, action: stats, of: [min, max], priority: -1}",
-    ]
-    found = executed(
-        *MINE, *hooks, "task=effects", "task.hook=moved", "task.over={module: each}", "task.metric=loss"
-    )
-    mine, theirs = ([line for line in found.stats if line["hook"] == name] for name in ("seen", "of_stats"))
-    assert [line["step"] for line in mine] == [0, 1, 2] == [line["step"] for line in theirs]
-    for own, line in zip(mine, theirs, strict=True):
-        assert own["spread"] == pytest.approx(line["max"] - line["min"])
-
-
-class Killed(BaseException):
-    """Raised where the process is killed."""
-
-
-def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, found: Run, monkeypatch) -> None:
-    real, left = RunSink.store, [9]
-
-    def store(self: Any, record: dict[str, Any]) -> None:
-        real(self, record)
-        left[0] -= 1
-        if not left[0]:
-            raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunSink, "store", store)
-        main([*MINE, "hydra.run.dir=run"])
-    assert main(["resume=run"]) == 0
-    resumed = hookrun.open_run(tmp_path / "run")
-    assert resumed.stats == found.stats and resumed.metrics == found.metrics
-    assert verify(resumed.path).bad == []
-    for name, each in weights(found).items():
-        assert torch.equal(each, weights(resumed)[name])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from own_losses import SOURCE as OWN_LOSSES
 from torch.nn.functional import cross_entropy
 
 from hookrun.compose.compose import compose_dict
@@ -20,24 +21,7 @@ from hookrun.tasks.metrics.metrics import METRICS, load_metrics
 from hookrun.tasks.metrics.rows import of_samples
 from hookrun.tasks.run.prepare import Prepared
 
-SOURCE = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-def mine(output, target, scale=1.0, weight=None):
-    return F.cross_entropy(output, target, weight) * scale
-
-class Smooth(nn.Module):
-    def __init__(self, smoothing=0.1):
-        super().__init__()
-        self.smoothing = smoothing
-    def forward(self, output, target):
-        return F.cross_entropy(output, target, label_smoothing=self.smoothing)
-
-def breaks(output, target):
-    return output.nothing
-
+SOURCE = f"""{OWN_LOSSES}
 def halve(value):
     return value / 2
 
@@ -49,9 +33,6 @@ margin.direction = "maximize"
 
 def right(output, target):
     return (output.argmax(1) == target).float().mean()
-
-def vector(output, target):
-    return output
 
 def step(output, target):
     return 0
@@ -93,13 +74,8 @@ LABELS = torch.tensor([0, 2])
 
 
 @pytest.fixture(autouse=True)
-def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("ownpkg", "ownpkg2"):
-        (tmp_path / f"{name}.py").write_text(SOURCE)
-    monkeypatch.setenv("HOOKRUN_TRUST", "ownpkg, ownpkg2")
-    yield
-    for name in ("ownpkg", "ownpkg2"):
-        sys.modules.pop(name, None)
+def _package(trusted: Callable[..., None]) -> None:
+    trusted(ownpkg=SOURCE, ownpkg2=SOURCE)
 
 
 def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(executed, tmp_path) -> None:

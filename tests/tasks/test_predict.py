@@ -74,28 +74,23 @@ def test_a_run_continues_after_its_stdout_is_closed(tmp_path: Path, warm: WarmPr
 
 
 CONTAINER = """
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x.sum(1), x[:, :3]
+
     def __init__(self):
         super().__init__()
-        self.pair = Pair()
+        self.pair = self.Pair()
 
     def forward(self, x):
         first, second = self.pair(x.flatten(1))
         return {"logits": first, "aux": [second, None]}
-
-
-class Pair(nn.Module):
-    def forward(self, x):
-        return x.sum(1), x[:, :3]
 """
 
 
 def test_containers_are_predicted_and_captured_as_they_are(executed, own_model, hook) -> None:
-    body = CONTAINER.replace("\nclass Pair", "\nPLACE").split("PLACE")
     see = hook(select="pair", hook="forward", action="capture")
-    overrides = own_model(body[0])
-    own = Path("own_models.py")
-    own.write_text(own.read_text() + "\n\nclass Pair" + body[1])
-    found = executed(*overrides, "task=predict", "train.limit_batches=2", see)
+    found = executed(*own_model(CONTAINER), "task=predict", "train.limit_batches=2", see)
     samples = data.load(Data(name="digits"), "val", seed=0)
     images = torch.stack([samples[number][0] for number in range(128)]).flatten(1)
     predicted, captured = found.predictions, found.captures["h"]["pair"]

@@ -21,11 +21,8 @@ from hookrun.tasks.run import prepare as preparation
 from hookrun.tasks.run.prepare import (
     Parts,
     Prepared,
-    as_call,
     build,
-    leftover_problems,
     structure,
-    without_data,
 )
 
 pytestmark = pytest.mark.usefixtures("no_data_is_read")
@@ -34,7 +31,8 @@ BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, 
 PLAIN: dict[str, Any] = {
     "model": {"name": "cnn"}, "data": {"name": "digits"}, "compute": {"device": "cpu", "threads": 1}
 }  # fmt: skip
-MISSING = SpecError([Problem("data.root", "there is no folder /nowhere")])
+
+
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
 
 
@@ -46,13 +44,6 @@ def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
     with pytest.raises((SpecError, CompileError)) as caught:
         prepared(hooks, **sections)
     return str(caught.value)
-
-
-def test_the_network_takes_its_sizes_from_the_data_and_its_weights_from_the_seed() -> None:
-    first, second, other = (prepared(seed=seed).model.state_dict() for seed in (1, 1, 2))
-    assert first["fc.bias"].shape == (10,)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["fc.bias"], other["fc.bias"])
 
 
 def test_the_process_and_the_model_are_not_changed() -> None:
@@ -115,12 +106,6 @@ def test_task_modules_ignores_the_hooks() -> None:
     assert [hook.spec.name for hook in found.plan.hooks] == ["every"]
 
 
-def test_named_inputs_are_keyword_arguments() -> None:
-    tensor, model = torch.ones(1), torch.nn.Identity()
-    assert as_call(tensor, model) == ((tensor,), {})
-    assert as_call({"x": tensor}, model) == ((), {"x": tensor})
-
-
 def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
     mistakes = Parts(prepared().experiment, frozenset())
     mistakes.refuse()
@@ -136,7 +121,7 @@ def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
 
 def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
     only = prepared({"shift": BIAS}, train={"parameters": "hook:shift"})
-    assert only.trained.names == ["relu1.shift_bias"]
+    assert [group.names for group in only.trained.groups] == [("relu1.shift_bias",)]
     assert not any(parameter.requires_grad for parameter in only.model.parameters())
     seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
     assert "conv1.weight: carries no gradient" in refusal(seen, train={"parameters": "fc"})
@@ -155,37 +140,6 @@ def test_values_out_of_range() -> None:
         assert f"train.{key}" in refusal(train={key: value})
     assert "set one of them" in refusal(train={"clip_grad_norm": 1, "clip_grad_value": 1})
     assert "train.checkpoint.save: found 'bst'" in refusal(train={"checkpoint": {"save": "bst"}})
-
-
-def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_path: Path) -> None:
-    file = tmp_path / "w.safetensors"
-    save_file(prepared().model.state_dict() | {"relu1.h_bias": torch.tensor(1.0)}, file)
-    model = {"name": "cnn", "weights": str(file)}
-    added = prepared({"h": BIAS}, model=model)
-    assert list(added.leftover) == ["relu1.h_bias"] and not list(
-        leftover_problems(added.plan, added.leftover)
-    )
-    for hooks in ({"other": BIAS}, {"h": BIAS | {"enabled": False}}):
-        said = refusal(hooks, model=model)
-        assert "model.weights: " in said and "neither the model nor its hooks have: relu1.h_bias" in said
-    assert prepared({"h": BIAS}, model=model, task={"name": "modules"}), "a look needs no hooks"
-
-
-def test_without_the_data_the_plan_of_a_model_that_does_not_need_it_has_no_shapes() -> None:
-    def compiled(error: SpecError = MISSING, model: str = "resnet18") -> Prepared:
-        experiment = parse_experiment({**PLAIN, "hooks": {"h": CAPTURE}, "model": {"name": model}})
-        return without_data(experiment, experiment.hooks, "train", error, frozenset())
-
-    before = torch.get_rng_state()
-    shown = compiled().plan
-    assert shown.unchecked == "data.root: there is no folder /nowhere"
-    assert [match.shape for hook in shown.hooks for match in hook.matches] == [None]
-    assert torch.equal(torch.get_rng_state(), before)
-    both = SpecError([*MISSING.errors, Problem("train.loss", "unknown")])
-    for error, model in ((both, "resnet18"), (MISSING, "mlp")):
-        with pytest.raises(SpecError) as caught:
-            compiled(error, model)
-        assert caught.value is error
 
 
 EVALUATED = {"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}

@@ -17,11 +17,8 @@ from hookrun.tasks import parse_experiment, show, task_of, tasks
 from hookrun.tasks.base import (
     Ready,
     Task,
-    changed,
     check_objective,
     goal_of,
-    metric_tokens_of,
-    metrics_of,
     required_goal,
 )
 from hookrun.tasks.under_hooks import TaskUnderHooks, samples_of_a_pass
@@ -97,23 +94,6 @@ def test_no_other_file_decides_by_the_name_of_a_task() -> None:
     own = {PACKAGE / f"tasks/{name}{place}" for name in tasks() for place in (".py", "/__init__.py")}
     for path in set(PACKAGE.rglob("*.py")) - own:
         assert list(decisions(ast.parse(path.read_text(encoding="utf-8")))) == [], path
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        'settings.task.name == "train"',
-        'settings.task.name in ("train", "plan")',
-        'READ_ONLY = frozenset({"plan", "modules"})',
-        'name: Literal["train", "evaluate"]',
-        'line.get("split") == "probe"',
-        'text != "task=plan"',
-        'match settings.task.name:\n    case "train":\n        pass',
-        'RUNNERS = {"train": train, "predict": predict}',
-    ],
-)
-def test_a_decision_is_found(source: str) -> None:
-    assert list(decisions(ast.parse(source)))
 
 
 TRAIN, SIZES = {"name": "train"}, {"train": 95, "val": 45}
@@ -209,19 +189,3 @@ def test_a_task_of_one_kind_refuses_the_other() -> None:
         show(probe)
     with pytest.raises(HookrunError, match="task=modules is shown, not run"):
         modules.task.execute(modules, None)
-
-
-def test_changed_keys_are_those_that_differ_from_their_defaults() -> None:
-    train = experiment(TRAIN, train={"epochs": 7, "log_every": 3}).settings.train
-    assert changed("train", train) == ["train.epochs", "train.log_every"]
-    assert changed("train", train, but={"epochs"}) == ["train.log_every"]
-    assert changed("train", experiment(TRAIN).settings.train) == []
-
-
-def test_a_task_without_the_keys_has_no_metrics_and_no_tokens() -> None:
-    evaluate = task_of(experiment({"name": "evaluate", "metrics": ["loss"], "tokens": -1}))
-    assert [each.name for each in metrics_of(evaluate) or ()] == ["loss"]
-    assert metric_tokens_of(evaluate) is not None
-    for name in ("modules", "probe"):
-        task = task_of(experiment({"name": name}))
-        assert metrics_of(task) is None and metric_tokens_of(task) is None, name

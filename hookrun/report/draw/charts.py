@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from hookrun.errors import counted, printable, shortened
 from hookrun.report.draw.text import fitted, number, tick
 from hookrun.store.captures.read import spread as evenly_spaced
+from hookrun.store.records import grouped
 
 Array = NDArray[np.floating[Any]]
 
@@ -197,16 +199,18 @@ def lines(
     across = axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x)
     across = replace(across, whole=all(float(value).is_integer() for value in xs))
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
-    curves = [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
+    curves = [part for n, each in enumerate(series) for part in _curve(each, n % COLOURS, across, up)]
     start, names = fitted([each.name for each in series])
-    values = dict[float, list[str]]()
-    for each in series:
-        prefix = f"{printable(each.name)}  " if len(series) > 1 else ""
-        for at, value in zip(each.x, each.y, strict=True):
-            values.setdefault(at, []).append(f"{prefix}{number(value)}")
+    prefixes = [f"{printable(each.name)}  " if len(series) > 1 else "" for each in series]
+    points = (
+        (at, f"{prefix}{number(value)}")
+        for each, prefix in zip(series, prefixes, strict=True)
+        for at, value in zip(each.x, each.y, strict=True)
+    )
+    texts = {at: [text for _, text in there] for at, there in grouped(points, itemgetter(0)).items()}
     hover = [
-        (across(at), "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *values[at][:12]]))
-        for at in sorted(values)[: 2 * MOST_POINTS]
+        (across(at), "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *texts[at][:12]]))
+        for at in sorted(texts)[: 2 * MOST_POINTS]
     ]
     figure = _chart(title, across, up, x, y, curves, hover, of_curves(title, series, x, y, labels), labels)
     return replace(
@@ -250,10 +254,8 @@ def histogram(
     """A histogram of counts [n] between edges [n + 1]; logarithmic if few bins contain nearly all values."""
     across = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     is_log = sum(map(bool, counts)) > _FEW_BINS >= sum(count >= max(counts) / 100 for count in counts)
-    if is_log:
-        up = Axis(0.5, max(counts) * 1.5, HEIGHT - BOTTOM, TOP, log=True)
-    else:
-        up = replace(axis_of([0, *counts], HEIGHT - BOTTOM, TOP, from_zero=True), whole=True)
+    linear = replace(axis_of([0, *counts], HEIGHT - BOTTOM, TOP, from_zero=True), whole=True)
+    up = Axis(0.5, max(counts) * 1.5, HEIGHT - BOTTOM, TOP, log=True) if is_log else linear
     floor = up(up.low)
     boxes = [
         f"M{across(left)} {floor}V{up(count)}H{across(right)}V{floor}Z"
@@ -292,12 +294,11 @@ def bars(
     spread: Sequence[float] | None = None,
     names: Sequence[str] | None = None,
     note: str = "",
-    mark: float | None = None,
+    mark: float = math.nan,
 ) -> Figure:
     """A bar chart of the values, with error bars of ± `spread` and a dashed line at `mark`, if it is finite."""
-    mark = None if mark is None or not math.isfinite(mark) else mark
     ends = [(value - error, value + error) for value, error in zip(values, spread or (), strict=False)]
-    reach = chain(values, [] if mark is None else [mark], *ends)
+    reach = chain(values, [mark], *ends)
     across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT, whole=True)
     up = axis_of(reach, HEIGHT - BOTTOM, TOP, from_zero=True)
     width = 0.8 if len(values) < 80 else 1.0
@@ -315,7 +316,7 @@ def bars(
             if math.isfinite(low) and math.isfinite(high)
         )
         body.append(f'<path class="whisker" d="{whiskers}"/>')
-    if mark is not None:
+    if math.isfinite(mark):
         body.append(f'<path class="zero" d="M{LEFT} {up(mark)}H{WIDTH - RIGHT}"/>')
     body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
     hover = [
@@ -332,8 +333,8 @@ def bars(
     return replace(_chart(title, across, up, x, y, body, hover, (says, table), names), note=note)
 
 
-def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
-    parts = list[str]()
+def _curve(series: Series, colour: int, across: Axis, up: Axis) -> Iterator[str]:
+    """The band, the line and the points."""
     if series.low is not None and series.high is not None:
         inside = [
             (x, low, high)
@@ -343,7 +344,7 @@ def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
         edge = [f"{across(x)} {up(high)}" for x, _, high in inside]
         edge += [f"{across(x)} {up(low)}" for x, low, _ in reversed(inside)]
         if inside:
-            parts.append(f'<path class="band c{colour}" d="M{"L".join(edge)}Z"/>')
+            yield f'<path class="band c{colour}" d="M{"L".join(edge)}Z"/>'
     points = [
         (across(x), up(y)) if _fits(y, up.log) else None for x, y in zip(series.x, series.y, strict=True)
     ]
@@ -353,11 +354,10 @@ def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
             for before, point in pairwise([None, *points])
             if point is not None
         ]
-        parts.append(f'<path class="line{" thin" if series.thin else ""} c{colour}" d="{"".join(path)}"/>')
+        yield f'<path class="line{" thin" if series.thin else ""} c{colour}" d="{"".join(path)}"/>'
     dots = [f'<circle cx="{point[0]}" cy="{point[1]}" r="2.6"/>' for point in points if point is not None]
     if series.dots or (len(dots) <= 24 and not series.thin):
-        parts.append(f'<g class="dot c{colour}">{"".join(dots)}</g>')
-    return "".join(parts)
+        yield f'<g class="dot c{colour}">{"".join(dots)}</g>'
 
 
 def _fits(value: float, log: bool) -> bool:

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, zip_longest
 from typing import Any
@@ -143,7 +143,7 @@ def heat(
     numbers: bool = False,
     limits: tuple[float, float] | None = None,
     there: Mask | None = None,
-    facts: Sequence[str] = (),
+    facts: Iterable[str] = (),
     centre: float | None = None,
     links: Sequence[Sequence[str]] = (),
 ) -> Figure:

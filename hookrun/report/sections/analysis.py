@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from typing import Any
 
 from hookrun.errors import listed
 from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import module_name
-from hookrun.report.facts import Facts
+from hookrun.report.facts import MOST_ROWS, Facts
 from hookrun.report.lines import is_number
-
-MOST_MODULES = 400
-"""The largest number of rows in the table of probes, and in the matrix of similarities."""
+from hookrun.store.records import grouped
 
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "majority", "control"}
 _SIMILARITY = {"module", "other", "cka"}
@@ -24,14 +22,15 @@ def build(facts: Facts) -> dict[str, Any] | None:
 
     projections: texts that say which modules' features were projected, and how
     """
-    probes = _lines(facts, _PROBE, "accuracy")[:MOST_MODULES]
+    probes = _lines(facts, _PROBE, "accuracy")[:MOST_ROWS]
     similarities = _lines(facts, _SIMILARITY, "cka")
     if not probes and not similarities:
         return None
-    projected = defaultdict[str, dict[str, None]](dict)
-    for line in [*probes, *similarities]:
-        if line.get("projection") is not None and line.get("other") in (None, line["module"]):
-            projected[str(line["projection"])][module_name(line["module"])] = None
+    of_modules = (line for line in [*probes, *similarities] if line.get("other") in (None, line["module"]))
+    projected = {
+        how: dict.fromkeys(module_name(line["module"]) for line in of_how)
+        for how, of_how in grouped(of_modules, lambda line: line.get("projection")).items()
+    }
     figures = list[Figure]()
     if probes:
         score, majority = str(probes[0].get("score", "accuracy")), probes[0]["majority"]
@@ -44,11 +43,11 @@ def build(facts: Facts) -> dict[str, Any] | None:
                 y=score,
                 names=[module_name(line["module"]) for line in probes],
                 note=f"dashed: the majority class, {majority:.3f}" if is_known else "",
-                mark=majority if is_known else None,
+                mark=majority if is_known else math.nan,
             )
         )
     if similarities:
-        names = list(dict.fromkeys(line["module"] for line in similarities))[:MOST_MODULES]
+        names = list(dict.fromkeys(line["module"] for line in similarities))[:MOST_ROWS]
         cells = {(line["module"], str(line["other"])): line["cka"] for line in similarities}
         shown = [module_name(name) for name in names]
         figures.append(
@@ -67,7 +66,9 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "probes": probes,
         "figures": figures,
         "projections": [
-            f"{how}, instead of all features: {listed(names, 40)}" for how, names in projected.items()
+            f"{how}, instead of all features: {listed(modules, 40)}"
+            for how, modules in projected.items()
+            if how is not None
         ],
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from hookrun.errors import shortened
@@ -12,6 +13,7 @@ from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import by_number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
+from hookrun.store.records import grouped
 
 MOST_CLASSES = 40
 """Classes of a matrix; for more classes only the most frequent confusions are listed."""
@@ -35,10 +37,9 @@ def build(facts: Facts) -> dict[str, Any] | None:
     ]
     if not lines:
         return None
-    splits = dict.fromkeys(str(line["split"]) for line in lines)
     return {
         "splits": [
-            _confusions(split, [line for line in lines if line["split"] == split]) for split in splits
+            _confusions(split, of_split) for split, of_split in grouped(lines, itemgetter("split")).items()
         ],
         "worst": _worst(facts, lines),
         "is_random": facts.has_random_weights,
@@ -79,14 +80,11 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    known = [
-        line
-        for line in lines
-        if line["class"] != line["predicted_class"]
-        and is_number(line.get("loss"))
-        and math.isfinite(line["loss"])
-    ]
-    known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
+    wrong = (line for line in lines if line["class"] != line["predicted_class"])
+    known = sorted(
+        (line for line in wrong if is_number(line.get("loss")) and math.isfinite(line["loss"])),
+        key=lambda line: (-line["loss"], line["split"], line["sample"]),
+    )
     return [
         {
             "split": line["split"],

@@ -10,14 +10,11 @@ from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import Facts
+from hookrun.report.facts import MOST_ROWS, Facts
 from hookrun.report.lines import is_number
 from hookrun.store.files import StoreError
 from hookrun.store.format import COMPARE_JSON
 from hookrun.store.records import Comparison, typed_record
-
-MOST_ROWS = 400
-"""The rows of each table, and the modules and the tokens of a picture."""
 
 MOST_JOBS = 50
 _TABLES = ("captures", "unpaired", "metrics", "weights", "statistics", "plan", "config")

@@ -51,7 +51,7 @@ class Grid:
     """
 
     def __init__(self, effects: Effects, facts: Facts) -> None:
-        labels = {name: _named(name, of_axis, facts) for name, of_axis in effects.axes.items()}
+        labels = {name: list(_named(name, of_axis, facts)) for name, of_axis in effects.axes.items()}
         self.cells = [", ".join(filter(None, names)) for names in product(*labels.values())]
         self.links = list[str]()
         *front, last = labels.values()
@@ -69,7 +69,8 @@ class Grid:
         """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars with a line."""
         if self.is_line and len(self.columns) <= _MOST_BARS:
             numbers = values.double().flatten().tolist()
-            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note, mark=centre)
+            mark = math.nan if centre is None else centre
+            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note, mark=mark)
         wide = len(self.columns)
         return heat(
             title,
@@ -120,16 +121,14 @@ def build(facts: Facts) -> dict[str, Any] | None:
     }
 
 
-def _named(axis: str, labels: Sequence[Any], facts: Facts) -> list[str]:
+def _named(axis: str, labels: Sequence[Any], facts: Facts) -> Iterator[str]:
     """The labels of an axis as texts; positions with the tokens of the first sample."""
     sequence = next(iter(facts.sequences.values()), None) if axis == "tokens" else None
     tokens = [] if sequence is None else sequence.names
-    names = list[str]()
     for label in labels:
         there = isinstance(label, int) and -len(tokens) <= label < len(tokens)
         name = module_name(str(label)) if axis == "module" else str(label)
-        names.append(f"{label} {tokens[label]}" if there else shortened(name, 40))
-    return names
+        yield f"{label} {tokens[label]}" if there else shortened(name, 40)
 
 
 def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> Iterator[Figure]:

@@ -6,7 +6,7 @@ The keys of a record decide how it is shown, so records of new actions are shown
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -19,14 +19,13 @@ from hookrun.report.captures import MOST_VIEWS, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
-from hookrun.report.lines import grouped, is_number
+from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, ON_PARAMETERS, Facts
+from hookrun.report.lines import is_number
 from hookrun.store.captures.read import StoredCapture
+from hookrun.store.records import grouped
 
 MOST_CHARTS = 16
 MOST_MODES = 4
-MOST_ROWS = 400
-"""Rows of a map; with more layers, neighbours share a row, which shows their maximum."""
 MOST_COLUMNS = 200
 MOST_NAMED = 5
 MOST_LINES = 60
@@ -49,28 +48,27 @@ def is_measured(record: Record) -> bool:
     return bool(values) and all(map(is_number, values))
 
 
-def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
+def as_lines(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
     """(place, text) of the first records that contain more than numbers."""
     told = (record for record in records if recorded(record) and not is_measured(record))
-    texts = list[tuple[str, str]]()
     for record in islice(told, MOST_LINES):
         words = "  ".join(
             f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={printable(str(value))}"
             for key, value in recorded(record).items()
         )
         at = f"{module_name(str(record['module']))} {printable(str(record.get('path') or ''))}".strip()
-        texts.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
-    return texts
+        yield f"step {record['step']}  {at}", words[:MOST_CHARACTERS]
 
 
-def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool) -> list[Figure]:
+def statistics(
+    records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool
+) -> Iterator[Figure]:
     """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers.
 
     places: module or parameter -> its position in the model
     """
     measured = [record for record in records if is_measured(record)]
     modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
-    figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
         names = list(dict.fromkeys(key for record in of_mode for key in recorded(record)))
@@ -79,33 +77,37 @@ def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_grad
             is_gradient_norm = name == "norm" and are_gradients
             title = f"{'gradient norm' if is_gradient_norm else name}{where}"
             points, unit = _points(of_mode, name, places)
-            figures += over_steps(title, points, unit, name, by_layer=is_gradient_norm)
-    return figures[:MOST_CHARTS]
+            yield from over_steps(title, points, unit, name, by_layer=is_gradient_norm)
 
 
-def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bool = False) -> list[Figure]:
+def over_steps(
+    title: str, points: Points, unit: str, name: str, *, by_layer: bool = False
+) -> Iterator[Figure]:
     """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
-    figures, longest = list[Figure](), max(len(xs) for xs, _ in points.values())
+    longest = max(len(xs) for xs, _ in points.values())
     if len(points) <= COLOURS:
         series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
         log = spans_magnitudes(value for each in series for value in each.y)
-        figures.append(lines(title, series, x=unit, y=name, log=log))
+        yield lines(title, series, x=unit, y=name, log=log)
     if len(points) > COLOURS or (by_layer and len(points) > 1 and longest > 2):
-        figures.append(_map(title, points, unit))
-    return figures
+        yield _map(title, points, unit)
 
 
 def _map(title: str, points: Points, unit: str) -> Figure:
-    """A map of layers over steps; coloured by magnitude if no value is negative and they differ by much."""
+    """A map of layers over steps; coloured by magnitude if no value is negative and they differ by much.
+
+    With more than `MOST_ROWS` layers, neighbours share a row, which shows their maximum.
+    """
     xs, ys = (np.concatenate([np.array(pair[which]) for pair in points.values()]) for which in (0, 1))
     log = not (ys < 0).any() and spans_magnitudes(ys[ys > 0])
     places, column = np.unique(xs, return_inverse=True)
     block = -(-len(places) // MOST_COLUMNS)
+    width = -(-len(places) // block)
     row = np.repeat(range(len(points)), [len(values) for _, values in points.values()])
-    total = np.zeros((len(points), -(-len(places) // block)))
-    count = np.zeros(total.shape)
-    np.add.at(total, (row, column // block), ys)
-    np.add.at(count, (row, column // block), 1)
+    count, total = (
+        np.bincount(row * width + column // block, weights, len(points) * width).reshape(-1, width)
+        for weights in (None, ys)
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         mean, there = total / count, count > 0
     names = [module_name(path) for path in points]
@@ -135,30 +137,28 @@ def _map(title: str, points: Points, unit: str) -> Figure:
     )
 
 
-def _of_single_layers(points: Points, unit: str) -> list[str]:
+def _of_single_layers(points: Points, unit: str) -> Iterator[str]:
     """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
     layers = {module_name(path): list(zip(xs, ys, strict=True)) for path, (xs, ys) in points.items()}
     sizes = {
         name: [(abs(y), x) for x, y in pairs if math.isfinite(y) and y] for name, pairs in layers.items()
     }
-    facts = list[str]()
     for title, extreme, is_most in (("largest", max, True), ("smallest above 0", min, False)):
         # the first of equal ones
         extremes = [(name, *extreme(pairs, key=itemgetter(0))) for name, pairs in sizes.items() if pairs]
         extremes.sort(key=itemgetter(1), reverse=is_most)
         if len(extremes) > 1:
             some = [f"{name} {number(size)} ({unit} {number(x)})" for name, size, x in extremes[:MOST_NAMED]]
-            facts.append(f"{title}: {', '.join(some)}")
+            yield f"{title}: {', '.join(some)}"
     zero = [name for name, pairs in layers.items() if not sizes[name] and any(y == 0 for _, y in pairs)]
     if zero:
-        facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
+        yield f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}"
     for kind, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
         steps = {name: [x for x, y in pairs if is_one(y)] for name, pairs in layers.items()}
         first = sorted((at[0], place, name) for place, (name, at) in enumerate(steps.items()) if at)
         if first:
             shown = listed([name for *_, name in first], MOST_NAMED)
-            facts.append(f"{kind} from {unit} {number(first[0][0])}, {counted(len(first), 'layer')}: {shown}")
-    return facts
+            yield f"{kind} from {unit} {number(first[0][0])}, {counted(len(first), 'layer')}: {shown}"
 
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
@@ -201,9 +201,11 @@ def build(facts: Facts) -> list[dict[str, Any]]:
     )
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
-    names = list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS]
     order = {name: place for place, name in enumerate(facts.planned)}
-    names.sort(key=lambda name: order.get(name, len(order)))
+    names = sorted(
+        list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS],
+        key=lambda name: order.get(name, len(order)),
+    )
     shown = [
         _of_hook(
             facts,
@@ -215,19 +217,19 @@ def build(facts: Facts) -> list[dict[str, Any]]:
         )
         for name in names
     ]
-    for captures in list(predicted.values())[:MOST_VIEWS]:
-        shown.append(
-            {
-                "name": "predictions",
-                "title": "what the model predicted",
-                "order": -1,
-                "figures": [],
-                "views": [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]],
-                "left": captures[share:],
-                "lines": [],
-                "samples": _samples(facts),
-            }
-        )
+    shown += [
+        {
+            "name": "predictions",
+            "title": "what the model predicted",
+            "order": -1,
+            "figures": [],
+            "views": [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]],
+            "left": captures[share:],
+            "lines": [],
+            "samples": _samples(facts),
+        }
+        for captures in list(predicted.values())[:MOST_VIEWS]
+    ]
     return [each for each in shown if any(each[key] for key in ("figures", "views", "left", "lines"))]
 
 
@@ -246,7 +248,7 @@ def _of_hook(
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     views = [view_capture(capture, facts) for capture in captures[:share]]
-    figures = statistics(records, places, are_gradients=facts.sees_gradients(name))
+    figures = list(islice(statistics(records, places, are_gradients=facts.sees_gradients(name)), MOST_CHARTS))
     if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
         figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
     return {
@@ -256,7 +258,7 @@ def _of_hook(
         "figures": figures,
         "views": views,
         "left": captures[share:],
-        "lines": as_lines(records),
+        "lines": list(as_lines(records)),
         "samples": None,
     }
 

@@ -12,16 +12,15 @@ from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import LEVELS, heat, is_light, matrix, palette
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
-from hookrun.report.lines import grouped, is_number, is_place, sampled
+from hookrun.report.lines import is_number, is_place, sampled
 from hookrun.store.format import LENS
-from hookrun.store.records import LensLine
+from hookrun.store.records import LensLine, grouped
 
 MOST_SAMPLES = 8
 MOST_PARTS = 200
 MOST_POSITIONS = 96
 MOST_CELLS = 6_000
 """Of all tables together."""
-_BYTES = 16 * 2**20
 _CHARACTERS = 24
 
 Line = dict[str, Any]
@@ -29,7 +28,7 @@ Line = dict[str, Any]
 
 def build(facts: Facts) -> dict[str, Any] | None:
     """The tables of the first samples, figures of the means, and notes on what is not shown."""
-    read = sampled(facts.path / LENS, LensLine, limit=_BYTES, from_start=True)
+    read = sampled(facts.path / LENS, LensLine, from_start=True)
     means = [
         line
         for line in facts.metrics.records

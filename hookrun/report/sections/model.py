@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookrun.report.facts import ON_PARAMETERS, Facts
+from hookrun.store.records import grouped
 
 SHORT = 40
 """Modules of a model whose tree is shown whole at first; of a larger one the branches with hooked modules are open."""
@@ -38,8 +39,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         if hook.hook not in ON_PARAMETERS
         for match in hook.targets
     }
-    parts = [path.split(".") for path in marks]
-    loud = {"", *(".".join(names[:count]) for names in parts for count in range(1, len(names) + 1))}
+    loud = {"", *marks, *(above for path in marks for above in _above(path))}
     is_large = len(modules) > SHORT
     # hooked ones and their parents first
     chosen = set(sorted(modules, key=lambda path: (path != "", path not in loud))[:MOST])
@@ -59,7 +59,9 @@ def build(facts: Facts) -> dict[str, Any] | None:
     }
     for path, node in nodes.items():
         if path:
-            nodes[_holder(path, nodes)]["children"].append(node)
+            # the nearest one that is shown, not below the level `DEEPEST`
+            holder = next(above for above in reversed(_above(path)[: DEEPEST + 1]) if above in nodes)
+            nodes[holder]["children"].append(node)
     return {
         "root": nodes[""],
         "modules": len(modules),
@@ -69,12 +71,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
     }
 
 
-def _holder(path: str, nodes: Mapping[str, object]) -> str:
-    """The nearest ancestor of the module in the tree, not below the level `DEEPEST`."""
-    parts = path.split(".")[:-1][:DEEPEST]
-    while parts and ".".join(parts) not in nodes:
-        parts.pop()
-    return ".".join(parts)
+def _above(path: str) -> list[str]:
+    """The modules that hold the module, the root first."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
 def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[dict[str, Any]]]:
@@ -85,16 +85,14 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[dict[s
     """
     marks = defaultdict[str, list[dict[str, Any]]](list)
     for name, hook in facts.planned.items():
-        counts, silent = defaultdict[str, list[tuple[str, int | None]]](list), dict[str, str]()
-        for match in hook.targets:
-            path, parameter = match.path, ""
-            if hook.hook in ON_PARAMETERS:
-                path, _, parameter = path.rpartition(".")
-            site = facts.sites.get((name, match.path))
-            counts[path].append((parameter, None if site is None else site.fired))
-            if site is not None and site.silent:
-                silent[path] = site.silent
-        for path, fired in counts.items():
-            if path in modules:
-                marks[path].append({"hook": name, "counts": fired, "silent": silent.get(path)})
+        paths = [match.path for match in hook.targets]
+        owners = [path.rpartition(".")[::2] if hook.hook in ON_PARAMETERS else (path, "") for path in paths]
+        sites = [facts.sites.get((name, path)) for path in paths]
+        for owner, of_owner in grouped(zip(owners, sites, strict=True), lambda pair: pair[0][0]).items():
+            counts = [(parameter, None if site is None else site.fired) for (_, parameter), site in of_owner]
+            silent = [site.silent for _, site in of_owner if site is not None and site.silent]
+            if owner in modules:
+                marks[owner].append(
+                    {"hook": name, "counts": counts, "silent": silent[-1] if silent else None}
+                )
     return marks

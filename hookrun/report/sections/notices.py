@@ -7,8 +7,9 @@ from typing import Any
 from hookrun.actions.check import verdict
 from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, Facts
-from hookrun.report.lines import grouped, is_number
+from hookrun.report.lines import is_number
 from hookrun.report.sweep_facts import SweepFacts
+from hookrun.store.records import grouped
 
 MOST_SPENT = 200
 """Notes on captures that ended early."""

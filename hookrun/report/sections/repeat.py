@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from hookrun.config import key_of
@@ -58,12 +59,13 @@ def _again(
     if hydra.mode == "MULTIRUN" or not is_job:
         words.append("--run" if is_job else "--multirun")
     sources = {source.provider: source.path for source in hydra.config_sources}
-    if "command-line" in sources:
-        words += ["--config-dir", sources["command-line"]]
-    if Path(sources.get("main", _SHIPPED)).name != _SHIPPED:
-        words += ["--config-path", sources["main"]]
-    if hydra.config_name not in (None, "config"):
-        words += ["--config-name", str(hydra.config_name)]
+    main = sources.get("main", _SHIPPED)
+    options = {
+        "--config-dir": sources.get("command-line"),
+        "--config-path": main if Path(main).name != _SHIPPED else None,
+        "--config-name": hydra.config_name if hydra.config_name != "config" else None,
+    }
+    words += chain.from_iterable((key, value) for key, value in options.items() if value is not None)
     words += _with_places(hydra.task_overrides, runs, hydra.cwd)
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
@@ -72,26 +74,21 @@ def _again(
     return {"command": shlex.join(map(str, words)), "folder": hydra.cwd}
 
 
-def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> list[str]:
+def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> Iterator[str]:
     """The overrides, with the directory of each run whose name may now mean a different run."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
     places = {
         run.where: run.path
         for run in runs
         if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path
     }
-    words = [text for text in overrides if key_of(text) not in places]
+    yield from (text for text in overrides if key_of(text) not in places)
     for where, path in places.items():
         if _NAMES_A_RUN.fullmatch(where):
             added = "++" if where.endswith(".minus.run") else ""  # the key may come from the value beside it
-            words.append(f"{added}{where}={_value(path)}")
-    return words
-
-
-def _value(path: str) -> str:
-    """The path as the value of an override."""
-    if re.fullmatch(r"[\w./-]+", path):
-        return path
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            is_plain = re.fullmatch(r"[\w./-]+", path)
+            yield f"{added}{where}={path if is_plain else QuotedString(path, Quote.single).with_quotes()}"
 
 
 _NAMES_A_RUN = re.compile(r"(task|model\.weights|hooks(\.[\w-]+)+)\.run|model\.weights")

@@ -15,11 +15,11 @@ from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import by_number, number, number_of, token_name
-from hookrun.report.lines import grouped, sampled
+from hookrun.report.lines import sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
 from hookrun.spec.objective import is_loss
 from hookrun.store.format import SAMPLES, TOKENS
-from hookrun.store.records import SampleLine, TokenLine
+from hookrun.store.records import SampleLine, TokenLine, grouped
 
 K = TypeVar("K")
 
@@ -57,8 +57,10 @@ def figures(facts: SweepFacts, *, are_few: bool) -> list[Figure]:
         return []
     jobs = facts.compared
     measured = {name for job in jobs for name in job.metrics}
-    names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
-    names.sort(key=lambda name: facts.goal is None or name != facts.goal.metric)
+    names = sorted(
+        (name for name in facts.metrics if name in measured and not name.endswith("/samples")),
+        key=lambda name: facts.goal is None or name != facts.goal.metric,
+    )
     is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
     shown = list[Figure]()
     for name in names[:MOST_METRICS]:

@@ -80,6 +80,7 @@ class BackwardCall:
     """One call of a module: the places of its tensors in the arguments and the output, and its gradients so far.
 
     inputs, outputs: the arguments and the output, with a number for each tensor that requires a gradient, else None
+    grad_output:     the gradients of the outputs, until `finish` has used them; None: no backward pass has begun
     """
 
     def __init__(self, hook: Backward, site: HookSite) -> None:
@@ -90,7 +91,6 @@ class BackwardCall:
         self.outputs: Any = None
         self.has_inputs = False
         self.grad_output: Any = None
-        self.begun = False
         self.entered: Sequence[tuple[Tensor, Tensor]] = ()
         self.placed: Sequence[Placed] = ()
         self.handed_on: Sequence[HandedOn] = ()
@@ -100,8 +100,7 @@ class BackwardCall:
         for output in self.handed_on:
             output.require_one_use(grads)
         value = _filled(self.outputs, grads)
-        new = self._run(BACKWARD_PRE, value)
-        self.grad_output, self.begun = new, True
+        new = self.grad_output = self._run(BACKWARD_PRE, value)
         if not self.has_inputs:
             self.finish(())
         return grads if new is value else _in_order(self.outputs, new)
@@ -112,9 +111,8 @@ class BackwardCall:
         Gradients that did not come through the outputs are passed on unchanged: in a double backward they come from
         uses of the inputs in the first backward.
         """
-        if self.begun:
-            self.begun = False
-            grad_output, self.grad_output = self.grad_output, None
+        grad_output, self.grad_output = self.grad_output, None
+        if grad_output is not None:
             value = _filled(self.inputs, grads)
             new = self._run(BACKWARD, value, grad_output)
             grads = grads if new is value else _in_order(self.inputs, new)

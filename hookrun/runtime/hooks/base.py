@@ -76,12 +76,10 @@ class RegisteredHook:
     without firings.
 
     hook_types:   those that the class implements
-    finds_target: it resolves `target` itself, because it attaches to that tensor only
     reads_arguments: an action needs the arguments of the module call, where the hook type has them
     """
 
     hook_types: ClassVar[Sequence[HookType]] = ()
-    finds_target: ClassVar[bool] = False
     firings: Sequence[BoundHook] = ()
     reads_arguments = False
 

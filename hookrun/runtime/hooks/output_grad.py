@@ -25,7 +25,6 @@ class OutputGrad(ModuleHook):
     """Attached to the final output of the module, so that the gradient is that of the output after all edits."""
 
     hook_types = (OUTPUT_GRAD,)
-    finds_target = True
     depth = 0
 
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookrun.runtime.frames import outward
 from hookrun.values.containers import tensors
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import holds_data, whole_numbers
 
 IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
@@ -95,10 +95,8 @@ class CallReader:
         ids = given.get(IDS)
         if not isinstance(ids, Tensor) and not self.by_name:
             others = [value for name, value in kwargs.items() if name not in (MASK, POSITIONS)]
-            integers = [
-                tensor for tensor in tensors((args, others)) if tensor.dtype in (torch.int64, torch.int32)
-            ]
-            ids = next((tensor for tensor in integers if tensor.dim() == 2), None)
+            plane = (tensor for tensor in tensors((args, others)) if tensor.dim() == 2)
+            ids = next((tensor for tensor in plane if tensor.dtype in (torch.int64, torch.int32)), None)
         embeds = given.get(EMBEDS)
         if isinstance(ids, Tensor) and ids.dim() == 2:
             rows, columns = ids.shape
@@ -110,7 +108,7 @@ class CallReader:
             return CallTokens(rows, columns, has_data=False)
         past, after_state = _past(given)
         raw = given.get(MASK)
-        mask = as_mask(raw, rows, None if past is None else past + columns) if raw is not None else None
+        mask = as_mask(raw, rows, None if past is None else past + columns)
         if past is None and mask is not None and mask.shape[1] > columns:
             past, after_state = mask.shape[1] - columns, False
         packed = False
@@ -155,9 +153,7 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
         raw = allowed[:, 0].any(1)
     if raw.dim() != 2:
         return None
-    mask: Tensor = (raw != 0).to("cpu")
-    mask = mask if width is None or mask.shape[1] <= width else mask[:, :width]
-    return mask if mask.shape[0] == rows else mask.expand(rows, -1)
+    return (raw != 0).to("cpu")[:, :width].expand(rows, -1)
 
 
 def _by_positions(raw: Any, mask: Tensor | None, rows: int, columns: int) -> tuple[Tensor | None, bool]:
@@ -282,14 +278,11 @@ def _new_session(frame: FrameType) -> Session:
     ids = local.get(IDS)
     prompt = ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] else None
     config = local.get("generation_config") or getattr(local.get("self"), "generation_config", None)
-    eos = getattr(config, "eos_token_id", None)
-    if isinstance(eos, Tensor):
-        eos = eos.tolist()
-    numbers = eos if isinstance(eos, list | tuple) else [eos]
+    eos = whole_numbers(getattr(config, "eos_token_id", None))
     samples = local.get("batch_size")
     return Session(
         prompt,
-        tuple(number for number in numbers if isinstance(number, int)),
+        () if eos is None else tuple(eos.flatten().tolist()),
         samples if isinstance(samples, int) else None,
         chunked=getattr(config, "prefill_chunk_size", None) is not None,
         drafts=any(  # also for the model that drafts, whose `generate` is called by that of the other one
@@ -344,19 +337,15 @@ class Pass:
         self.has_data, self.packed = tokens.has_data, tokens.packed
         self.ended, self.decodes = ended, decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
-            self._mark_ended(session.eos)
+            self._mark_ended(ids, session.eos)
         self.encoder: Pass | None = None
         self.drafts = False
         self.chosen = dict[Any, Any]()
 
-    def _mark_ended(self, eos: tuple[int, ...]) -> None:
+    def _mark_ended(self, ids: Tensor, eos: tuple[int, ...]) -> None:
         """Make generated tokens padding from the end-of-text token on; `ended` has the ends in earlier passes."""
         start = max(self.prompt, self.new_from)
-        assert self.ids is not None
-        new = self.ids[:, start:]
-        hits = new == eos[0]
-        for token in eos[1:]:
-            hits |= new == token
+        hits = torch.isin(ids[:, start:], torch.tensor(eos, device="cpu"))
         if self.ended is None and not hits.any():
             return
         ended = hits.cumsum(1) > 0

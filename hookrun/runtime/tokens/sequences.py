@@ -124,11 +124,11 @@ class Sequences:
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the module with these arguments continues the sequences of an earlier call."""
         running, latest = session(self._model), self._here.latest
-        for number, source in enumerate(self._sources):
-            if source is module:
-                tokens = self._readers[number].read(args, kwargs)
-                return tokens is not None and self._continued_pass(number, tokens, running) is not None
-        return running is not None and any(earlier.session is running for earlier in latest.values())
+        if module not in self._sources:
+            return running is not None and any(earlier.session is running for earlier in latest.values())
+        number = self._sources.index(module)
+        tokens = self._readers[number].read(args, kwargs)
+        return tokens is not None and self._continued_pass(number, tokens, running) is not None
 
     # ---- from one pass to the next -----------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -26,7 +28,7 @@ from hookrun.store.captures.tensor_file import (
 )
 from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
-from hookrun.store.records import SampleLine, TokenLine, read_records
+from hookrun.store.records import SampleLine, TokenLine, grouped, read_records
 from hookrun.values.tensors import whole_numbers
 
 T = TypeVar("T")
@@ -44,6 +46,9 @@ class _Part:
 
     shard: Shard
     entry: Entry
+
+
+_kind_of: Callable[[_Part], tuple[str, tuple[int, ...]]] = attrgetter("entry.dtype", "entry.shape")
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,10 @@ class StoredCapture:
         self._parts = parts
         self._shards = shards
         self._samples = samples
-        rows = torch.tensor([part.entry.rows for part in parts], dtype=torch.int64, device="cpu")
-        self._ends = rows.cumsum(0)
-        self._starts = self._ends - rows
+        rows = [0, *(part.entry.rows for part in parts)]
+        # the first row of each part in the order of recording, and the end of the last part
+        self._bounds = torch.tensor(rows, dtype=torch.int64, device="cpu").cumsum(0)
+        self._count = int(self._bounds[-1])
 
     @property
     def label(self) -> str:
@@ -91,7 +97,7 @@ class StoredCapture:
         return f"{self.hook} at {self.module!r}" + (f", {self.path}" if self.path else "")
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._count
 
     @property
     def is_by_sample(self) -> bool:
@@ -105,10 +111,7 @@ class StoredCapture:
 
     def by_kind(self) -> list[StoredCapture]:
         """The rows of each dtype and shape as a capture."""
-        kinds = dict[tuple[str, tuple[int, ...]], list[_Part]]()
-        for part in self._parts:
-            kinds.setdefault((part.entry.dtype, part.entry.shape), []).append(part)
-        return [self._of(parts) for parts in kinds.values()]
+        return [self._of(parts) for parts in grouped(self._parts, _kind_of).values()]
 
     def by_shard(self) -> Iterator[StoredCapture]:
         """The rows of each shard as a capture."""
@@ -117,6 +120,13 @@ class StoredCapture:
     def of_shards(self, most: int) -> StoredCapture:
         """The rows of at most `most` shards, evenly spaced with the first and the last."""
         return self._of(spread(self._parts, most))
+
+    def chosen(self, rows: Tensor) -> StoredCapture:
+        """The rows with these numbers [n] as a capture, in this order; its shards are those of the whole capture."""
+        capture, (table, order) = self._of(self._parts), self._table
+        capture._table = table[rows], order[rows]
+        capture._count = len(rows)
+        return capture
 
     def _of(self, parts: Sequence[_Part]) -> StoredCapture:
         return StoredCapture(
@@ -255,7 +265,7 @@ class StoredCapture:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
-        kinds = {(part.entry.dtype, part.entry.shape) for part in self._parts}
+        kinds = set(map(_kind_of, self._parts))
         text = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds))
         return f"<{self.label}: {len(self)} rows of {text}>"
 
@@ -266,10 +276,7 @@ class StoredCapture:
         columns = dict(zip(COLUMNS, table.T, strict=True))
 
         def sorted_by(*names: str) -> Tensor:
-            order = torch.arange(len(table), device="cpu")
-            for name in reversed(names):
-                order = order[columns[name][order].argsort(stable=True)]
-            return order
+            return torch.from_numpy(np.lexsort([columns[name].numpy() for name in reversed(names)]))
 
         place = ("split", "sample", "position", "key")
         order = sorted_by(*place)
@@ -307,7 +314,7 @@ class StoredCapture:
         return torch.where(positions < 0, positions + len(self), positions)
 
     def _common(self, parts: Sequence[_Part]) -> tuple[torch.dtype, tuple[int, ...]]:
-        kinds = {(part.entry.dtype, part.entry.shape) for part in parts}
+        kinds = set(map(_kind_of, parts))
         if len(kinds) > 1:
             some = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds)[:4])
             raise HookrunError(
@@ -319,14 +326,13 @@ class StoredCapture:
 
     def _read(self, positions: Tensor) -> Tensor:
         recorded, targets = self._table[1][positions].sort()
-        stops = torch.searchsorted(recorded, self._ends)
-        starts = torch.searchsorted(recorded, self._starts)
-        touched = (starts < stops).nonzero().squeeze(1).tolist()
+        places = torch.searchsorted(recorded, self._bounds)
+        touched = places.diff().nonzero().squeeze(1).tolist()
         dtype, shape = self._common([self._parts[number] for number in touched] or self._parts)
         out = torch.empty((len(positions), *shape), dtype=dtype, device="cpu")
         for number in touched:
-            here = slice(int(starts[number]), int(stops[number]))
-            rows = recorded[here] - self._starts[number]
+            here = slice(*places[number : number + 2].tolist())
+            rows = recorded[here] - self._bounds[number]
             self._fill(as_bytes(out), self._parts[number], rows, targets[here])
         return out
 
@@ -386,10 +392,8 @@ def stored_tensors(
 
     samples: the names of the samples; those of the run by default
     """
-    parts = dict[tuple[str, str, str], list[_Part]]()
-    for shard in shards:
-        for entry in shard.entries:
-            parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
+    every = (_Part(shard, entry) for shard in shards for entry in shard.entries)
+    parts = grouped(every, attrgetter("entry.hook", "entry.module", "entry.path"))
     opened, table = _Shards(folder), samples or SampleTable(folder.parent)
     return [
         StoredCapture(*place, of_tensor, opened, table, number)
@@ -401,16 +405,13 @@ def read_captures(
     folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], samples: SampleTable | None = None
 ) -> Lookup[Lookup[Leaf]]:
     """Hook -> module -> its captures, as `stored_tensors` gives them."""
-    captures = dict[str, dict[str, dict[str, StoredCapture]]]()
-    for tensor in stored_tensors(folder, shards, samples):
-        captures.setdefault(tensor.hook, {}).setdefault(tensor.module, {})[tensor.path] = tensor
     hooks = dict[str, Lookup[Leaf]]()
-    for hook, modules in captures.items():
+    for hook, of_hook in grouped(stored_tensors(folder, shards, samples), attrgetter("hook")).items():
         leaves = {
-            module: tensors[""]
-            if list(tensors) == [""]
-            else Lookup("tensor", f"{hook} at {module!r}", tensors)
-            for module, tensors in modules.items()
+            module: tensors[0]
+            if [tensor.path for tensor in tensors] == [""]
+            else Lookup("tensor", f"{hook} at {module!r}", {tensor.path: tensor for tensor in tensors})
+            for module, tensors in grouped(of_hook, attrgetter("module")).items()
         }
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
     return Lookup("hook", f"the captures of {folder.parent}", hooks)

@@ -143,9 +143,10 @@ class CaptureWriter:
             raise StoreError(f"{self.folder} is closed: nothing more can be captured")
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
         part = -1 if split is None else SPLITS.index(split)
-        moment = torch.tensor((epoch, step, call, self._rank, part), dtype=torch.int64, device="cpu")
         count = self.counts.setdefault((hook, module), Count())
         turn = 0 if self._batch is None else self._turn((hook, module), self._batch())
+        line = (FIRING, epoch, step, call, self._rank, part, -1, -1, -1, turn)[: len(self._columns)]
+        of_firing = torch.tensor([line], dtype=torch.int64, device="cpu")
         for inside, leaf in leaves(value):
             if leaf is None:
                 continue
@@ -162,18 +163,16 @@ class CaptureWriter:
                     f"batch of {len(samples)} rows of this rank: each rank would have another one"
                 )
             rows = tensor if by_sample else tensor.unsqueeze(0)
-            table = torch.full((len(rows), len(self._columns)), -1, dtype=torch.int64, device="cpu")
-            table[:, 0] = samples if by_sample and samples is not None else FIRING
-            table[:, 1 : 1 + len(moment)] = moment
+            table = of_firing.repeat(len(rows), 1)
+            if by_sample and samples is not None:
+                table[:, 0] = samples
             if tokens is not None and by_sample:
                 table[:, COLUMNS.index("position")] = tokens.positions
                 table[:, COLUMNS.index("token")] = tokens.token_ids
                 if tokens.keys is not None:
                     table[:, COLUMNS.index("key")] = tokens.keys
-            if self._batch is not None:
-                table[:, -1] = turn
-            by: RowKind = "sample" if by_sample else "firing"
-            self._put(_Kind(hook, module, place, rows.dtype, rows.shape[1:], by), rows, table)
+            kind = _Kind(hook, module, place, rows.dtype, rows.shape[1:], "sample" if by_sample else "firing")
+            self._put(kind, rows, table)
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
             count.rows += len(rows)

@@ -10,14 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from hookrun.data.info import SPLITS
 from hookrun.errors import Lookup, counted, listed
 from hookrun.models.weights import read_weights
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors
 from hookrun.store.comparison.rows import (
     Compared,
     Difference,
-    MatchedRows,
     Pair,
     Samples,
     compared,
@@ -30,7 +28,7 @@ from hookrun.store.records import Comparison
 from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
 
 By = Literal["module", "tokens"]
-Cka = Callable[[MatchedRows, MatchedRows], float | None]
+Cka = Callable[[StoredCapture, StoredCapture], float | None]
 Row = dict[str, Any]
 Lines = Iterable[Mapping[str, Any]]
 
@@ -106,8 +104,7 @@ def _about(capture: StoredCapture) -> Row:
 
 def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
     """The rows of the table of captures; a single one with the reason if no values were compared."""
-    matched = comparison.pairs
-    similarity = cka(matched[0].rows, matched[0].other) if cka is not None and len(matched) == 1 else None
+    similarity = cka(*comparison.pairs[0]) if cka is not None and len(comparison.pairs) == 1 else None
     return [
         {
             "token": known(token),
@@ -129,21 +126,29 @@ _KEPT = ("last", "best", "ema")
 
 def metrics(lines: Lines) -> dict[str, float]:
     """``split/name`` -> the last value of each metric of a whole pass; ``split/name module`` for those of a module."""
-    values = dict[str, float]()
-    for line in lines:
-        place = [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]
-        for name in line.keys() - ABOUT - OF_PARTS if not (is_batch(line) or is_part(line)) else ():
-            if isinstance(line[name], int | float):  # True and False too
-                values[" ".join([f"{line.get('split')}/{name}", *place])] = float(line[name])
+    of_passes = (line for line in lines if not (is_batch(line) or is_part(line)))
+    places = (
+        (line, [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]) for line in of_passes
+    )
+    values = {
+        " ".join([f"{line.get('split')}/{name}", *place]): float(line[name])
+        for line, place in places
+        for name in line.keys() - ABOUT - OF_PARTS
+        if isinstance(line[name], int | float)  # True and False too
+    }
     return dict(sorted(values.items()))
 
 
 def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
     """A row for each key of two mappings."""
-    pairs = ((key, before.get(key), now.get(key)) for key in dict.fromkeys([*before, *now]))
     return [
-        {"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)}
-        for key, old, new in pairs
+        {
+            "key": key,
+            "run": before.get(key),
+            "other": now.get(key),
+            "differs": is_apart(before.get(key), now.get(key), tolerance),
+        }
+        for key in dict.fromkeys([*before, *now])
     ]
 
 
@@ -254,32 +259,24 @@ def predictions(
     changes = [
         _change(*place, None, here[place], there[place]) for place in common if here[place] != there[place]
     ]
-    found: dict[str, Any] = {
-        "compared": len(common),
-        "kl": None,
-        "relative_l2": None,
-        "largest": None,
-        "note": "",
-    }
-    divergences, first = list[float](), None
     if outputs is not None and others is not None:
         comparison = compared(_main(outputs), _main(others), samples.by_sample, tolerance)
-        if (difference := comparison.by_token.get(-1)) is not None:
-            found |= {"relative_l2": difference.relative_l2, "largest": difference.largest}
-            first = difference.first
-        for pair in comparison.pairs:
-            of_pair, of_tokens = _scores(pair, samples, is_class=bool(common))
-            divergences += of_pair
-            changes += of_tokens
-        found["note"] = "; ".join(comparison.notes)
-        found["kl"] = sum(divergences) / len(divergences) if divergences else None
-        found["compared"] = len(common) or len(divergences)
-    elif outputs is not None or others is not None:
-        found["note"] = "only one of the runs wrote its outputs"
+    else:
+        is_one = outputs is not None or others is not None
+        comparison = Compared([], {}, ["only one of the runs wrote its outputs"] if is_one else [], False)
+    divergences, difference = list[float](), comparison.by_token.get(-1)
+    for pair in comparison.pairs:
+        of_pair, of_tokens = _scores(pair, samples, is_class=bool(common))
+        divergences += of_pair
+        changes += of_tokens
     return {
-        **found,
+        "compared": len(common) or len(divergences),
+        "kl": sum(divergences) / len(divergences) if divergences else None,
+        "relative_l2": None if difference is None else difference.relative_l2,
+        "largest": None if difference is None else difference.largest,
+        "note": "; ".join(comparison.notes),
         "changed": len(changes),
-        "differs": bool(changes or found["note"] or first),
+        "differs": bool(changes or comparison.notes or (difference is not None and difference.first)),
         "changes": changes[:MOST_CHANGES],
     }
 
@@ -291,6 +288,7 @@ def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[f
     """
     rows, (_, *shape) = pair.rows, pair.rows.shape
     positions = positions_of(rows, samples.by_sample)
+    samples_of = list(zip(rows.splits, rows.sample_ids.tolist(), strict=True))
     is_known = is_class and len(shape) == 1 if positions is None else len(shape) == 2
     divergences, changes = list[float](), list[dict[str, Any]]()
     for place in pair.places() if is_known and pair.other.shape == rows.shape and shape[-1] > 1 else ():
@@ -299,11 +297,10 @@ def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[f
             at = positions[place]
             best, now = logs.argmax(-1), others.argmax(-1)
             for row, column in ((best != now) & (at >= 0)).nonzero().tolist():
-                number = int(rows.rows[place][row])
-                split, sample = int(rows.capture.split_numbers[number]), int(rows.capture.sample_ids[number])
                 tokens = int(best[row, column]), int(now[row, column])
                 names = [samples.texts.get(token) or token for token in tokens]
-                changes.append(_change(SPLITS[split], sample, int(at[row, column]), *names))
+                split, sample = samples_of[place][row]
+                changes.append(_change(split, sample, int(at[row, column]), *names))
             logs, others = logs[at >= 0], others[at >= 0]
         terms = torch.where(logs == -torch.inf, 0.0, logs.exp() * (logs - others))
         divergences += terms.sum(-1).clamp(min=0).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -22,38 +22,11 @@ Samples = Mapping[tuple[str, int], Mapping[str, Any]]
 """(split, sample) -> its line in samples.jsonl."""
 
 
-@dataclass(frozen=True)
-class MatchedRows:
-    """Some rows of a capture, read when they are needed.
-
-    rows: [n] int64, their numbers
-    """
-
-    capture: StoredCapture
-    rows: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, *shape of a row)."""
-        return (len(self), *self.capture.shape[1:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the rows."""
-        return self.capture.dtype
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: slice) -> Tensor:
-        return self.capture[self.rows[index]]
-
-
 class Pair(NamedTuple):
     """Rows of the first run and the same rows of the other one; all rows of a side have one shape."""
 
-    rows: MatchedRows
-    other: MatchedRows
+    rows: StoredCapture
+    other: StoredCapture
 
     def places(self) -> list[slice]:
         """The places of the blocks in which the rows are read."""
@@ -61,13 +34,12 @@ class Pair(NamedTuple):
         return [slice(start, start + size) for start in range(0, len(self.rows), size)]
 
 
-def pairs(capture: StoredCapture, other: StoredCapture) -> list[Pair]:
+def pairs(capture: StoredCapture, other: StoredCapture) -> Iterator[Pair]:
     """The rows that both captures have, by sample, epoch, call and token; a row of a whole firing by its step.
 
     If a capture has rows of several shapes there is a pair for each two shapes. The n-th of several rows of the same
     sample is paired with the n-th of the other run.
     """
-    made = list[Pair]()
     for left, right in product(capture.by_kind(), other.by_kind()):
         number = torch.cat([_keys(left), _keys(right)]).unique(dim=0, return_inverse=True)[1]
         numbers, others = number.split([len(left), len(right)])
@@ -75,8 +47,7 @@ def pairs(capture: StoredCapture, other: StoredCapture) -> list[Pair]:
         place[others] = torch.arange(len(others))
         rows = (place[numbers] >= 0).nonzero().squeeze(1)
         if len(rows):
-            made.append(Pair(MatchedRows(left, rows), MatchedRows(right, place[numbers[rows]])))
-    return made
+            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]))
 
 
 def _keys(capture: StoredCapture) -> Tensor:
@@ -100,7 +71,7 @@ def _keys(capture: StoredCapture) -> Tensor:
     return torch.cat([keys, repeated[:, None]], dim=1)
 
 
-def positions_of(rows: MatchedRows, samples: Samples) -> Tensor | None:
+def positions_of(rows: StoredCapture, samples: Samples) -> Tensor | None:
     """[rows, tokens]: the position of each token in rows that hold whole sequences, -1 for padding; else None."""
     _, *shape = rows.shape
     if len(shape) < 2 or (
@@ -108,7 +79,7 @@ def positions_of(rows: MatchedRows, samples: Samples) -> Tensor | None:
     ):  # an attention pattern has its heads there
         return None
     found = torch.full((len(rows), shape[0]), -1)
-    columns = (column[rows.rows].tolist() for column in (rows.capture.split_numbers, rows.capture.sample_ids))
+    columns = rows.split_numbers.tolist(), rows.sample_ids.tolist()
     for row, (split, sample) in enumerate(zip(*columns, strict=True)):
         line = samples.get((SPLITS[split], sample), {}) if split >= 0 else {}
         count, (before, after) = len(line.get("tokens") or ()), line.get("padding", (0, 0))
@@ -189,7 +160,7 @@ def compared(
     tolerance: the norm of a row's difference, divided by the norm of the first run's row, above which it differs
     by_token:  each position of a token by itself
     """
-    matched, found, notes = pairs(capture, other), dict[int, Difference](), list[str]()
+    matched, found, notes = list(pairs(capture, other)), dict[int, Difference](), list[str]()
     for pair in matched:
         here, there = list(pair.rows.shape[1:]), list(pair.other.shape[1:])
         if here != there:
@@ -212,13 +183,13 @@ def _add(
     found: dict[int, Difference], pair: Pair, positions: Tensor | None, tolerance: float, *, by_token: bool
 ) -> None:
     """Add the rows of a pair, or the tokens that the rows hold, to the differences, block by block."""
-    capture, numbers = pair.rows.capture, pair.rows.rows
-    shape = pair.rows.shape[1:] if positions is None else pair.rows.shape[2:]
-    tokens = capture.positions[numbers][:, None] if positions is None else positions
+    rows = pair.rows
+    shape = rows.shape[1:] if positions is None else rows.shape[2:]
+    tokens = rows.positions[:, None] if positions is None else positions
     # an epoch is validated after its training
-    passes = capture.epochs * (len(SPLITS) + 1) + capture.split_numbers + 1
-    times = passes * 2**32 + capture.steps
-    of_rows = (column[numbers][:, None].expand_as(tokens) for column in (times, capture.sample_ids))
+    passes = rows.epochs * (len(SPLITS) + 1) + rows.split_numbers + 1
+    times = passes * 2**32 + rows.steps
+    of_rows = (column[:, None].expand_as(tokens) for column in (times, rows.sample_ids))
     about = torch.stack([*of_rows, tokens], dim=2)
     for place in pair.places():
         cells = about[place].reshape(-1, 3)

@@ -235,4 +235,4 @@ def save_weights(
     if writer is None:
         write(stored)
     else:
-        writer.write(stored, write)
+        writer.write(path.name, stored, write)

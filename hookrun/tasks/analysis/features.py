@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.comparison.rows import MatchedRows
 
 READING = 4
 """The number of blocks in memory at once: two in float64, and the two captured blocks they are made from."""
@@ -45,7 +44,7 @@ class Features:
     Methods take row numbers in ascending order, so that neighbouring rows are read at once.
 
     name:        the module path
-    capture:     rows of any shape and dtype; some rows of a capture, or a tensor [rows, ...], are accepted too
+    capture:     rows of any shape and dtype; a tensor [rows, ...] is accepted too
     block_bytes: the size of a block that is read at once; a block has at least one row
     projection:  a projection to fewer features; None: no projection
     mean:        [width], subtracted from each row; None: nothing is subtracted
@@ -53,7 +52,7 @@ class Features:
     """
 
     name: str
-    capture: StoredCapture | MatchedRows | Tensor
+    capture: StoredCapture | Tensor
     block_bytes: int
     projection: Projection | None = None
     mean: Tensor | None = None
@@ -81,8 +80,7 @@ class Features:
     def read(self, rows: Tensor) -> Tensor:
         """[n, width] float64: the rows with the numbers `rows` [n]."""
         first, last = int(rows[0]), int(rows[-1])
-        found = self.capture[first : last + 1].reshape(last + 1 - first, -1)
-        found = found[rows - first]
+        found = self.capture[first : last + 1].reshape(last + 1 - first, -1)[rows - first]
         values = (torch.view_as_real(found).flatten(1) if found.is_complex() else found).double()
         if self._sketch is not None:
             buckets, signs = self._sketch

@@ -23,7 +23,7 @@ from hookrun.errors import (
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
-from hookrun.tasks.effects.over import MODULE, Over, first_value, problems_of, varied
+from hookrun.tasks.effects.over import MODULE, Over, first_value, listed_if_one, problems_of, varied
 from hookrun.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ MOST_REPEATS = 1_000
 Method = Literal["exact", "gradient"]
 EXACT: Method = "exact"
 GRADIENT: Method = "gradient"
-
-
-def _listed(raw: Any) -> Any:
-    return [raw] if isinstance(raw, str) else raw
 
 
 class EffectsTask(TaskOfOneSplit):
@@ -64,7 +60,7 @@ class EffectsTask(TaskOfOneSplit):
     against: Against | None = None
     method: Annotated[
         tuple[Method, ...],
-        BeforeValidator(_listed, json_schema_input_type=Method | list[Method]),
+        BeforeValidator(listed_if_one, json_schema_input_type=Method | list[Method]),
         Field(min_length=1),
     ] = (EXACT,)
     placebo: Annotated[int, Field(strict=True, ge=0, le=MOST_REPEATS)] = 0

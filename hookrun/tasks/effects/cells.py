@@ -242,21 +242,18 @@ class Cells:
         }
         axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
         samples = range(len(self.plain))
-        return Effects(tensors, axes, samples, about, self._faults())
+        return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
 
-    def _faults(self) -> list[str]:
+    def _faults(self) -> Iterator[str]:
         """A line for each cell and kind of job in which the hook makes the metric of a sample NaN or infinite."""
-        axes, metric, lines = self._moved.grid.axes, self._reading.metric.name, list[str]()
+        axes, metric = self._moved.grid.axes, self._reading.metric.name
         wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
         for job, count in zip(self._moved.jobs, wrong, strict=True):
             if count:
                 labels = (
                     f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
                 )
-                lines.append(
-                    f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
-                )
-        return first_lines(dict.fromkeys(lines), MOST_FAULTS)
+                yield f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from hookrun.errors import CompileError, Problem, refuse
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
+from hookrun.prove.trial import on_a_copy
 from hookrun.run_values import RunReferences
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.part import HeadsPart
@@ -40,7 +42,7 @@ from hookrun.tasks.effects.over import (
     neighbours,
     varied,
 )
-from hookrun.tasks.effects.replay import Scouted, scouted
+from hookrun.tasks.effects.replay import Scouted, scout
 from hookrun.tasks.run.prepare import EXAMPLE_BATCH, Prepared, as_call, structure
 from hookrun.tasks.under_hooks import samples_of_a_pass
 
@@ -109,12 +111,12 @@ class Grid:
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
         self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
-        seen = scouted(prepared.model, self.example, self.hook)
+        seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen
         self._paths = tuple(match.path for match in self.hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
-        self.cells = self._cells()
+        self.cells = list(self._cells())
         refuse(self._problems, CompileError)
 
     def _planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
@@ -150,7 +152,9 @@ class Grid:
 
     def _axis(self, key: str, values: Any) -> Axis:
         if isinstance(values, tuple):
-            return Axis(key, list(map(_label, values)), self._modules(values) if key == MODULE else values)
+            return Axis(
+                key, list(map(_label, values)), list(self._modules(values)) if key == MODULE else values
+            )
         if key == MODULE:
             groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
             return Axis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
@@ -174,25 +178,23 @@ class Grid:
             [{path for path, count in counts.items() if count < end} for _, end in runs],
         )
 
-    def _modules(self, values: Sequence[Any]) -> list[tuple[str, ...]]:
+    def _modules(self, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names, groups = ModelNames(self.prepared.model), list[tuple[str, ...]]()
+        names = ModelNames(self.prepared.model)
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
-            groups.append(() if wrong else tuple(match.path for match in names.matches(spec)))
-        return groups
+            yield () if wrong else tuple(match.path for match in names.matches(spec))
 
     def _longest(self) -> int:
         """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
         if self.prepared.data.tokenizer is None:
             return 0
-        settings, longest = self.prepared.settings, 0
-        samples = data.load(settings.data, self._split, seed=settings.seed)
-        for number in range(samples_of_a_pass(settings, len(samples)) or 0):
-            inputs: Any = samples[number][0]
-            longest = max(longest, int((inputs.get(MASK, torch.ones_like(inputs[IDS])) != 0).sum()))
-        return longest
+        settings = self.prepared.settings
+        samples: Any = data.load(settings.data, self._split, seed=settings.seed)
+        every = (samples[number][0] for number in range(samples_of_a_pass(settings, len(samples)) or 0))
+        masks = (inputs.get(MASK, torch.ones_like(inputs[IDS])) for inputs in every)
+        return max((int(mask.count_nonzero()) for mask in masks), default=0)
 
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, or how many channels."""
@@ -227,15 +229,15 @@ class Grid:
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
-    def _cells(self) -> list[Cell]:
+    def _cells(self) -> Iterator[Cell]:
         """A cell for each place that its modules have."""
         if (count := math.prod(self.sizes)) > MOST_CELLS:
             self._problems.append(
                 Problem(WHERE, f"spans {count:,} cells, at most {MOST_CELLS:,} are possible")
             )
         if self._problems:
-            return []
-        hooks, cells = dict[tuple[int, ...], PlannedHook | None](), list[Cell]()
+            return
+        hooks = dict[tuple[int, ...], PlannedHook | None]()
         for place in product(*map(range, self.sizes)):
             at = list(zip(self.axes, place, strict=True))
             paths = next((axis.values[n] for axis, n in at if axis.key == MODULE), self._paths)
@@ -246,8 +248,7 @@ class Grid:
             if key not in hooks:
                 hooks[key] = self._planned({axis.key: axis.values[n] for axis, n in others})
             if (hook := hooks[key]) is not None:
-                cells.append(Cell(place, paths, hook))
-        return cells
+                yield Cell(place, paths, hook)
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 

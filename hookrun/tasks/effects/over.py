@@ -27,11 +27,12 @@ _OTHER_KEYS = ("target", "when")
 Size = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 
 
-def _sizes(raw: Any) -> Any:
+def listed_if_one(raw: Any) -> Any:
+    """A list as it is; any other value as the only one of a list."""
     return raw if isinstance(raw, list | tuple) else (raw,)
 
 
-Sizes = Annotated[tuple[Size, ...], BeforeValidator(_sizes), Field(min_length=1)]
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(listed_if_one), Field(min_length=1)]
 
 
 class Window(Section):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from hookrun.hook_types import FORWARD_PRE
 from hookrun.plan.plan import PlannedHook
-from hookrun.prove.trial import Example, on_a_copy
 from hookrun.tasks.metrics.rows import own_token_scores
 from hookrun.values import containers
 from hookrun.values.containers import members, rebuild, tensors
@@ -42,15 +41,11 @@ class Scouted:
     scores: int = 0
 
 
-def scouted(model: nn.Module, example: Example, hook: PlannedHook) -> Scouted | str:
-    """Run a copy of the model with the example, then with one more sample; or why the model cannot run there."""
-    return on_a_copy(model, example, partial(_seen, hook), training=False)
-
-
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def _seen(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+    """What is seen in a run of the model with an example, and in one with one more sample."""
     rows = next((x.shape[0] for x in tensors((args, kwargs)) if x.dim()), 0)
     with torch.no_grad():
         calls = _run(model, args, kwargs)
@@ -161,11 +156,11 @@ class Replay:
                 self._ended[inside:] = [(path, rebuild(output, partial(repeated, 1)), grows)]
             return output
 
-        before = _states(self._modules) if self._keeps_state is None else None
+        before = list(_states(self._modules)) if self._keeps_state is None else None
         with _forwards(self._modules, {path: partial(store, path) for path, _ in self._scouted.grows}):
             yield
         if before is not None:
-            self._keeps_state = before != _states(self._modules)
+            self._keeps_state = before != list(_states(self._modules))
 
     def groups(self) -> dict[str | None, list[int]]:
         """The hooked module that ran first in the unedited pass -> its jobs, in the order of the pass.
@@ -220,15 +215,13 @@ def repeated(times: int, leaf: Any) -> Any:
 _OF_TORCH = {"_parameters", "_buffers", "_modules", "forward"}
 
 
-def _states(modules: Mapping[str, nn.Module]) -> list[Any]:
+def _states(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
     """What changes if a forward pass writes into its modules: another pass must not leave that out."""
-    states = list[Any]()
     for module in modules.values():
-        states += [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
+        yield [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
         for name, value in vars(module).items():
             if name in _OF_TORCH or name.endswith("_hooks"):
                 continue
             inside = value.values() if isinstance(value, dict) else value
             held = [id(each) for each in inside] if isinstance(value, dict | list | set | tuple) else []
-            states.append((name, id(value), held))
-    return states
+            yield name, id(value), held

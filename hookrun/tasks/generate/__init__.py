@@ -121,15 +121,18 @@ class GenerateTask(TaskOfSplits):
         needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
         if needed <= positions or prompt > positions:
             return
-        what = f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, "
-        what += f"and the model has {positions} ({where})"
         most = positions - prompt + 1
-        hint = f"set it to at most {most}, or take a model with more positions, such as model.args.length={needed}"
-        if info.tokenizer is None or where != "pos_embed":
-            hint = (
-                f"set it to at most {most}, shorten the prompts (task.prompt_tokens), or take another model"
-            )
-        yield Problem("task.max_new_tokens", what, hint)
+        hint = (
+            f"or take a model with more positions, such as model.args.length={needed}"
+            if info.tokenizer is not None and where == "pos_embed"
+            else "shorten the prompts (task.prompt_tokens), or take another model"
+        )
+        yield Problem(
+            "task.max_new_tokens",
+            f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, and the model "
+            f"has {positions} ({where})",
+            f"set it to at most {most}, {hint}",
+        )
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> Iterator[Problem]:
         """The common problems of the plan, and under `without_hooks` hooks that change the model itself."""
@@ -164,8 +167,7 @@ class GenerateTask(TaskOfSplits):
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.without_hooks else ""
-        tokens = counted(self.max_new_tokens, "token")
-        yield f"each prompt is continued by up to {tokens}, {how}{more}"
+        yield f"each prompt is continued by up to {counted(self.max_new_tokens, 'token')}, {how}{more}"
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
         """The common notes, and a note if `without_hooks` is set and there are no hooks."""

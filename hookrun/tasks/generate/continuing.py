@@ -4,7 +4,7 @@ Prompts are padded again, on the side that lets each prompt continue as it would
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,8 +24,7 @@ from hookrun.values.tensors import computable
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     """The tokens of each sample without padding, at most the first `most`. HookrunError if a sample has no tokens."""
-    inputs = batch.inputs
-    assert isinstance(inputs, Mapping)
+    inputs: Any = batch.inputs
     tokens = inputs[IDS].cpu()
     mask = inputs[MASK].cpu() != 0 if MASK in inputs else torch.ones_like(tokens, dtype=torch.bool)
     prompts: list[list[int]] = [row[real].tolist()[:most] for row, real in zip(tokens, mask, strict=True)]

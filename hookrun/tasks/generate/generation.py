@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,24 +122,23 @@ def _config_value(model: nn.Module, name: str) -> Any:
 
 
 class Texts:
-    """Converts tokens to text; the text is None if there is no tokenizer."""
+    """Converts tokens to text; the text is None if there is no tokenizer.
+
+    one: a token -> its text; "" if the tokenizer does not know it
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer: Any = tokenizer
-        self._decode = decoder_of(tokenizer)
+        self.one: Callable[[int], str | None] = decoder_of(tokenizer) or (lambda token: None)
 
     def of(self, tokens: Sequence[int]) -> str | None:
         """The text of consecutive tokens."""
-        if self._decode is None:
+        if self._tokenizer is None:
             return None
         try:
             return str(self._tokenizer.decode(list(tokens))) if tokens else ""
         except Exception:  # any tokenizer's error, as for tokens that only the model has
-            return "".join(map(self._decode, tokens))
-
-    def one(self, token: int) -> str | None:
-        """The text of one token; "" if the tokenizer does not know it."""
-        return None if self._decode is None else self._decode(token)
+            return "".join(self.one(token) or "" for token in tokens)
 
 
 def record_of(

@@ -76,10 +76,8 @@ class LensTask(TaskOfOneSplit):
         from hookrun.tasks.metrics.problems import token_problems
 
         yield from super().model_problems(experiment, info, model)
-        if isinstance(info.inputs, TensorInfo):
-            has_ids = not info.inputs.dtype.is_floating_point and len(info.inputs.shape) == 1
-        else:
-            has_ids = "input_ids" in info.inputs
+        ids = info.inputs if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+        has_ids = ids is not None and not ids.dtype.is_floating_point and len(ids.shape) == 1
         if info.tokenizer is None and not has_ids:
             yield Problem(
                 "data.name",

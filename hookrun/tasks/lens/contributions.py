@@ -19,7 +19,7 @@ from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime import Installation
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.lens.places import HeadsPlace, Places
-from hookrun.tasks.run.observers import matches, observer
+from hookrun.tasks.run.observers import Observe, matches, planned
 from hookrun.tasks.training.finite import not_finite
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
@@ -102,8 +102,8 @@ class Observer:
             [*self.embeddings, *inner_paths, *places.blocks, places.final_norm, places.unembed]
         )
         hooks = (
-            observer("lens inputs", FORWARD_PRE, matches(model, inputs), self._entered),
-            observer("lens outputs", FORWARD, matches(model, outputs), self._left),
+            planned("lens inputs", FORWARD_PRE, matches(model, inputs), Observe(see=self._entered)),
+            planned("lens outputs", FORWARD, matches(model, outputs), Observe(see=self._left)),
         )
         self.installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
 
@@ -260,12 +260,9 @@ def _adds_up(parts: Sequence[Tensor], expected: Tensor) -> bool:
     """Whether the parts add up to `expected`, within `_SLACK` machine epsilons of the sum of their magnitudes."""
     if any(part.shape != expected.shape for part in parts):
         return False
-    total, magnitude = torch.zeros_like(computable(expected)), torch.zeros_like(computable(expected))
-    for part in parts:
-        total += part
-        magnitude += part.abs()
-    most = _SLACK * torch.finfo(expected.dtype).eps * magnitude.clamp_min(1e-30)
-    return bool(((total - computable(expected)).abs() <= most).all())
+    added = torch.stack([computable(part) for part in parts])
+    most = _SLACK * torch.finfo(expected.dtype).eps * added.abs().sum(0).clamp_min(1e-30)
+    return bool(((added.sum(0) - computable(expected)).abs() <= most).all())
 
 
 # ---- parts of the stream ---------------------------------------------------------------------------------------
@@ -333,13 +330,10 @@ def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
     weight = computable(module.weight.detach())
     # The weight of transformers' Conv1D is already [in, out].
     weight = weight.T if isinstance(module, nn.Linear) else weight
-    width, count = weight.shape[0], place.count
-    if width % count or read.shape[-1] != width:
-        raise HookrunError(
-            f"{place.path}: its input of {read.shape[-1]} features is not the output of {count} heads"
-        )
     return torch.einsum(
-        "nhd,hdw->nhw", computable(read).unflatten(-1, (count, -1)), weight.unflatten(0, (count, -1))
+        "nhd,hdw->nhw",
+        computable(read).unflatten(-1, (place.count, -1)),
+        weight.unflatten(0, (place.count, -1)),
     )
 
 

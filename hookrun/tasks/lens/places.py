@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hookrun.config.validation import join
 from hookrun.errors import Mistakes, compile_error, listed, nearest
 from hookrun.models.attention_points import HeadwiseProjection
-from hookrun.models.decoder import FromHeads, SumOfHeads
+from hookrun.models.decoder import FromHeads
 from hookrun.plan.heads import head_count
 from hookrun.plan.model_tree import ModelNames
 from hookrun.spec.heads import Heads
@@ -96,11 +96,10 @@ def find_places(
     blocks = mistakes.tried(
         lambda: selected(names, residual, "task.residual") if residual else _blocks(model)
     )
-    norm = final_norm
     if final_norm:
-        mistakes.tried(_require, names, final_norm, "task.final_norm")
-    elif blocks:
-        norm = mistakes.tried(_final_norm, model, blocks)
+        norm = mistakes.tried(_required, names, final_norm, "task.final_norm")
+    else:
+        norm = mistakes.tried(_final_norm, model, blocks) if blocks else None
     scores = mistakes.tried(_unembed, names, unembed)
     heads_of_blocks = list[HeadsPlace | None]()
     if by_head and blocks:
@@ -130,9 +129,10 @@ def selected(names: ModelNames, selector: Selector, where: str) -> list[str]:
     return paths
 
 
-def _require(names: ModelNames, path: str, where: str) -> None:
+def _required(names: ModelNames, path: str, where: str) -> str:
     if path not in names.modules:
         raise compile_error(where, f"the model has no module {path!r}; {nearest(path, names.modules)}", _SEE)
+    return path
 
 
 def _blocks(model: nn.Module) -> list[str]:
@@ -155,9 +155,8 @@ def _blocks(model: nn.Module) -> list[str]:
     ]
     if len(outermost) == 1:
         return [f"{outermost[0]}.{number}" for number in range(fitting[outermost[0]])]
-    looked = f"a list called {listed(_LISTS, 9)}"
-    if counts:
-        looked = f"a list of {listed(map(str, sorted(counts)), 3)} modules"
+    lengths = listed(map(str, sorted(counts)), 3)
+    looked = f"a list of {lengths} modules" if counts else f"a list called {listed(_LISTS, 9)}"
     there = f"found {listed(outermost)}" if outermost else "there is none"
     raise compile_error(
         "task.residual",
@@ -192,8 +191,7 @@ def _unembed(names: ModelNames, given: str | None) -> str:
     """The path of the layer that computes the logits: the given one, or the model's output embedding."""
     model, where = names.model, "task.unembed"
     if given is not None:
-        _require(names, given, where)
-        layer: Any = model.get_submodule(given)
+        layer: Any = model.get_submodule(_required(names, given, where))
     else:
         getter: Any = getattr(model, "get_output_embeddings", None)
         layer = getter() if callable(getter) else None
@@ -252,12 +250,8 @@ def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace
 
 def _place(model: nn.Module, path: str) -> HeadsPlace | None:
     module, owner = model.get_submodule(path), path.rpartition(".")[0]
-    if isinstance(module, FromHeads):
-        around = model.get_submodule(owner).named_children()
-        summed = next((f"{owner}.{name}" for name, each in around if isinstance(each, SumOfHeads)), None)
-        if summed is None:
-            return None
-        return HeadsPlace(path, summed, f"{summed}.bias", module.weight.shape[0])
+    if isinstance(module, FromHeads):  # of hookrun's own attention, with their sum in the module beside it
+        return HeadsPlace(path, f"{owner}.out", f"{owner}.out.bias", module.weight.shape[0])
     bias = f"{path}.bias" if getattr(module, "bias", None) is not None else ""
     if isinstance(module, HeadwiseProjection):
         return HeadsPlace(f"{owner}.result", path, bias, module.heads)

@@ -279,7 +279,7 @@ class Reader:
         output = main_tensor(context.forward(batch))
         seen = observer.end()
         answer = wrong = sequences.new_full(sequences.shape, IGNORED)
-        if batch.data.of_tokens and batch.target.dim() == 2:
+        if batch.data.of_tokens:
             answer = batch.target[sequences, columns]
             if batch.wrong is not None:  # it stands beside an answer only
                 wrong = batch.wrong.to(sequences.device)[sequences].masked_fill(answer == IGNORED, IGNORED)

@@ -91,16 +91,6 @@ def tag(split: str, name: str, of: Of | None) -> str:
     return f"{split}/{name}/epoch" if split == "train" and of == "epoch" else f"{split}/{name}"
 
 
-def flat(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """The key path (such as ``model.name``) and value of each entry of a nested mapping."""
-    for key, value in config.items():
-        path = f"{within}.{key}" if within else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, path)
-        else:
-            yield path, value
-
-
 @cache
 def loggers() -> Mapping[str, type[RunLogger]]:
     """Every logger class by its name."""

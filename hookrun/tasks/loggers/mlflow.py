@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.tasks.loggers import LoggedRun, RunLogger, flat, tag, unless_set
+from hookrun.store.format import entries
+from hookrun.tasks.loggers import LoggedRun, RunLogger, tag, unless_set
 
 if TYPE_CHECKING:
     from hookrun.store.records import Of
@@ -48,7 +49,7 @@ class MLflow(RunLogger):
             there.experiment_id if there else self._client.create_experiment(name, artifact_location=place)
         )
         self._id: str = self._client.create_run(number, run_name=run.name).info.run_id
-        values = {_allowed(key): str(value)[:MOST_VALUE] for key, value in flat(run.config)}
+        values = {_allowed(key): str(value)[:MOST_VALUE] for key, value in entries(run.config)}
         params = [Param(key, value) for key, value in values.items()]
         for start in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])

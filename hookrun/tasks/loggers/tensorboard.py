@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.actions.base import ABOUT
-from hookrun.tasks.loggers import LoggedRun, RunLogger, flat, tag
+from hookrun.store.format import entries
+from hookrun.tasks.loggers import LoggedRun, RunLogger, tag
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +31,8 @@ class TensorBoard(RunLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.path / FOLDER), flush_secs=5)
-        lines = [
-            f"    {key}: {value}" for key, value in flat(run.config)
-        ]  # indented: Markdown shows it verbatim
+        # indented: Markdown shows it verbatim
+        lines = (f"    {key}: {value}" for key, value in entries(run.config))
         self._writer.add_text("config", "\n".join(lines))
 
     def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:

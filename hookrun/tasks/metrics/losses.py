@@ -20,7 +20,7 @@ from hookrun.runtime.part import Part
 from hookrun.runtime.site import HookSite
 from hookrun.spec.experiment import Named
 from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise_dtype
-from hookrun.tasks.run.observers import matches, observer
+from hookrun.tasks.run.observers import Observe, matches, planned
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
 from hookrun.trust.load import Trusted, load
@@ -82,9 +82,9 @@ class TorchLoss:
         except (RuntimeError, ValueError, TypeError) as error:
             if not self.args:
                 raise
-            shapes = f"an output of shape {shape}, targets of shape {list(target.shape)}"
             raise HookrunError(
-                f"{WHERE}={self.name} with {', '.join(self.args)}: {error}; for {shapes}"
+                f"{WHERE}={self.name} with {', '.join(self.args)}: {error}; for an output of shape {shape}, targets of "
+                f"shape {list(target.shape)}"
             ) from error
 
 
@@ -166,8 +166,13 @@ def _wrong_arguments(loss: Loss, name: str, args: Mapping[str, Any]) -> list[Pro
         try:
             loss.function(output, target, **{key: value})
         except Exception as error:  # torch's functions raise many types for wrong arguments
-            what = f"found {value!r}, which '{name}' refuses: {reason(error)}"
-            problems.append(Problem(f"{WHERE}.{key}", what, "correct the value"))
+            problems.append(
+                Problem(
+                    f"{WHERE}.{key}",
+                    f"found {value!r}, which '{name}' refuses: {reason(error)}",
+                    "correct the value",
+                )
+            )
     return problems
 
 
@@ -204,13 +209,19 @@ class ActivationLoss:
         paths = [path for path, _ in model.named_modules()]
         if self.keys.module in paths:
             return []
-        what = f"the model has no module {self.keys.module!r}"
-        return [Problem(f"{self._where}.module", what, nearest(self.keys.module, paths))]
+        return [
+            Problem(
+                f"{self._where}.module",
+                f"the model has no module {self.keys.module!r}",
+                nearest(self.keys.module, paths),
+            )
+        ]
 
     def watching(self, model: nn.Module) -> Installation:
         """An installation within which the loss sees the module's outputs."""
         module = matches(model, [self.keys.module])
-        return Installation(ResolvedPlan("", (observer("activation", FORWARD, module, self._see),)), model)
+        hook = planned("activation", FORWARD, module, Observe(see=self._see))
+        return Installation(ResolvedPlan("", (hook,)), model)
 
     def _see(self, site: HookSite, value: Any) -> None:
         self._seen = next(tensors(value), None)
@@ -343,8 +354,10 @@ class UserFunction:
             raise self._wrong(loss, "expected one floating-point number as a tensor")
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors(output))
         if learns and not loss.requires_grad:
-            hint = "do not detach it or create a new tensor from its value"
-            raise self._wrong(loss, f"a loss that requires no gradient: {hint}")
+            raise self._wrong(
+                loss,
+                "a loss that requires no gradient: do not detach it or create a new tensor from its value",
+            )
         return loss.reshape(())
 
     def mean(self, output: Any, target: Tensor) -> Tensor:

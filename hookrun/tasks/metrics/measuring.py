@@ -94,10 +94,9 @@ class Measuring:
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
-        self._metrics = prepared.metrics
         self._names = {metric.name for metric in prepared.metrics}
-        backward = getattr(prepared.task, "backward", None)
-        self._needs_answers = LOGIT_DIFFERENCE in self._names | {backward and backward.score}
+        scored = prepared.task.scored()
+        self._needs_answers = LOGIT_DIFFERENCE in self._names | {scored and scored[1].score}
         tokenizer, self._rule = prepared.data.tokenizer, None
         self._has_decoder = tokenizer is not None and DECODER_IDS in parameters_of(prepared.model)
         if (tokens := metric_tokens_of(prepared.task)) is not None:
@@ -111,16 +110,18 @@ class Measuring:
 
     def average(self) -> Average:
         """A new Average of the task's metrics, without samples."""
-        return Average(self._metrics, self._prepared.loss)
+        return Average(self._prepared.metrics, self._prepared.loss)
 
     def require_all(self, values: Mapping[str, float]) -> None:
         """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""
-        if self._metrics is DEFAULT and self._rule is None:
+        if self._prepared.metrics is DEFAULT and self._rule is None:
             return
-        for name in [each.name for each in self._metrics if each.name not in values]:
+        for name in [each.name for each in self._prepared.metrics if each.name not in values]:
             at = " at the tokens of task.tokens" if self._rule is not None else ""
-            text = f"{WHERE}: {name!r} has no value, because nothing is to be predicted{at}"
-            raise HookrunError(f"{text}; logit_difference and kl are computed at any token")
+            raise HookrunError(
+                f"{WHERE}: {name!r} has no value, because nothing is to be predicted{at}; logit_difference and kl are "
+                "computed at any token"
+            )
 
     def add(
         self, average: Average, loss: Tensor | None, output: Any, batch: Batch, others: Any = None
@@ -133,7 +134,7 @@ class Measuring:
         weight = None
         if not batch.data.of_tokens:
             rows = self.rows(output, batch, others)
-        elif self._metrics is DEFAULT and self._rule is None:
+        elif self._prepared.metrics is DEFAULT and self._rule is None:
             target = batch.target
             by_token = of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
             rows = BatchRows(None, target) if by_token is None else by_token
@@ -175,15 +176,13 @@ class Measuring:
 
         Raises HookrunError if the output has no scores for tokens, or a sample no answers that a metric needs.
         """
-        inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {}
-        labels, ids, mask = (inputs.get(name) for name in (LABELS, IDS, MASK))
-        target, decodes = batch.target, False
+        inputs: Any = batch.inputs
+        labels, ids, target, decodes = inputs.get(LABELS), None, batch.target, False
         if self._has_decoder and labels is not None:
-            target, ids, decodes = labels, None, True
+            target, decodes = labels, True
             real = (labels != IGNORED).cpu()
         else:
-            real = torch.ones(target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
-            ids = None if ids is None else on_cpu(ids)
+            real, ids = inputs[MASK].cpu() != 0, on_cpu(inputs[IDS])
         chosen = target != IGNORED
         if self._rule is not None:
             call = CallTokens(real.shape[0], real.shape[1], ids, real)
@@ -196,8 +195,10 @@ class Measuring:
         if not self._needs_answers:
             return rows
         if decodes and self._rule is None:
-            text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
-            raise HookrunError(f"{text}: set task.tokens=0")
+            raise HookrunError(
+                f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more: set "
+                "task.tokens=0"
+            )
         # The right answer of a sample is its first token to be predicted.
         first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
         answers = target.gather(1, first).squeeze(1)
@@ -224,6 +225,8 @@ class Measuring:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")
         there, shape = scores.flatten(0, -2), list(rows.scores.shape)
         if list(there.shape) != shape:
-            shapes = f"shape {shape}, and those to compare with {list(there.shape)}"
-            raise HookrunError(f"{WHERE}: 'kl': the scores have {shapes} (rows, classes)")
+            raise HookrunError(
+                f"{WHERE}: 'kl': the scores have shape {shape}, and those to compare with {list(there.shape)} (rows, "
+                "classes)"
+            )
         return replace(rows, others=there.to(rows.scores.device))

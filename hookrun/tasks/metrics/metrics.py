@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookrun.data import DataInfo
-from hookrun.errors import Mistakes, Problem, spec_error
+from hookrun.errors import Mistakes, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
 from hookrun.tasks.metrics.losses import UserFunction
@@ -201,8 +201,11 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
         for other in (each for each in metrics if each.name == metric.name):
             is_same = (other.against, other.code) == (metric.against, metric.code)
             if not is_same or other.by == metric.by:
-                what = f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl"
-                mistakes.add([Problem(where, what, "leave one out, or give its function another name")])
+                mistakes.note(
+                    where,
+                    f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl",
+                    "leave one out, or give its function another name",
+                )
                 break
         metrics.append(metric)
     mistakes.refuse()

@@ -49,8 +49,9 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> It
     if (tokens := metric_tokens_of(task)) is None:
         return
     if info.tokenizer is None:
-        text = f"the samples of the data {info.name!r} are not sequences of tokens"
-        yield Problem(TOKENS, text, "leave it out")
+        yield Problem(
+            TOKENS, f"the samples of the data {info.name!r} are not sequences of tokens", "leave it out"
+        )
     else:
         yield from token_problems(tokens, info, FoundTokenizer(info.tokenizer), padding=False)
 
@@ -187,13 +188,22 @@ def token_problems(
     keys = {"query and key": tokens.on_pattern, "dim": tokens.dim, "padding": tokens.padding and not padding}
     wrong = [key for key, value in keys.items() if value]
     if wrong:
-        of_output = "metrics are computed at tokens of the model's output that are not padding"
-        reads = "the residual stream has one dimension of tokens" if padding else of_output
-        hint = "name positions, as in -1, or {id: …}, {text: …}, {span: …}"
-        yield Problem(TOKENS, f"found {wrong[0]}: {reads}", hint)
+        reads = (
+            "the residual stream has one dimension of tokens"
+            if padding
+            else "metrics are computed at tokens of the model's output that are not padding"
+        )
+        yield Problem(
+            TOKENS,
+            f"found {wrong[0]}: {reads}",
+            "name positions, as in -1, or {id: …}, {text: …}, {span: …}",
+        )
     elif tokens.phase == "generation":
-        what = "found phase: generation, and this task does not generate tokens"
-        yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
+        yield Problem(
+            f"{TOKENS}.phase",
+            "found phase: generation, and this task does not generate tokens",
+            "use task=generate, or leave it out",
+        )
     else:
         yield from unknown_spans(tokens, "task", info)
         yield from texts_of(tokens, "task", tokenizer)[1]
@@ -216,9 +226,15 @@ def score_problems(where: str, backward: BackwardPass, info: DataInfo | None) ->
     target, of_tokens = info.target, info.tokenizer is not None
     is_label = target is not None and not target.dtype.is_floating_point and (of_tokens or not target.shape)
     if backward.score == LOGIT_DIFFERENCE and not (of_tokens and info.has_wrong):
-        text = f"{backward.score!r} needs a right and a wrong answer, and the data {info.name!r} does not have them"
-        yield Problem(where, text, "use data=names, or data=prompts with the fields `answer` and `wrong`")
+        yield Problem(
+            where,
+            f"{backward.score!r} needs a right and a wrong answer, and the data {info.name!r} does not have them",
+            "use data=names, or data=prompts with the fields `answer` and `wrong`",
+        )
     elif backward.score == "label" and not is_label:
         there = f"has targets {target}" if target is not None else "has no targets"
-        text = f"'label' needs a class label of each sample, and the data {info.name!r} {there}"
-        yield Problem(where, text, "use top, class, output or loss")
+        yield Problem(
+            where,
+            f"'label' needs a class label of each sample, and the data {info.name!r} {there}",
+            "use top, class, output or loss",
+        )

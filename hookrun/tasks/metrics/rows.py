@@ -143,10 +143,7 @@ def main_tensor(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     members = dict(children(output))
-    for key in ("logits", "out", "loss"):
-        if isinstance(members.get(key), Tensor):
-            return members[key]
-    for member in members.values():
+    for member in (*map(members.get, ("logits", "out", "loss")), *members.values()):
         if isinstance(member, Tensor):
             return member
     raise HookrunError(

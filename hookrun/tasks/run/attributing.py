@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -26,13 +24,12 @@ from hookrun.runtime import Installation
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.spec.task import BackwardPass
-from hookrun.store.format import ATTRIBUTIONS
 from hookrun.tasks.base import metric_tokens_of
 from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import Exchange, matches, new_nodes, observer, planned
+from hookrun.tasks.run.observers import Exchange, Observe, matches, new_nodes, planned
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
 
@@ -187,7 +184,7 @@ class Attributing:
             batch = replace(batch, inputs=inputs)
         if self._method == "guided_backprop":
             relus = self._matches(nn.ReLU)
-            hooks.append(observer("relus", FORWARD, relus, self._count))
+            hooks.append(planned("relus", FORWARD, relus, Observe(see=self._count)))
             positive = Exchange(change=lambda site, gradient: gradient.clamp_min(0))
             hooks.append(planned("guided", OUTPUT_GRAD, relus, positive))
         with Installation(ResolvedPlan("", tuple(hooks)), model):
@@ -231,14 +228,14 @@ class Attributing:
             if any(tensor.data_ptr() in ids for tensor in tensors(value)):
                 paths[site.path] = None
 
-        plan = ResolvedPlan("", (observer("embeddings", FORWARD_PRE, self._matches(nn.Embedding), see),))
-        with Installation(plan, self._context.model):
+        hook = planned("embeddings", FORWARD_PRE, self._matches(nn.Embedding), Observe(see=see))
+        with Installation(ResolvedPlan("", (hook,)), self._context.model):
             self._again(batch)
         if len(paths) != 1:
-            which = listed(list(paths), 4) or "none"
             raise HookrunError(
                 f"task.select: integer inputs have no gradient, and {counted(len(paths), 'nn.Embedding')} of the model "
-                f"takes them ({which}): name the module to whose output the score is attributed"
+                f"takes them ({listed(list(paths), 4) or 'none'}): name the module to whose output the score is "
+                "attributed"
             )
         return next(iter(paths))
 
@@ -270,22 +267,16 @@ class AttributionRows:
     """The attributions of all batches so far."""
 
     _parts: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
-    _bytes: int = field(default=0, init=False)
 
     def add(self, ids: Tensor, values: Values) -> None:
         """Add the values of a batch. HookrunError if they take too much memory."""
         for name, tensor in {"sample_ids": ids, **values}.items():
             self._parts.setdefault(name, []).append(tensor)
-            self._bytes += tensor.nbytes
-        if self._bytes > MOST_BYTES:
+        if sum(part.nbytes for parts in self._parts.values() for part in parts) > MOST_BYTES:
             raise HookrunError(
                 f"task=attribute keeps its results in memory, at most {MOST_BYTES // 2**30} GiB: "
                 "set train.limit_batches"
             )
-
-    def write(self, folder: Path, metadata: Mapping[str, str]) -> None:
-        """Write all rows, by sample."""
-        save_file(self.state_dict(), folder / ATTRIBUTIONS, dict(metadata))
 
     def state_dict(self) -> Values:
         """The rows so far; sequences are as long as the longest, with 0 behind their end."""

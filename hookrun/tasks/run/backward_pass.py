@@ -60,24 +60,29 @@ class Scoring:
         if self.keys.score == "output":
             return scores.reshape(samples if by_row else 1, -1).sum(1)
         if not by_row:
-            found = f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}"
-            text = f"{found}, expected a row for each sample"
-            raise spec_error(f"{self.where}.score", text, "score: output takes any shape")
+            raise spec_error(
+                f"{self.where}.score",
+                f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}, expected a row for "
+                "each sample",
+                "score: output takes any shape",
+            )
         if self.keys.score == "loss" or self.keys.is_own:
             return self._one_by_one(output, target)
         of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
         if not of_tokens or batch is None or self.measuring is None:
             if scores.dim() == 2 + of_tokens:
                 return self._of_rows(scores.flatten(0, -2), target.reshape(-1) if not of_tokens else None)
-            text = f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}"
-            raise spec_error(f"{self.where}.score", text, "use output or loss")
+            raise spec_error(
+                f"{self.where}.score",
+                f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}",
+                "use output or loss",
+            )
         rows = self.measuring.scored(output, batch)
         rows = rows.with_targets if self.keys.score == "label" else rows
         if not len(rows):
-            text = "no sample of the batch has a token to score"
             raise spec_error(
                 f"{self.where}.score",
-                text,
+                "no sample of the batch has a token to score",
                 "set task.tokens, such as -1; `label` needs tokens that have a target",
             )
         assert rows.scores is not None and rows.samples is not None
@@ -95,18 +100,20 @@ class Scoring:
         """
         if self.keys.score == "class":
             if (number := self.keys.class_) is None or number >= scores.shape[1]:
-                text = f"found {number}, and the model has {scores.shape[1]} classes"
-                raise spec_error(f"{self.where}.class", text, f"use a number from 0 to {scores.shape[1] - 1}")
+                raise spec_error(
+                    f"{self.where}.class",
+                    f"found {number}, and the model has {scores.shape[1]} classes",
+                    f"use a number from 0 to {scores.shape[1] - 1}",
+                )
             return scores[:, number]
         if self.keys.score == "top" or target is None:
             return scores.max(1).values
         if self.keys.score == "label":
             return scores.gather(1, target[:, None].long()).squeeze(1)
         if answers is None:
-            text = "'logit_difference' needs sequences of tokens with a right and a wrong answer"
             raise spec_error(
                 f"{self.where}.score",
-                text,
+                "'logit_difference' needs sequences of tokens with a right and a wrong answer",
                 "use data=names, or data=prompts with the fields `answer` and `wrong`",
             )
         right, wrong = (scores.gather(1, each[:, None]).squeeze(1) for each in answers)
@@ -115,9 +122,12 @@ class Scoring:
     def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
         """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
         if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
-            text = "'loss' needs a loss of each sample, and with "
-            text += f"train.loss={self.loss.name} the model returns one for the batch"
-            raise spec_error(f"{self.where}.score", text, "use output, top or class, or another train.loss")
+            raise spec_error(
+                f"{self.where}.score",
+                f"'loss' needs a loss of each sample, and with train.loss={self.loss.name} the model returns one for "
+                "the batch",
+                "use output, top or class, or another train.loss",
+            )
         samples = target.shape[0]
         if (
             self.keys.is_own and self.measuring is None

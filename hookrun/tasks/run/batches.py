@@ -90,11 +90,8 @@ class Batch:
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay on the CPU."""
-
-        def moved(leaf: Any) -> Any:
-            return leaf.to(device, **options)
-
-        return replace(self, inputs=rebuild(self.inputs, moved), target=rebuild(self.target, moved))
+        inputs = rebuild(self.inputs, lambda leaf: leaf.to(device, **options))
+        return replace(self, inputs=inputs, target=self.target.to(device, **options))
 
 
 class BatchSource(Protocol):
@@ -128,30 +125,23 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
     seeded: Seeded | None
     epoch: int = 0
 
-    def __getitems__(self, indices: list[int]) -> tuple[Any, ...] | list[tuple[int, Any, Tensor]]:
-        """A batch, passed on to `_collated`; torch's loader calls this method.
+    def __getitems__(self, indices: list[int]) -> Any:
+        """The numbers of a batch [B], its inputs and targets [B, ...]; torch's loader calls this method.
 
         The index `~n` is sample n used as a pattern, see `rows_of_rank`.
         """
-        take = getattr(self.samples, "batch", None)
         numbers = [max(index, ~index) for index in indices]
-        if take is not None and self.seeded is None and (read := take(numbers)) is not None:
+        if self.seeded is None and (read := self.samples.batch(numbers)) is not None:
             return (torch.tensor(indices), *read)
-        return [(index, *self._sample(number)) for index, number in zip(indices, numbers, strict=True)]
+        return default_collate(
+            [(index, *self._sample(number)) for index, number in zip(indices, numbers, strict=True)]
+        )
 
     def _sample(self, number: int) -> tuple[Any, Tensor]:
         if self.seeded is None:
             return self.samples[number]
         with self.seeded(derived_seed(self.seed, self.epoch, number)):
             return self.samples[number]
-
-
-def _collated(read: tuple[Any, ...] | list[tuple[int, Any, Tensor]]) -> Any:
-    """The numbers of a batch [B], its inputs and targets [B, ...].
-
-    read: these already, where the samples were read at once; else a list of samples
-    """
-    return read if isinstance(read, tuple) else default_collate(read)
 
 
 class Batches:
@@ -190,7 +180,7 @@ class Batches:
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
             batch_sampler=self._indices,
-            collate_fn=_collated,
+            collate_fn=tuple,  # the dataset itself collates
             num_workers=settings.data.workers,
             worker_init_fn=left_to_main,
             generator=self._generator,
@@ -254,13 +244,12 @@ def rows_of_rank(batch: Sequence[int], rank: int, size: int) -> list[int]:
 
 def _without_rows(batch: Batch) -> Batch:
     """The batch without rows, with the structure, dtypes and other dimensions; its row becomes the pattern."""
-
-    def nothing(leaf: Any) -> Any:
-        return leaf[:0] if isinstance(leaf, Tensor) else leaf
-
-    inputs, target = rebuild(batch.inputs, nothing), rebuild(batch.target, nothing)
     return replace(
-        batch, ids=batch.ids[:0], inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids)
+        batch,
+        ids=batch.ids[:0],
+        inputs=rebuild(batch.inputs, lambda leaf: leaf[:0]),
+        target=batch.target[:0],
+        pattern=replace(batch, ids=~batch.ids),
     )
 
 

@@ -40,10 +40,10 @@ class Compiled:
         hint = "run it with compute.compile=false"
         for (hook, path), count in fired.items():
             if compiled_fired[hook, path] != count:
-                times = (
-                    f"{compiled_fired[hook, path]} times in the compiled model, {count} in the model itself"
+                raise HookrunError(
+                    f"hook {hook!r} on {path or '(root)'} fires {compiled_fired[hook, path]} times in the compiled "
+                    f"model, {count} in the model itself: {hint}"
                 )
-                raise HookrunError(f"hook {hook!r} on {path or '(root)'} fires {times}: {hint}")
         # a compiled dropout draws other numbers
         if not drew and (difference := relative_difference(found, expected)) > TOLERANCE:
             raise HookrunError(f"the compiled model's output differs by {difference:.2g} of its norm: {hint}")

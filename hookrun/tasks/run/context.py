@@ -34,8 +34,8 @@ from hookrun.tasks.run.resuming import Resuming
 from hookrun.tasks.run.sample_names import SampleNames
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.run.sink import RunSink
-from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, summed
-from hookrun.tasks.sharded.sharding import reshard
+from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, gathered_trees, sum_of
+from hookrun.tasks.sharded.sharding import DTYPES, reshard
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -67,7 +67,6 @@ class PartialPass:
 
 
 _AS_IT_IS = nullcontext()
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -98,7 +97,7 @@ class RunContext:
         self.measuring = Measuring(self.prepared)  # computes the task's metrics
         # Sharded parameters need every rank to take part in every pass.
         self.sharded = self.ranks.several and self.settings.compute.strategy == "fsdp"
-        self._autocast_dtype = _AUTOCAST.get(self.settings.compute.precision)
+        self._autocast_dtype = DTYPES.get(self.settings.compute.precision)
         hooks = [hook.spec for hook in self.prepared.plan.hooks]
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in hooks)
         clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
@@ -186,14 +185,16 @@ class RunContext:
     def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
         """The writer of samples.jsonl for these splits, with the texts of tokens."""
         data, log_texts = self.prepared.data, None
-        if any(batches.data.of_tokens for batches in parts.values()):
+        if data.tokenizer is not None:
             decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
             log_texts = None if decode is None else partial(self.sink.log_texts, decode)
         return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
 
     def sum_over_ranks(self, average: Average) -> Average:
-        """The sum of the Averages of all ranks; every rank calls it."""
-        return summed(average, self.measuring.average, self.ranks) if self.ranks.several else average
+        """The sum of the Averages of all ranks; every rank calls it, one without rows with an empty Average."""
+        if not self.ranks.several:
+            return average
+        return sum_of(gathered_trees(self.ranks, average.state_dict()), self.measuring.average)
 
     def after(self, batch: Batch) -> None:
         """Call it after each batch on every rank.
@@ -220,8 +221,12 @@ class RunContext:
         of: whether the values are means of a logged batch or of a whole pass over the split; None: neither
         """
         clock = self.hooks.clock
-        about = {"split": split, "epoch": clock.epoch, "step": clock.step}
-        about |= {} if of is None else {"of": of}
+        about = {
+            "split": split,
+            "epoch": clock.epoch,
+            "step": clock.step,
+            **({} if of is None else {"of": of}),
+        }
         values = {**values, **more}
         self.run_dir.log_metrics(**about, **values)
         self.sink.loggers.tell(lambda logger: logger.metrics(split, values, clock.step, of))

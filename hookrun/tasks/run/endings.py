@@ -149,8 +149,7 @@ def hook_lines(context: RunContext) -> Iterator[str]:
         yield f"{hook.name} ({hook.hook_type}, {hook.action.action_name}) fired: {listed(counts, SHOWN)}"
         if total := sum(site["total"] for site in sites):
             changed = sum(site["changed"] for site in sites)
-            share = f"({changed / total:.1%}) on the logged steps"
-            yield f"    changed {changed:,} of {total:,} elements {share}"
+            yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) on the logged steps"
         if hook.action.captures:
             kept = [
                 count for (name, _), count in context.run_dir.captures.counts.items() if name == hook.name

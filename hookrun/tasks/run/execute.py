@@ -86,14 +86,11 @@ def execute(
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # the captures of the other ranks are on disk now
         objective = None
-        if goal is not None:
+        if goal is not None and stopped is None:
             objective = result(read_records(run_dir.path / METRICS, MetricsLine), goal).model_dump()
         run_dir.write_manifest()
         with shielded():
-            if stopped is None:
-                run_dir.set_status("done", objective=objective)
-            else:
-                run_dir.set_status("stopped", stopped)
+            run_dir.set_status("done" if stopped is None else "stopped", stopped or "", objective=objective)
     if stopped is not None:
         print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
@@ -114,8 +111,7 @@ def run_under_hooks(
     """
     run_dir.write(PLAN, prepared.plan.to_dict())
     run_dir.write(ENV, environment(device=str(prepared.device)))
-    facts = model_facts(prepared.model, prepared.weights)
-    run_dir.write(MODEL, {**facts, "trained": prepared.task.trains})
+    run_dir.write(MODEL, {**model_facts(prepared.model, prepared.weights), "trained": prepared.task.trains})
     settings, ranks = prepared.settings, run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, SHOWN)
@@ -210,9 +206,10 @@ def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
     added = dict(hooks.named_parameters())
     for name, tensor in prepared.leftover.items():
         if tensor.shape != added[name].shape:
-            shapes = f"{list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}"
             raise spec_error(
-                "model.weights", f"{name} has shape {shapes}", "use the hooks that the file was saved with"
+                "model.weights",
+                f"{name} has shape {list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}",
+                "use the hooks that the file was saved with",
             )
         if change := change_of(tensor, added[name]):
             raise spec_error("model.weights", f"{name} is {change}", "save the weights as floating point")

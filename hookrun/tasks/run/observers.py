@@ -48,11 +48,6 @@ def matches(model: nn.Module, paths: Iterable[str]) -> tuple[Match, ...]:
     return tuple(Match(path, (path,), type(model.get_submodule(path)).__name__, 0) for path in paths)
 
 
-def observer(name: str, hook_type: HookType, matches: tuple[Match, ...], see: See) -> PlannedHook:
-    """A hook of that type that observes each match."""
-    return planned(name, hook_type, matches, Observe(see=see))
-
-
 def planned(name: str, hook_type: HookType, matches: tuple[Match, ...], action: Action) -> PlannedHook:
     """A hook of that type with an action; its name is one that a hook of an experiment cannot have."""
     keys = HookKeys.model_validate({"select": "**", "hook": hook_type.name})

@@ -85,17 +85,19 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         built = build(experiment, split, trust)
     built.refuse()
     if built.leftover:
-        names = listed(sorted(built.leftover), 8)
         raise spec_error(
             "model.weights",
-            f"the file holds {len(built.leftover)} tensors that the model does not have: {names}",
+            f"the file holds {len(built.leftover)} tensors that the model does not have: "
+            f"{listed(sorted(built.leftover), 8)}",
             "parameters that hooks added can be loaded only in a run; use weights that were saved without them",
         )
     again = [hook.name for hook in experiment.hooks.hooks if hook.identity in built.applied]
     if again:
-        text = f"{listed(again, 8)} had changed the model before its weights were saved"
         warnings.warn(
-            f"model.weights: {text}: installed again, they change it again", HookrunWarning, stacklevel=3
+            f"model.weights: {listed(again, 8)} had changed the model before its weights were saved: installed again, "
+            "they change it again",
+            HookrunWarning,
+            stacklevel=3,
         )
     assert (
         built.model is not None and built.data is not None and built.device is not None

@@ -26,7 +26,7 @@ from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
-from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
+from hookrun.tasks.base import JobCache, Ready, Task, metrics_of, model_key
 from hookrun.tasks.metrics.losses import WHERE as LOSS
 from hookrun.tasks.metrics.losses import ActivationLoss, TrainLoss, load_loss
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
@@ -233,22 +233,17 @@ def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tup
     return (), named
 
 
-def own_code(
-    settings: Settings, loss: TrainLoss, metrics: Sequence[Metric], *, trains: bool
-) -> dict[str, Code]:
-    """Key path -> its code, for everything that is loaded by name from a trusted package.
-
-    trains: include the optimizer and its schedule
-    """
-    train, task = settings.train, settings.task
+def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:
+    """Key path -> its code, for everything that the task loads by name from a trusted package."""
+    train = settings.train
     named = {"model.factory": (settings.model.factory, MODELS), "data.factory": (settings.data.factory, DATA)}
-    if trains:
+    if task.trains:
         named["train.optimizer.name"] = train.optimizer.name, OPTIMIZERS
-    if trains and train.scheduler is not None:
+    if task.trains and train.scheduler is not None:
         named["train.scheduler.name"] = train.scheduler.name, SCHEDULERS
-    if (backward := getattr(task, "backward", None)) is not None:
-        where = "task.backward.score" if "backward" in type(task).model_fields else "task.score"
-        named[where] = backward.score, OWN_METRIC
+    if (scored := task.scored()) is not None:
+        where, backward = scored
+        named[f"{where.removesuffix('.score')}.score"] = backward.score, OWN_METRIC
     code = {
         where: load(name, kind, where).code for where, (name, kind) in named.items() if name and ":" in name
     }
@@ -346,10 +341,9 @@ def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> Iterator[Pr
     """A problem if hooks do not add every tensor of the weights file that the model does not have."""
     added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
     if unknown := sorted(set(leftover) - added):
-        names = listed(unknown, 8)
         yield Problem(
             "model.weights",
-            f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}",
+            f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {listed(unknown, 8)}",
             "use the model and the hooks that the file was saved with",
         )
 
@@ -386,7 +380,7 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
 
 def missing_spans(
     clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """A problem for each span that a sample lacks, or whose text it has more than once.
 
     clauses: (clause, the key path of its owner)
@@ -400,10 +394,9 @@ def missing_spans(
         if tokens.span is not None
     ]
     if not named or not samples:
-        return []
+        return
     rows = data.load(settings.data, split, seed=settings.seed)
     spans = rows.spans(torch.arange(min(samples, len(rows), MOST_CHECKED)))
-    problems = list[Problem]()
     for name, owner in dict.fromkeys(named):
         if name not in spans:
             continue
@@ -419,5 +412,4 @@ def missing_spans(
                     "give token positions in the data: [first, end]",
                 )
             what = f"{sample} of the split '{split}' {what} span {name!r}"
-            problems.append(Problem(f"{owner}.tokens.span", what, hint))
-    return problems
+            yield Problem(f"{owner}.tokens.span", what, hint)

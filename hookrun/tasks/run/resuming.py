@@ -22,9 +22,9 @@ from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
 from hookrun.signals import Interrupted, pending
-from hookrun.store.background import Background
+from hookrun.store.background import INTERVAL, Background
 from hookrun.store.files import StoreError
-from hookrun.store.format import differences, encode
+from hookrun.store.format import CHECKPOINTS, differences, encode
 from hookrun.store.named_files import named_files
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS, SavedState, write_state
@@ -127,6 +127,7 @@ class Resuming:
         )
         if saves:
             self.save(in_background=in_background and not number)
+        self.writer.put_newest(after=INTERVAL)
         if number:
             raise signal or Interrupted(number)
         return bool(saves)
@@ -165,7 +166,7 @@ class Resuming:
                 if ranks.is_main:
                     values, tensors = flatten(tree)
                     write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}', values)
-                    self.writer.write(tensors, write, soon=in_background)
+                    self.writer.write(CHECKPOINTS, tensors, write, soon=in_background)
         except NotPlain as error:
             raise HookrunError(
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"

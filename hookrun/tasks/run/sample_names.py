@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED
-from hookrun.runtime.tokens.calls import EMBEDS, IDS, MASK
+from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.store.format import SAMPLES
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.run.batches import Batch, Batches
@@ -92,10 +93,7 @@ class SampleNames:
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
         of_ranks = self.run_dir.ranks.gathered(self._worst)
-        samples = {
-            (float(loss), str(split), int(number)) for worst in of_ranks for loss, split, number in worst
-        }
-        return heapq.nlargest(MOST_WORST, samples)
+        return heapq.nlargest(MOST_WORST, set(chain.from_iterable(of_ranks)))
 
     def write_pictures(self) -> None:
         """Write small pictures of the samples with the highest loss and of some others, after a pass.
@@ -111,10 +109,9 @@ class SampleNames:
         lines = list[dict[str, Any]]()
         for split, number in sorted(wanted):
             batches = self.parts.get(cast(Split, split))
-            samples = None if batches is None else batches.data
-            if samples is None or samples.of_tokens or not 0 <= number < len(samples):
+            if batches is None or batches.data.of_tokens or not 0 <= number < batches.samples:
                 continue
-            if (picture := picture_of(samples[number][0])) is None:
+            if (picture := picture_of(batches.data[number][0])) is None:
                 break  # then the other samples are not images either
             lines.append({"split": split, "sample": number, "png": picture})
         if lines:
@@ -122,42 +119,33 @@ class SampleNames:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and the samples with the highest loss so far, on all ranks; every rank calls it."""
-        return {"seen": dict(self.seen), "worst": [list(each) for each in self._worst_of_all()]}
+        return {"seen": dict(self.seen), "worst": self._worst_of_all()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace these by saved ones."""
         self.seen = Counter(state["seen"])
-        self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
+        self._worst = [(loss, split, number) for loss, split, number in state["worst"]]
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
         """Row -> the sample's tokens without padding, the padding, and the target of each token (None: no target).
 
         Only the first samples have an entry; this depends only on their numbers, so a resumed run writes the same.
         """
-        inputs = batch.inputs
-        if not isinstance(inputs, dict) or EMBEDS in inputs:
-            return {}
-        ids, mask = inputs.get(IDS), inputs.get(MASK)
-        if ids is None or ids.dim() != 2 or ids.shape[1] == 0:
-            return {}
-        rows = (batch.ids < MOST_TOKENS // ids.shape[1]).nonzero().squeeze(1).tolist()
-        if not rows:
-            return {}
-        ids = ids.cpu()
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu() != 0
-        targets = batch.target.cpu() if batch.target.shape == ids.shape else None
+        inputs: Any = batch.inputs
+        ids, mask, target = (each.cpu() for each in (inputs[IDS], inputs[MASK], batch.target))
         lines = dict[int, dict[str, Any]]()
-        for row in rows:
-            columns = real[row].nonzero().squeeze(1)
-            if not len(columns):
+        for row in (batch.ids < MOST_TOKENS // max(ids.shape[1], 1)).nonzero().squeeze(1).tolist():
+            columns = mask[row].nonzero().squeeze(1).tolist()
+            if not columns:
                 continue
-            first, end = int(columns[0]), int(columns[-1]) + 1
-            lines[row] = {"tokens": ids[row, first:end].tolist(), "padding": [first, ids.shape[1] - end]}
-            if targets is not None:
-                of_each = targets[row, first:end].tolist()
-                lines[row]["targets"] = [None if each == IGNORED else each for each in of_each]
+            real = slice(columns[0], columns[-1] + 1)
+            lines[row] = {
+                "tokens": ids[row, real].tolist(),
+                "padding": [real.start, ids.shape[1] - real.stop],
+                "targets": [None if token == IGNORED else token for token in target[row, real].tolist()],
+            }
         if self.log_texts is not None:
-            written = (line["tokens"] + line.get("targets", []) for line in lines.values())
+            written = (line["tokens"] + line["targets"] for line in lines.values())
             self.log_texts([token for tokens in written for token in tokens if token is not None])
         return lines
 

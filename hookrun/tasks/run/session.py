@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,11 @@ def device_named(name: str) -> torch.device:
     if name == "auto":
         return accelerator or torch.device("cpu")
     there = {"auto", "cpu"} | ({accelerator.type} if accelerator else set())
-    try:
+    with suppress(RuntimeError):  # of a name that torch does not know
         device = torch.device(name)
         count = torch.accelerator.device_count() if accelerator and device.type == accelerator.type else 1
         if device.type in there and (device.index or 0) < count:
             return device
-    except RuntimeError:  # torch does not know the name
-        pass
     raise spec_error(
         "compute.device", f"found {name!r}, which this machine does not have", nearest(name, there)
     )
@@ -108,12 +106,9 @@ def set_generators(states: Mapping[str, Any]) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator within the block, and restore its state afterwards."""
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         yield
-    finally:
-        torch.set_rng_state(before)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from hookrun.errors import listed
@@ -35,14 +37,6 @@ def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
     values, tensors = flatten(tree)
     mine = [values, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}]
     return [unflatten(values, tensors.__getitem__) for values, tensors in ranks.gathered(mine)]
-
-
-def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Average:
-    """The sum of the Averages of all ranks; a rank without rows has an empty one.
-
-    empty: makes an empty Average of the same metrics
-    """
-    return _sum_of(gathered_trees(ranks, average.state_dict()), empty)
 
 
 def draws_of_main(hooks: Installation, ranks: Ranks) -> None:
@@ -120,7 +114,7 @@ def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str
     if len(before) == ranks.size:
         return before[ranks.rank]
     own = before if ranks.is_main else []
-    sums = {place: _sum_of(each["sums"][place] for each in own).state_dict() for place in before[0]["sums"]}
+    sums = {place: sum_of(each["sums"][place] for each in own).state_dict() for place in before[0]["sums"]}
     return {
         "hooks": _hooks_of_all([each["hooks"] for each in before], ranks, of_batch),
         "sums": sums,
@@ -134,32 +128,30 @@ def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) ->
     before: the number of ranks that it had
     hooks:  name -> the ranks on which it acts (`when.rank`)
     """
-    if not (gone := [name for name, of in hooks.items() if ranks.size <= min(of) < before]):
-        return []
-    return [
+    gone = [name for name, of in hooks.items() if ranks.size <= min(of) < before]
+    note = (
         f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore ({before} before, "
         f"{ranks.size} now): it does not act anymore"
-    ]
+    )
+    return [note] if gone else []
 
 
-def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a state, with the states of Averages replaced.
+def with_sums(held: dict[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a state, in which the states of Averages are replaced.
 
     sums: key path, such as ``train.means`` -> the state of the Average
     """
-    parts_of_state = dict(held)
     for place, state in sums.items():
         *parts, last = place.split(".")
-        node = parts_of_state
-        for part in parts:
-            node[part] = dict(node[part])
-            node = node[part]
-        node[last] = state
-    return parts_of_state
+        reduce(getitem, parts, held)[last] = state
+    return held
 
 
-def _sum_of(states: Iterable[Mapping[str, Any]], empty: Callable[[], Average] = Average) -> Average:
-    """The sum of several Averages, from their states."""
+def sum_of(states: Iterable[Mapping[str, Any]], empty: Callable[[], Average] = Average) -> Average:
+    """The sum of several Averages, from their states.
+
+    empty: makes an empty Average of the same metrics
+    """
     whole = empty()
     for state in states:
         of_rank = empty()

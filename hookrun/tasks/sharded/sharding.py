@@ -18,7 +18,7 @@ from hookrun.spec.experiment import Fsdp
 from hookrun.spec.selector import Names
 from hookrun.values.containers import rebuild
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
@@ -74,14 +74,15 @@ def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (size,))
-    dtype = _DTYPES.get(fsdp.mixed_precision or "")
+    dtype = DTYPES.get(fsdp.mixed_precision or "")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
-    more: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
-    if fsdp.reshard_after_forward is not None:
-        more["reshard_after_forward"] = fsdp.reshard_after_forward
-    for path in units(fsdp, model):
-        fully_shard(model.get_submodule(path), **more)
-    fully_shard(model, **more)
+    for path in [*units(fsdp, model), ""]:
+        fully_shard(
+            model.get_submodule(path),
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=fsdp.reshard_after_forward,
+        )
     for module in sharded_modules(model):
         module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
         module.set_gradient_divide_factor(1.0)
@@ -98,18 +99,13 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
 
     keeps: whether this rank needs the result; otherwise its tensors are empty
     """
-    shared = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
-    state, gathered = dict[str, Tensor](), dict[int, Tensor]()
-    for name, tensor in model.state_dict().items():
-        same = shared.get(name)
-        if same is not None and same in gathered:
-            state[name] = gathered[same]
-            continue
-        full = whole(tensor).cpu()
-        state[name] = full if keeps else full.new_empty(0)
-        if same is not None:
-            gathered[same] = state[name]
-    return state
+    own = model.state_dict(keep_vars=True)  # in which a shared parameter is one object
+    gathered = dict[int, Tensor]()
+    for tensor in own.values():
+        if id(tensor) not in gathered:
+            full = whole(tensor.detach()).cpu()
+            gathered[id(tensor)] = full if keeps else full.new_empty(0)
+    return {name: gathered[id(tensor)] for name, tensor in own.items()}
 
 
 def whole_states(optimizer: Optimizer) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.wiring import Variant
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import matches, new_nodes, observer
+from hookrun.tasks.run.observers import Observe, matches, new_nodes, planned
 from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.training.finite import all_finite, not_finite
@@ -315,8 +315,8 @@ class NonFiniteTracer:
         self.in_forward = False
         modules = matches(model, dict(model.named_modules()))
         self.observers = (
-            observer("inputs", FORWARD_PRE, modules, self._entered),
-            observer("outputs", FORWARD, modules, self._returned),
+            planned("inputs", FORWARD_PRE, modules, Observe(see=self._entered)),
+            planned("outputs", FORWARD, modules, Observe(see=self._returned)),
         )
         # Path and number of each module call that has not returned -> its text, and the origin of what is not finite
         # outside of it; None if there is none, or if its inputs are not finite.
@@ -349,8 +349,12 @@ class NonFiniteTracer:
         if (bad := not_finite(value)) and not path:
             self.forward.blame(_Origin(bad))
         elif bad:
-            text = f"first made by the forward of {caller}, itself, before it calls {path}: {bad}"
-            self.forward.blame(_Origin(text, around[-1][0] if around else ""))
+            self.forward.blame(
+                _Origin(
+                    f"first made by the forward of {caller}, itself, before it calls {path}: {bad}",
+                    around[-1][0] if around else "",
+                )
+            )
         where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
         self._open[path, site.call] = where, None if bad else before
 
@@ -361,8 +365,9 @@ class NonFiniteTracer:
         self.follow_backward(value, where)
         if bad := not_finite(value):
             itself = ", itself, outside its submodules" if list(site.module.children()) else ""
-            text = f"first made by the forward of {where}{itself}, from finite inputs: {bad}"
-            self.forward.blame(_Origin(text, site.path))
+            self.forward.blame(
+                _Origin(f"first made by the forward of {where}{itself}, from finite inputs: {bad}", site.path)
+            )
         elif self.forward.standing is not outside:
             self.forward.heal()
 
@@ -378,8 +383,9 @@ class NonFiniteTracer:
         if is_forward:
             self.follow_backward(value, where)
         if after and not before:
-            text = f"first made by {where}, from finite values: {after}"
-            search.blame(_Origin(text, site.path, hook=site.hook_name))
+            search.blame(
+                _Origin(f"first made by {where}, from finite values: {after}", site.path, hook=site.hook_name)
+            )
         elif before and not after:
             search.heal()
         return value
@@ -396,8 +402,9 @@ class NonFiniteTracer:
         """torch's hook on an autograd node, called after its backward function."""
         bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
         if bad and not given:
-            text = f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}"
-            self.backward.blame(_Origin(text, ""))
+            self.backward.blame(
+                _Origin(f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}", "")
+            )
         elif given and not bad and any(True for _ in tensors(grad_inputs)):
             self.backward.heal()
 
@@ -545,8 +552,6 @@ def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer
     for name, gradient in gradients.items():
         if bad := not_finite(gradient):
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
-    if not gradients:
-        return _NOT_REPRODUCED
     optimizer = without_compiler(torch.optim.SGD)([model.get_parameter(name) for name in gradients], lr=0.0)
     if (scale := context.scaler.get_scale()) != 1:
         for gradient in gradients.values():

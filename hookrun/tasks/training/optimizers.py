@@ -79,8 +79,13 @@ def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
     problems, cls = _check_named(named, where, SCHEDULERS, FILLED)
     by_step = isinstance(named, Scheduler) and named.interval == "step"
     if not problems and by_step and cls is ReduceLROnPlateau:
-        text = "ReduceLROnPlateau watches the validation loss, which is computed once per epoch"
-        problems.append(Problem(f"{where}.interval", text, "use interval: epoch"))
+        problems.append(
+            Problem(
+                f"{where}.interval",
+                "ReduceLROnPlateau watches the validation loss, which is computed once per epoch",
+                "use interval: epoch",
+            )
+        )
     if cls is not None:
         problems += _check_parts(named, cls, where)
     for number, part in enumerate(named.schedulers or ()):
@@ -207,39 +212,40 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
             alone = replace(group, args={})
             updated = named.model_copy(update=dict(group.args))
             mistakes.tried(make_optimizer, updated, [alone], by_name, group.where)
-    if problems := mistakes.problems:
-        return problems
-    try:
-        optimizer = make_optimizer(named, groups, by_name)
-        if train.scheduler is not None:
-            scheduler = make_scheduler(train.scheduler, optimizer, last_milestone(train.scheduler) + 2)
-            problems += _unsavable(scheduler, SCHEDULER)
-        if ":" in named.name:
-            with torch.random.fork_rng(devices=[]):  # draws by the user's code must not change the run
-                trial = {name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second")}
-                optimizer = make_optimizer(named, [ParameterGroup("", "", tuple(trial))], trial)
-                for parameter in trial.values():
-                    parameter.grad = torch.ones_like(parameter)
-                # it may not accept these gradients; then the first saved state shows problems
-                with suppress(Exception):
-                    optimizer.step()
-                problems += _unsavable(optimizer, OPTIMIZER)
-    except SpecError as error:
-        return error.errors
-    return problems
+    optimizer = None if mistakes.problems else mistakes.tried(make_optimizer, named, groups, by_name)
+    if optimizer is not None and (schedule := train.scheduler) is not None:
+        scheduler = mistakes.tried(make_scheduler, schedule, optimizer, last_milestone(schedule) + 2)
+        mistakes.add(_unsavable(scheduler, SCHEDULER))
+    if optimizer is not None and ":" in named.name:
+        mistakes.tried(mistakes.add, _own_problems(named))
+    return mistakes.problems
 
 
-def _unsavable(made: Optimizer | LRScheduler, where: str) -> Iterator[Problem]:
+def _own_problems(named: Named) -> Iterator[Problem]:
+    """A problem if the state that a user's own optimizer has after a step cannot be saved."""
+    with torch.random.fork_rng(devices=[]):  # draws by the user's code must not change the run
+        trial = {name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second")}
+        optimizer = make_optimizer(named, [ParameterGroup("", "", tuple(trial))], trial)
+        for parameter in trial.values():
+            parameter.grad = torch.ones_like(parameter)
+        # it may not accept these gradients; then the first saved state shows problems
+        with suppress(Exception):
+            optimizer.step()
+    yield from _unsavable(optimizer, OPTIMIZER)
+
+
+def _unsavable(made: Optimizer | LRScheduler | None, where: str) -> Iterator[Problem]:
     """A problem if the present state of a user's own optimizer or schedule cannot be saved; torch's can."""
-    if type(made).__module__.startswith("torch."):
+    if made is None or type(made).__module__.startswith("torch."):
         return
     try:
         flatten(made.state_dict())
     except NotPlain as error:
-        what = f"the state of {type(made).__qualname__} cannot be saved, so the run could not be resumed: {error}"
-        plain = "numbers, strings, lists, tuples, dicts and tensors"
         yield Problem(
-            f"{where}.name", what, f"let state_dict() return {plain}, and load_state_dict() take them"
+            f"{where}.name",
+            f"the state of {type(made).__qualname__} cannot be saved, so the run could not be resumed: {error}",
+            "let state_dict() return numbers, strings, lists, tuples, dicts and tensors, and load_state_dict() take "
+            "them",
         )
 
 
@@ -278,23 +284,20 @@ def make_scheduler(
     intervals: how many times the run steps the schedule
     """
     cls = _class_of(named.name, where, SCHEDULERS)
-    made: LRScheduler
     if named.schedulers is None:
         takes = parameters(cls) or {}
         given_in_epochs = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
         length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
-        made = _constructed(cls, where, length | named.args, optimizer)
-    else:
-        spans = [intervals] * len(named.schedulers)
-        if "milestones" in named.args:
-            bounds = [0, *named.args["milestones"], intervals]
-            spans = [max(end - start, 1) for start, end in pairwise(bounds)]
-        parts = [
-            make_scheduler(part, optimizer, spans[number], f"{where}.schedulers.{number}")
-            for number, part in enumerate(named.schedulers)
-        ]
-        made = _constructed(cls, where, {"schedulers": parts, "optimizer": optimizer, **named.args})
-    return made
+        return _constructed(cls, where, length | named.args, optimizer)
+    spans = [intervals] * len(named.schedulers)
+    if "milestones" in named.args:
+        bounds = [0, *named.args["milestones"], intervals]
+        spans = [max(end - start, 1) for start, end in pairwise(bounds)]
+    parts = [
+        make_scheduler(part, optimizer, spans[number], f"{where}.schedulers.{number}")
+        for number, part in enumerate(named.schedulers)
+    ]
+    return _constructed(cls, where, {"schedulers": parts, "optimizer": optimizer, **named.args})
 
 
 def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) -> Any:

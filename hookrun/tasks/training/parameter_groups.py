@@ -41,23 +41,14 @@ class ParameterGroup:
 class Trained:
     """The parameters that a run trains.
 
-    groups:   the optimizer's groups; each trained parameter is in one. Those in no configured group come first
-    frozen:   the parameters that `train.parameters` leaves out; hooks may add some of them later
-    count:    the number of all parameters, trained or not
-    elements: the numbers of elements of the trained and of all parameters, without those that hooks will add
-    note:     a text that says whether hooks will add parameters; may be empty
+    groups: the optimizer's groups; each trained parameter is in one. Those in no configured group come first
+    frozen: the parameters that `train.parameters` leaves out; hooks may add some of them later
+    shown:  how many of all parameters and of their elements are trained, as the plan shows it
     """
 
     groups: tuple[ParameterGroup, ...]
     frozen: frozenset[str]
-    count: int
-    elements: tuple[int, int]
-    note: str = ""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all trained parameters."""
-        return [name for group in self.groups for name in group.names]
+    shown: str
 
     def freeze_rest(self, model: nn.Module) -> None:
         """Set requires_grad to False for the parameters in `frozen` that the model has now."""
@@ -67,17 +58,13 @@ class Trained:
 
     def lines(self, optimizer: Optimizer) -> Iterator[str]:
         """The lines that are shown with the plan."""
-        count, (elements, total) = len(self.names), self.elements
-        which = f"all {count}" if count == self.count else f"{count} of {self.count}"
         args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
-        parameters = f"{which} parameters ({elements:,} of {total:,} elements{self.note})"
-        yield f"trains {parameters} with {optimizer.name}({args})"
+        yield f"trains {self.shown} with {optimizer.name}({args})"
         for group in self.groups:
             if group.where:
                 args = ", ".join(f"{key}={value}" for key, value in group.args.items()) or "no arguments"
                 place = group.where.removeprefix("train.optimizer.")
-                names = listed(group.names)
-                yield f"  {place} ({group.label}): {args} for {names}"
+                yield f"  {place} ({group.label}): {args} for {listed(group.names)}"
 
 
 def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[Problem]]:
@@ -93,32 +80,37 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
             left_out = frozenset(every) - selected
             trained = [name for name in trained if name not in left_out]
     if not trained and not problems:
-        text = "nothing to train: no parameter of the model requires a gradient"
-        problems.append(Problem(PARAMETERS, text, "use task=evaluate, or unfreeze a parameter"))
-    groups, owner = list[ParameterGroup](), dict[str, tuple[int, Choice]]()
+        problems.append(
+            Problem(
+                PARAMETERS,
+                "nothing to train: no parameter of the model requires a gradient",
+                "use task=evaluate, or unfreeze a parameter",
+            )
+        )
+    groups, rest = list[ParameterGroup](), trained
     for number, group in enumerate(train.optimizer.groups):
         where = f"{GROUPS}.{number}"
         selected = members(group.select, f"{where}.select", set(trained))
-        own = [name for name in trained if name in selected]
-        shared: dict[tuple[int, Choice], list[str]] = {}
-        for name in own:
-            if name in owner:
-                shared.setdefault(owner[name], []).append(name)
-            owner.setdefault(name, (number, group.select))
-        for (other, select), both in shared.items():
-            text = (
-                f"'{group.select}' and '{select}' of groups.{other} both name {listed(both)}; "
-                "a parameter can be in only one group"
-            )
-            hint = "narrow one of the two, for example by `select: {path: ..., exclude: ...}`"
-            problems.append(Problem(f"{where}.select", text, hint))
-        groups.append(ParameterGroup(where, str(group.select), tuple(own), group.args))
-    if rest := tuple(name for name in trained if name not in owner):
-        groups.insert(0, ParameterGroup("", "", rest))
+        for other in groups:
+            if both := [name for name in other.names if name in selected]:
+                problems.append(
+                    Problem(
+                        f"{where}.select",
+                        f"'{group.select}' and '{other.label}' of {other.where.removeprefix('train.optimizer.')} both "
+                        f"name {listed(both)}; a parameter can be in only one group",
+                        "narrow one of the two, for example by `select: {path: ..., exclude: ...}`",
+                    )
+                )
+        own = tuple(name for name in trained if name in selected)
+        groups.append(ParameterGroup(where, str(group.select), own, group.args))
+        rest = [name for name in rest if name not in selected]
+    if rest:
+        groups.insert(0, ParameterGroup("", "", tuple(rest)))
     sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
-    elements = sum(sizes[name] for name in trained), sum(sizes.values())
+    elements = f"{sum(sizes[name] for name in trained):,} of {sum(sizes.values()):,} elements"
+    which = f"all {len(every)}" if len(trained) == len(every) else f"{len(trained)} of {len(every)}"
     note = ", without those that hooks add" if any(names.added.values()) else ""
-    return Trained(tuple(groups), left_out, len(every), elements, note), problems
+    return Trained(tuple(groups), left_out, f"{which} parameters ({elements}{note})"), problems
 
 
 def _members(
@@ -144,9 +136,13 @@ def _members(
         else:
             selected = _selected(member, place, names, problems)
         if selected and trained.isdisjoint(selected):
-            text = f"'{member}' names only parameters that are not trained: {listed(selected)}"
-            hint = "leave it out, or do not freeze them by hooks, the model or `train.parameters`"
-            problems.append(Problem(place, text, hint))
+            problems.append(
+                Problem(
+                    place,
+                    f"'{member}' names only parameters that are not trained: {listed(selected)}",
+                    "leave it out, or do not freeze them by hooks, the model or `train.parameters`",
+                )
+            )
         names_of_all.update(selected)
     return names_of_all
 
@@ -172,11 +168,21 @@ def _added(
     A hook without matches is reported by the plan, not here.
     """
     if not adding:
-        hint = "add_bias with `trainable: true` and add_parameter do"
-        problems.append(Problem(where, f"'{member}': no hook adds parameters", hint))
+        problems.append(
+            Problem(
+                where,
+                f"'{member}': no hook adds parameters",
+                "add_bias with `trainable: true` and add_parameter do",
+            )
+        )
     elif not member.every and member.hook not in adding:
-        text = f"'{member}': there is no hook {member.hook!r} that adds parameters"
-        problems.append(Problem(where, text, nearest(member.hook, adding)))
+        problems.append(
+            Problem(
+                where,
+                f"'{member}': there is no hook {member.hook!r} that adds parameters",
+                nearest(member.hook, adding),
+            )
+        )
     hooks = [hook for name, hook in adding.items() if member.every or name == member.hook]
     return [
         join(match.path, name)

@@ -20,7 +20,7 @@ from hookrun.errors import SpecError
 from hookrun.report import write_report
 from hookrun.spec import Experiment
 from hookrun.store.reader import Run
-from hookrun.tasks import parse_experiment, task_of
+from hookrun.tasks import parse_experiment
 from hookrun.tasks.analysis import cka, probing
 from hookrun.tasks.run import resuming
 
@@ -154,14 +154,6 @@ def test_memory_and_features_are_whole_numbers_within_bounds() -> None:
         for value in (0, -1, 1.0, True, "1", most + 1):
             with pytest.raises(SpecError, match=f"task.{key}"):
                 experiment({key: value})
-
-
-def test_hooks_and_changed_settings_of_a_run_are_unused() -> None:
-    hooks = {"h": {"select": "fc", "hook": "forward", "action": "capture"}}
-    some = experiment({}, train={"epochs": 9}, compute={"compile": True}, hooks=hooks)
-    assert task_of(some).unused(some) == ["train.epochs", "compute.compile", "hooks"]
-    none = experiment({})
-    assert task_of(none).unused(none) == []
 
 
 class Killed(BaseException):

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
-from hookrun.tasks.analysis.features import Features, Projection, gram, reading_bytes
+from hookrun.tasks.analysis.features import Features, Projection
 from hookrun.tasks.analysis.probing import fit, memory_needed
 from hookrun.tasks.of_captures import SUGGESTED
 from hookrun.tasks.probe import ProbeTask
@@ -25,11 +25,6 @@ from hookrun.tasks.probe import ProbeTask
 
 def features_of(rows: torch.Tensor, block_bytes: int = 2**26, to: int | None = None) -> Features:
     return Features("layer", rows, block_bytes, None if to is None else Projection(to, seed=3))
-
-
-def linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
-    features = [features_of(x), features_of(y)]
-    return float(linear_cka_of_all(features, chosen_way(features, 2**31))[0, 1])
 
 
 def probe(
@@ -51,47 +46,11 @@ def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype(block_bytes
         assert max(lengths) <= features.rows_at_once and sum(lengths) == len(rows)
 
 
-def test_standardized_features_have_mean_0_and_variance_1_and_constant_ones_are_0() -> None:
-    x = normal(40, 3) * torch.tensor([1.0, 1e6, 1e-6]) + 7
-    x = torch.cat([x, torch.full((40, 1), 0.1)], dim=1)
-    rows = torch.arange(0, 40, 2)
-    found = features_of(x, 100).standardized(rows).whole(rows)
-    assert_close(found.mean(0), torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-8)
-    assert_close(found[:, :3].var(0, correction=0), torch.ones(3, dtype=torch.float64))
-    assert found[:, 3].tolist() == [0] * 20
-
-
 def test_rows_that_are_not_finite_are_counted() -> None:
     x = normal(6, 4)
     x[2, 1], x[4, 0] = torch.nan, torch.inf
     with pytest.raises(HookrunError, match="layer: 2 of 6 rows hold values that are not finite"):
         features_of(x, 1).centered(torch.arange(6))
-
-
-def test_a_projection_is_linear_and_its_weights_can_be_mapped_back() -> None:
-    x, rows = normal(10, 500), torch.arange(10)
-    features = features_of(x, 2**12, to=64)
-    projected, weights = features.whole(rows), normal(3, 64).double()
-    assert features.width == 64 and features.captured == 500
-    assert_close(x.double() @ features.unprojected(weights).T, projected @ weights.T)
-    assert not torch.equal(Features("x", x, 1, Projection(64, seed=2)).whole(rows), projected)
-    norms = projected.square().sum(1) / x.double().square().sum(1)
-    assert 0.5 < float(norms.mean()) < 1.5, "inner products are kept in expectation"
-
-
-def test_inner_products_do_not_depend_on_the_blocks() -> None:
-    x, rows, others = normal(9, 5), torch.arange(9), torch.tensor([1, 4, 5])
-    features = features_of(x, 8 * 5 * 2)
-    assert_close(gram(features, rows), x.double() @ x.double().T)
-    assert_close(gram(features, rows, others), x.double() @ x[others].double().T)
-
-
-def test_four_blocks_of_the_widest_module_and_a_sketch_are_needed() -> None:
-    narrow, wide = features_of(torch.empty(10, 5), 1000), features_of(torch.empty(10, 1000), 1000)
-    assert reading_bytes([narrow]) == 4 * 25 * 5 * 8, "25 rows of 40 bytes in a block"
-    assert reading_bytes([narrow, wide]) == 4 * 1 * 1000 * 8, "at least one row"
-    projected = features_of(torch.empty(10, 1000), 1000, to=8)
-    assert reading_bytes([projected]) == reading_bytes([wide]) + 2 * 8 * 1000
 
 
 def test_a_projection_is_suggested_only_where_it_would_fit() -> None:
@@ -120,6 +79,8 @@ def test_cka_is_the_formula_of_the_paper_by_features_and_by_samples_in_tiles() -
     k, l = (center @ x.numpy() @ x.numpy().T @ center for x in tensors[1:])  # noqa: E741
     expected = np.trace(k @ l) / np.sqrt(np.trace(k @ k) * np.trace(l @ l))
     assert float(whole[1, 2]) == pytest.approx(expected, rel=1e-5)
+    constant = [features_of(tensors[0]), features_of(torch.ones(50, 2))]
+    assert float(linear_cka_of_all(constant, chosen_way(constant, 2**31))[0, 1]) == 0
 
 
 def test_the_method_depends_on_the_allowed_memory() -> None:
@@ -133,30 +94,23 @@ def test_the_method_depends_on_the_allowed_memory() -> None:
     assert roomy.needed > tight.needed >= hopeless.needed
 
 
-@pytest.mark.parametrize("width", [3, 50], ids=["fewer features than samples", "more"])
-def test_cka_is_one_for_rotated_and_scaled_features_and_small_for_unrelated_ones(width: int) -> None:
-    x = normal(30, width)
-    rotation = torch.linalg.qr(normal(width, width, seed=1)).Q
-    assert linear_cka(x, x) == pytest.approx(1)
-    assert linear_cka(x, 3 * x @ rotation + 7) == pytest.approx(1, abs=1e-5)
-    other = normal(2000, 3, seed=2)
-    assert linear_cka(normal(2000, 3), other) < 0.05
-    assert linear_cka(x, torch.ones(30, 2)) == 0
-
-
-def test_a_probe_of_more_features_than_samples_equals_that_of_all_features() -> None:
-    x, labels = normal(80, 300).double() * torch.linspace(0.1, 9, 300) + 3, torch.arange(80) % 3
-    x[:, 7] = 5  # constant
-    for y in (labels, x[:, :4].sum(1)):
-        line, weights = fit(features_of(x, 8 * 300 * 7), y, torch.arange(80), seed=4)
+@pytest.mark.parametrize("width", [300, 9], ids=["more features than samples", "fewer"])
+def test_a_probe_equals_that_of_scikit_learn(width: int) -> None:
+    x, labels = normal(80, width).double() * torch.linspace(0.1, 9, width) + 3, torch.arange(80) % 3
+    x[:, 7] = 0.1  # constant
+    for y in (labels, torch.stack([x[:, :4].sum(1), x[:, 1]], dim=1)):
+        line, weights = fit(features_of(x, 8 * width * 7), y, torch.arange(80), seed=4)
         parts = train_test_split(x.numpy(), y.numpy(), test_size=0.25, random_state=4,
                                  stratify=y.numpy() if y is labels else None)  # fmt: skip
         logistic = LogisticRegression(max_iter=9000, tol=1e-8)
         model = logistic if y is labels else RidgeCV(alphas=np.logspace(-3, 4, 8))
         theirs = make_pipeline(StandardScaler(), model).fit(parts[0], parts[2])
+        assert line["score"] == ("accuracy" if y is labels else "r2")
         assert line["accuracy"] == pytest.approx(theirs.score(parts[1], parts[3]), abs=1e-3)
         weight = np.atleast_2d(theirs[1].coef_) / theirs[0].scale_
         assert_close(weights["weight"].numpy(), weight.astype(np.float32), rtol=1e-3, atol=1e-5)
+        bias = theirs[1].intercept_ - weight @ theirs[0].mean_
+        assert_close(weights["bias"].numpy(), bias.astype(np.float32), rtol=1e-3, atol=1e-3)
 
 
 def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
@@ -164,8 +118,12 @@ def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
     labels = (x[:, 0] > 0).long()
     features = features_of(x, 2**16, to=8)
     line, found = fit(features, labels, torch.arange(60), seed=0)
-    assert line["features"] == 30 and found["weight"].shape == (1, 30)
+    assert line["features"] == features.captured == 30 and found["weight"].shape == (1, 30)
     rows = features.whole(torch.arange(60))
+    assert rows.shape == (60, features.width) == (60, 8)
+    assert not torch.equal(Features("x", x, 1, Projection(8, seed=2)).whole(torch.arange(60)), rows)
+    norms = rows.square().sum(1) / x.double().square().sum(1)
+    assert 0.5 < float(norms.mean()) < 1.5, "inner products are kept in expectation"
     _, plain = probe(rows, labels)
     scores = x @ found["weight"].T + found["bias"]
     assert_close(scores, rows.float() @ plain["weight"].T + plain["bias"], rtol=1e-3, atol=1e-4)
@@ -177,27 +135,6 @@ def test_more_features_than_samples_need_memory_by_samples() -> None:
     )
     assert narrow < wide < wider
     assert wide < 8 * 3 * 100 * 10_000, "the matrix of all features is not made"
-
-
-def test_a_probe_finds_a_linear_boundary_and_nothing_in_noise() -> None:
-    x = normal(400, 5) * torch.tensor([1, 100, 1, 1, 1.0]) + 3
-    labels = (x[:, 0] * 100 + x[:, 1] / 2 > 308).long()
-    line, weights = probe(x, labels)
-    assert line["score"] == "accuracy" and line["accuracy"] > 0.9 > 0.7 > line["majority"]
-    scores = x @ weights["weight"].T + weights["bias"]
-    assert scores.shape == (400, 1)  # for two classes: positive for the second
-    assert ((scores[:, 0] > 0) == labels).float().mean() > 0.95
-    noise, _ = probe(normal(400, 5, seed=1), labels)
-    assert noise["accuracy"] == pytest.approx(noise["majority"], abs=0.15)
-
-
-def test_numbers_are_predicted_by_regression() -> None:
-    x = normal(200, 6)
-    y = x @ normal(6, 2, seed=1) + 4
-    line, weights = probe(x, y)
-    assert (line["score"], weights["weight"].shape) == ("r2", (2, 6))
-    assert line["accuracy"] > 0.99 and line["majority"] < 0.05
-    assert_close(x @ weights["weight"].T + weights["bias"], y, rtol=0.05, atol=0.1)
 
 
 def test_a_class_of_one_sample_does_not_stop_a_probe() -> None:

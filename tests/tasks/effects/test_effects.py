@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,21 +219,12 @@ MODEL = """
 """
 
 
-@pytest.fixture
-def nets(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "nets").mkdir()
-    (tmp_path / "nets/own.py").write_text(textwrap.dedent(MODEL))
-    (tmp_path / "nets/__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("HOOKRUN_TRUST", "nets")
-
-
-@pytest.mark.usefixtures("nets")
 @pytest.mark.parametrize("kind", re.findall(r'self.kind == "(.*?)"', MODEL))
 @pytest.mark.parametrize("pre", [False, True])
-def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
+def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects, trusted) -> None:
+    trusted(nets=MODEL)
     hook = "forward_pre" if pre else "forward"
-    net = ("model=python", "model.factory='nets.own:build'", f"+model.args={{kind: {kind}}}", *DIGITS)
+    net = ("model=python", "model.factory='nets:build'", f"+model.args={{kind: {kind}}}", *DIGITS)
     over = "{factor: [0, -2.0, 0.5, 1.0], module: each}"
     found = effects(f"{{select: [a, b, c], hook: {hook}, action: scale}}", over, *net)
     model, batches = plain(*net)
@@ -245,9 +234,9 @@ def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
             close(found["exact_samples"][row, column], wanted)
 
 
-@pytest.mark.usefixtures("nets")
-def test_a_metric_is_that_of_evaluate_by_sample(effects, executed) -> None:
-    metrics = ("accuracy", "perplexity", "kl", "rank", "nets.own:mine")
+def test_a_metric_is_that_of_evaluate_by_sample(effects, executed, trusted) -> None:
+    trusted(nets=MODEL)
+    metrics = ("accuracy", "perplexity", "kl", "rank", "nets:mine")
     at_tokens = (*DECODER, "task.tokens='-3:'")
     hook = "select: blocks.0.mlp, hook: forward, action: scale"
     by_sample = ", ".join(f'{{name: "{metric}", by: sample}}' for metric in metrics)

@@ -76,6 +76,10 @@ def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
     return [data["val"][number] for number in range(6)]
 
 
+KEYS = ("sample", "split", "part", "kind", "layer", "position", "token", "text", "top")
+OF_ANSWER = ("answer_logit", "wrong_logit", "logit_difference")
+
+
 def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed: Runs, tmp_path: Path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     found = executed(*LENS, weights, "task.top=3")
@@ -85,6 +89,8 @@ def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed: Runs, 
         model.get_submodule(path).register_forward_hook(
             lambda module, args, output, path=path: seen.__setitem__(path, output)
         )
+    places = [(line["sample"], line["layer"] is not None, line["layer"]) for line in found.lens]
+    assert places == sorted(places), "by sample, then part"
     metrics = {line["module"]: line for line in found.metrics if "module" in line}
     kls = defaultdict[str, list[float]](list)
     for number, (inputs, target) in enumerate(samples(*DECODER)):
@@ -103,7 +109,14 @@ def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed: Runs, 
                     assert line["kl_to_output"] == pytest.approx(float(kl[place]), abs=1e-5)
                     assert line["token"] == inputs["input_ids"][place] and isinstance(line["text"], str)
                     kls[path].append(line["kl_to_output"])
-                assert "answer_logit" not in lines[0]
+                assert list(lines[0]) == [*KEYS, "kl_to_output"]
+                assert list(lines[-1]) == [*KEYS, *OF_ANSWER, "kl_to_output"]
+                assert (lines[0]["split"], lines[0]["kind"], lines[0]["layer"]) == (
+                    "val",
+                    "residual",
+                    int(path[7]),
+                )
+                assert lines[-1]["logit_difference"] == lines[-1]["answer_logit"] - lines[-1]["wrong_logit"]
                 assert lines[-1]["answer_logit"] == pytest.approx(
                     float(logits[count - 1, target[count - 1]]), abs=1e-4
                 )
@@ -261,7 +274,9 @@ def test_the_plan_shows_what_is_read(ready: Any) -> None:
 
 
 def test_a_strangers_lines_are_read_within_limits(executed: Runs) -> None:
-    found = executed(*LENS, "task.top=2")
+    found = executed(*LENS, "task.top=2", "data=repeated_tokens")
+    assert not any("wrong_logit" in line for line in found.lens), "this data has no wrong answers"
+    assert any("answer_logit" in line for line in found.lens)
     page = write_report(found.path)
     assert 'class="lens"' in page.read_text() and "resid_post" in page.read_text()
     path = found.path / "lens.jsonl"

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from observed_decoders import IDS, ROWS, decoder, edit, observed, places_of, sources_of
 from torch import Tensor, nn
 
-from hookrun.actions.base import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens import reading
 from hookrun.tasks.lens.contributions import Observer, Part, PartRows, Source, contributions, find_sources
 from hookrun.tasks.lens.reading import (
     Lens,
     PartMeans,
     Reading,
-    Readings,
     ScoredPositions,
     cap_of,
-    write_lines,
 )
 
 
@@ -38,15 +34,6 @@ def parts_of(
 
 def total(parts: Iterable[PartRows]) -> Tensor:
     return torch.stack([rows for _, rows in parts]).sum(0)
-
-
-def test_values_are_read_after_the_hooks_of_the_experiment() -> None:
-    model = decoder()
-    plain, _ = observed(model)
-    seen, output = observed(model, block=edit("blocks.0"), into=edit("ln_final", "forward_pre"), all=edit(""))
-    assert torch.equal(seen.outputs["blocks.0"], 2 * plain.outputs["blocks.0"])
-    assert torch.equal(seen.inputs["ln_final"], 2 * seen.outputs["blocks.1"])
-    assert torch.equal(output, 2 * seen.scores)
 
 
 def test_rows_are_copies_that_a_later_change_in_place_spares() -> None:
@@ -144,16 +131,6 @@ def test_heads_that_no_block_adds_are_refused() -> None:
     model.blocks[1].residual_multiplier = 0.5
     with pytest.raises(HookrunError, match=r"task.heads: blocks.1.attn.out is not part"):
         sources_of(model, places)
-
-
-def test_attention_and_mlp_of_each_block_are_found() -> None:
-    model, places = decoder(), places_of(decoder())
-    by_layer = [
-        (layer, f"{block}.{name}") for layer, block in enumerate(places.blocks) for name in ("attn", "mlp")
-    ]
-    of_blocks = [Source(Part(path, layer), (path,)) for layer, path in by_layer]
-    embeddings = [Source(Part(path), (path,)) for path in ("embed", "pos_embed")]
-    assert [source._replace(heads=None) for source in sources_of(model, places)] == [*embeddings, *of_blocks]
 
 
 ASKED = ScoredPositions(ROWS, torch.tensor([7, -100, 2]), torch.tensor([1, -100, -100]))
@@ -262,35 +239,3 @@ def test_a_part_that_is_missing_in_a_batch_counts_as_nothing_there() -> None:
     assert [(line["module"], line.get("head"), line["positions"]) for line in lines] == [
         ("a", None, 8), ("a", 1, 4), ("b", None, 4)
     ]  # fmt: skip
-
-
-class Lines:
-    def __init__(self) -> None:
-        self.lines = list[dict[str, Any]]()
-
-    def append(self, stream: str, lines: list[dict[str, Any]]) -> None:
-        self.lines += lines
-
-
-def test_lines_are_by_sample_then_part_then_position_and_leave_out_what_is_not_known() -> None:
-    run = Lines()
-    samples, numbers = torch.tensor([0, 0, 1, 1]), torch.tensor([40, 40, 30, 30])
-    rows = TokenRows(samples, numbers, torch.tensor([0, 2, 0, 1]), torch.tensor([11, 12, 13, -1]))
-    parts: Readings = {None: read_at_four(), A: read_at_four(), Part("b", 0, 1): read_at_four(kl=False)}
-    text_of = lambda token: f"<{token}>" if token >= 0 else None  # noqa: E731
-    write_lines(cast(RunDir, run), "val", "heads", rows, READ_AT, parts, text_of)
-    order = [(line["sample"], line["part"], line["position"]) for line in run.lines]
-    assert order == [
-        *((40, name, place) for name in "ab" for place in (0, 2)),
-        *((30, name, place) for name in "ab" for place in (0, 1)),
-    ]
-    first, second = run.lines[:2]
-    assert first == {
-        "sample": 40, "split": "val", "part": "a", "kind": "heads", "layer": 0, "position": 0, "token": 11,
-        "text": "<11>", "top": [[0, "<0>", 0.0], [1, "<1>", pytest.approx(0.1)]], "answer_logit": 1.0,
-        "wrong_logit": 0.5, "logit_difference": 0.5, "kl_to_output": pytest.approx(0.1),
-    }  # fmt: skip
-    assert "answer_logit" not in second and "wrong_logit" not in second
-    assert "answer_logit" in run.lines[4] and "wrong_logit" not in run.lines[4]
-    assert run.lines[2]["head"] == 1 and "kl_to_output" not in run.lines[2] and "head" not in first
-    assert run.lines[5]["text"] is None

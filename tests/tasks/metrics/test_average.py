@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.spec.objective import MetricKeys
 from hookrun.store.format import PREDICTED
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
@@ -23,26 +22,19 @@ from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import LOSSES
 from hookrun.tasks.metrics.measuring import Measuring, predicted_rows
-from hookrun.tasks.metrics.metrics import Metric, load_metrics
-from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens, precise
+from hookrun.tasks.metrics.metrics import load_metrics
+from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens
 from hookrun.tasks.run.batches import Batch, Batches
 
 LABELS = torch.tensor([0, 2])
 
 
-def tokens_of(scores: Tensor, target: Tensor, chosen: Tensor | None = None) -> BatchRows:
+def tokens_of(scores: Tensor, target: Tensor) -> BatchRows:
     """The tokens that have a target, at the positions of their columns."""
     positions = torch.arange(target.shape[1]).expand_as(target)
-    rows = of_tokens(scores, target, target != IGNORED if chosen is None else chosen, positions)
+    rows = of_tokens(scores, target, target != IGNORED, positions)
     assert rows is not None
     return rows
-
-
-def test_batches_are_weighted_by_their_size() -> None:
-    average = Average()
-    average.add(torch.tensor(1.0), of_samples(torch.tensor([[1.0, 0.0]] * 3), torch.tensor([0, 0, 1])))
-    average.add(torch.tensor(5.0), of_samples(torch.tensor([[1.0, 0.0]]), torch.tensor([0])))
-    assert average.read() == pytest.approx({"loss": 2.0, "accuracy": 0.75})
 
 
 def test_a_nan_loss_stays_nan() -> None:
@@ -73,63 +65,6 @@ def test_a_batch_without_targets_does_not_count() -> None:
     )
     with pytest.raises(HookrunError, match="next tokens"):
         LOSSES["next_token"](scores[:, 0], target)
-
-
-def test_sums_that_are_saved_or_included_are_those_of_one_pass() -> None:
-    keys = [MetricKeys(name="accuracy", by="sample"), MetricKeys(name="probability")]
-    whole, first, second = (Average(load_metrics(keys)) for _ in range(3))
-    scores, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
-    for average, rows in ((whole, slice(0, 5)), (first, slice(0, 2)), (second, slice(2, 5))):
-        ids = torch.arange(5)[rows]
-        average.add(torch.tensor(1.0), of_samples(scores[rows], labels[rows]), ids=ids, split="val")
-    again = Average(load_metrics(keys))
-    again.load_state_dict(first.state_dict())
-    again.include(second)
-    assert again.samples == 5 and again.read() == pytest.approx(whole.read())
-    right = (scores.argmax(1) == labels).double().tolist()
-    expected = [("val", {"of": "sample", "sample": number, "accuracy": right[number]}) for number in range(5)]
-    assert list(again.lines()) == list(whole.lines()) == expected
-    again.clear()
-    assert again.read() == {} and not list(again.lines())
-
-
-def by_hand(scores: Tensor, target: Tensor, ids: Tensor, by: str) -> dict[int, float]:
-    """The mean probability of the targets under each key, value by value."""
-    values = dict[int, list[float]]()
-    for row, column in (target != IGNORED).nonzero().tolist():
-        key = column if by == "position" else int(ids[row])
-        probability = scores[row, column].softmax(0)[target[row, column]]
-        values.setdefault(key, []).append(float(probability))
-    return {key: sum(numbers) / len(numbers) for key, numbers in sorted(values.items())}
-
-
-@pytest.mark.parametrize("by", ["position", "sample"])
-def test_tokens_are_grouped_by_position_and_by_sample(by: Any) -> None:
-    torch.manual_seed(0)
-    scores, target = torch.randn(6, 5, 7), torch.randint(7, (6, 5))
-    target[torch.rand(6, 5) < 0.4] = IGNORED
-    ids = torch.tensor([70, 50, 3, 9, 8, 50])  # a sample may be seen twice
-    average = Average(load_metrics([MetricKeys(name="probability", by=by)]))
-    for rows in (slice(0, 2), slice(2, 6)):
-        average.add(None, tokens_of(scores[rows], target[rows]), ids=ids[rows], split="val")
-    expected = by_hand(scores, target, ids, by)
-    found = {line[by]: line["probability"] for _, line in average.lines()}
-    assert found == pytest.approx(expected) and list(found) == list(expected)
-    counts = [line["tokens"] for _, line in average.lines()] if by == "position" else []
-    assert counts == [int(number) for number in (target != IGNORED).sum(0) if number and by == "position"]
-
-
-def test_a_function_of_a_batch_is_called_for_each_sample() -> None:
-    mean = Metric("mean", of_batch=lambda scores, target: precise(scores.mean()), by="sample")
-    average = Average((mean,))
-    scores, target = torch.randn(3, 2, 4), torch.tensor([[1, IGNORED], [2, 3], [IGNORED, IGNORED]])
-    average.add(None, tokens_of(scores, target), ids=torch.tensor([4, 5, 6]), split="val")
-    expected = {4: float(scores[0, 0].mean()), 5: float(scores[1].mean())}
-    assert {line["sample"]: line["mean"] for _, line in average.lines()} == pytest.approx(expected)
-    assert average.read()["mean"] == pytest.approx(float(scores[target != IGNORED].mean()))
-    pictures = Average((mean,))
-    pictures.add(None, of_samples(scores, torch.zeros(3)), ids=torch.arange(3), split="val")
-    assert [line["mean"] for _, line in pictures.lines()] == pytest.approx(scores.mean((1, 2)).tolist())
 
 
 @pytest.mark.parametrize(
@@ -168,22 +103,6 @@ def measuring(metrics: list[Any], **task: Any) -> tuple[Measuring, Batch]:
     }
     prepared: Any = prepare(parse_experiment(sections))
     return Measuring(prepared), next(Batches(prepared, "val").epoch(0))
-
-
-def test_loss_and_metrics_are_those_of_the_chosen_tokens() -> None:
-    found, batch = measuring(["loss", "accuracy", "probability"], tokens=[17, 18, 19, 20])
-    scores = torch.randn(*batch.target.shape, 300)
-    chosen, targets = scores[:, 17:21].flatten(0, 1), batch.target[:, 17:21].flatten()
-    predicted = targets != IGNORED
-    chosen, targets = chosen[predicted], targets[predicted]
-    assert 1 < len(targets) < 16, "some of these tokens are predicted"
-    average = found.average()
-    found.add(average, F.cross_entropy(scores.mT, batch.target), scores, batch)
-    values = average.read()
-    assert values["loss"] == pytest.approx(float(F.cross_entropy(chosen, targets)), rel=1e-5)
-    assert values["accuracy"] == pytest.approx(float((chosen.argmax(1) == targets).float().mean()))
-    right = chosen.softmax(1).gather(1, targets[:, None]).mean()
-    assert values["probability"] == pytest.approx(float(right), rel=1e-5)
 
 
 def test_a_metric_without_a_value_is_an_error_that_names_it() -> None:
@@ -233,10 +152,6 @@ def scores(run: Run, split: Any, *ids: int) -> torch.Tensor:
     return predicted_rows(run, split).of(torch.tensor(ids), torch.Generator())
 
 
-def test_scores_are_those_of_the_samples_in_the_order_of_the_batch(saved: Saved) -> None:
-    assert torch.equal(scores(saved(SCORES), "val", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
-
-
 def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> None:
     run = saved(SCORES)
     with pytest.raises(HookrunError, match=r"predictions of the run .*run has no row of sample 4: it has 3"):
@@ -245,8 +160,8 @@ def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> No
         scores(run, "train", 3)
 
 
-def test_rows_without_a_split_are_of_any(saved: Saved) -> None:
-    assert torch.equal(scores(saved(SCORES, split=None), "train", 3), SCORES[1:2])
+def test_rows_are_in_the_order_of_the_batch_and_those_without_a_split_are_of_any(saved: Saved) -> None:
+    assert torch.equal(scores(saved(SCORES, split=None), "train", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from own_losses import SOURCE
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -93,22 +92,7 @@ def test_any_output_has_a_mean_and_a_sum() -> None:
     assert LOSSES["output_sum"]((SCORES,), LABELS) == SCORES.sum()
 
 
-SOURCE = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-def mine(output, target, scale=1.0, weight=None):
-    return F.cross_entropy(output, target, weight) * scale
-
-class Smooth(nn.Module):
-    def __init__(self, smoothing=0.1):
-        super().__init__()
-        self.smoothing = smoothing
-        self.drawn = nn.Parameter(torch.rand(()))
-    def forward(self, output, target):
-        return F.cross_entropy(output, target, label_smoothing=self.smoothing)
-
+OWN = """
 class Uncallable:
     pass
 
@@ -131,27 +115,17 @@ def detached(output, target):
 def number(output, target):
     return 3.0
 
-def vector(output, target):
-    return output
-
 def labels(output, target):
     return target[:1]
 
 def one(output, target):
     return output.mean().reshape(1, 1)
-
-def breaks(output, target):
-    return output.nothing
 """
 
 
 @pytest.fixture(autouse=True)
-def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "ownlosses.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOOKRUN_TRUST", "ownlosses")
-    yield
-    sys.modules.pop("ownlosses", None)
+def _package(trusted: Callable[..., None]) -> None:
+    trusted(ownlosses=SOURCE + OWN)
 
 
 def loss(name: str, **args: Any) -> Tensor:

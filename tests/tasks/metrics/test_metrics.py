@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,8 +56,10 @@ def by_hand(*overrides: str) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, 
             yield int(batch.ids[row]), scores.log_softmax(0), scores, answer, batch.wrong[row]
 
 
-@pytest.mark.parametrize("padding", ["right", "left"])
-def test_they_equal_plain_pytorch(executed: Runs, padding: str) -> None:
+@pytest.mark.parametrize("padding, most", [("right", rows_of.MOST_NUMBERS), ("left", 1)])
+def test_they_equal_plain_pytorch(executed: Runs, padding: str, most: int, monkeypatch: Any) -> None:
+    """Whatever number of scores is converted at once."""
+    monkeypatch.setattr(rows_of, "MOST_NUMBERS", most)
     side = f"data.args.padding={padding}"
     metrics = f"task.metrics=[{ALL},{{name: loss, by: sample}},{{name: rank, by: sample}}]"
     found = executed("task=evaluate", *NAMES, side, metrics)
@@ -161,49 +162,14 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     assert (near >= 0).all() and near.max() < 1e-6
 
 
-def test_tokens_have_the_row_sample_target_and_position_of_their_place() -> None:
-    scores = torch.arange(2 * 3 * 5.0).view(2, 3, 5)
-    target = torch.tensor([[IGNORED, 4, 2], [3, IGNORED, 1]])
-    chosen = torch.tensor([[False, True, True], [True, True, False]])
-    found = of_tokens({"logits": scores}, target, chosen, positions=torch.tensor([[0, 1, 2], [-2, -1, 0]]))
-    assert found is not None and len(found) == 4
-    assert torch.equal(found.whole()[0], scores[chosen])
-    assert (found.samples.tolist(), found.positions.tolist()) == ([0, 0, 1, 1], [1, 2, -2, -1])
-    assert found.targets.tolist() == [4, 2, 3, IGNORED]
-    answers, wrong = torch.tensor([10, 20])[found.samples], torch.tensor([1, 2])[found.samples]
-    named = replace(found, answers=answers, wrong=wrong).with_targets
-    assert (len(named), named.positions.tolist()) == (3, [1, 2, -2])
-    assert (named.answers.tolist(), named.wrong.tolist()) == ([10, 10, 20], [1, 1, 2])
-    assert torch.equal(named.whole()[0], scores[chosen][:3])
-    for other in (target[:, :2], target[:1]):
-        assert of_tokens(scores, other, other > 0, other) is None, "no score for each token"
-    assert of_tokens(scores[0], target, chosen, target) is None
-
-
-@pytest.mark.parametrize("most", [1, 4, 9, 2**23])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_parts_are_all_rows_at_least_in_float32(most: int, dtype: torch.dtype, monkeypatch) -> None:
-    """Whatever number of scores is converted at once."""
-    monkeypatch.setattr(rows_of, "MOST_NUMBERS", most)
-    output, others = torch.randn(5, 4).to(dtype), torch.randn(5, 4)
-    target = torch.tensor([[3, IGNORED, 1, 0, 2]])
-    found = of_tokens(output[None], target, target > IGNORED, torch.arange(5)[None])
+def test_metrics_are_computed_from_scores_in_at_least_float32(dtype: torch.dtype) -> None:
+    scores, target = torch.randn(1, 5, 4).to(dtype), torch.tensor([[3, IGNORED, 1, 0, 2]])
+    found = of_tokens(scores, target, target > IGNORED, torch.arange(5)[None])
     assert found is not None
-    answers = {name: torch.full((len(found),), value) for name, value in (("answers", 4), ("wrong", 7))}
-    rows = replace(found, others=others, **answers).with_targets
-    parts = list(rows.parts())
-    kept = torch.tensor([0, 2, 3, 4])
-    assert torch.equal(torch.cat([each.scores for each in parts]), output[kept].to(parts[0].scores.dtype))
-    assert parts[0].scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    together = {
-        name: torch.cat([getattr(each, name) for each in parts]) for name in ("targets", "answers", "wrong")
-    }
-    assert {name: each.tolist() for name, each in together.items()} == {
-        "targets": [3, 1, 0, 2], "answers": [4] * 4, "wrong": [7] * 4
-    }  # fmt: skip
-    assert torch.equal(torch.cat([each.others for each in parts]), others[kept])
-    assert all(len(each.targets) <= max(1, most // 4) for each in parts)
-    assert list(of_samples(output[:0], torch.zeros(0, dtype=torch.int64)).parts()) == []
+    for rows in (found, of_samples(scores[0], target[0])):
+        (part,) = rows.parts()
+        assert part.scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
@@ -225,6 +191,8 @@ def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_sh
     rows = of_tokens(first, target, target == 0, target)
     assert rows is not None and rows.scores is not None
     assert not rows.scores.requires_grad, "sums of metrics would keep the graph of each step"
+    assert of_tokens(first[0], target, target == 0, target) is None, "no score for each token"
+    assert of_tokens(first, target[:, :1], target == 0, target) is None
 
 
 def test_one_sample_is_a_batch_of_one_in_float32_and_what_belongs_to_no_sample_stays() -> None:

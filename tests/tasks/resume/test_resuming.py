@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import recorded
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.reader import Run
-from hookrun.store.verify import verify
 from hookrun.tasks.analysis import cka
 from hookrun.tasks.analysis.cka import Way, linear_cka_of_all
 from hookrun.tasks.analysis.features import Features
@@ -46,7 +45,7 @@ GENERATE = [
 ]
 PREDICT = [
     *("task=predict", "task.split=all", "data.workers=2", "train.limit_batches=2"),
-    *("task.metrics=[loss,accuracy]", "+task.backward={score: top}"),
+    *("task.metrics=[loss,accuracy,{name: probability, by: sample}]", "+task.backward={score: top}"),
     "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
     "+hooks.weights={select: fc, hook: grad, action: noise}",
 ]
@@ -60,11 +59,25 @@ def forward(self, x):
     return self.fc(self.drop(self.relu2(self.relu1(self.conv1(x))).flatten(1)))
 """
 """A network that draws from the generator of the process."""
+ADAPTER = """
+from torch import nn
+
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.change = nn.Linear(10, 10)
+
+    def forward(self, value, context):
+        context.record("mean", value.mean())
+        return value + self.change(value)
+"""
+"""A module of the user's own that a hook adds: it is trained, and records."""
 SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
-TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE]
+OWN = "+hooks.own={select: fc, hook: forward, action: python, function: 'adapters:Adapter'}"
+TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE, OWN]
 RUNS = {
     "evaluate": ([*HOOKS, "task=evaluate"], [(1, 1)]),
-    "predict": ([*HOOKS, *PREDICT], [(1, 0), (1, 1)]),
+    "predict": ([*HOOKS, *PREDICT], [(1, 0), (2, 0)]),
     "attribute": ([*HOOKS, "task=attribute", "task.steps=2"], [(1, 1), (2, 0)]),
     "generate": (GENERATE, [(1, 1), (1, 0)]),
     "lens": ([*NAMES, "task=lens", HOOKS[0].replace("relu1", "blocks.0")], [(1, 1)]),
@@ -101,35 +114,12 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return killed
 
 
-def recorded(run: Run) -> dict[str, Any]:
-    """Everything that a reader finds in a run, except times."""
-    assert verify(run.path).bad == []
-    rows = {
-        (hook, module): [
-            each[:].numpy().tobytes(), *(column.tolist() for column in (each.sample_ids, each.steps, each.calls))
-        ]
-        for hook, modules in run.captures.items()
-        for module, each in modules.items()
-    }  # fmt: skip
-    predicted = run.predictions
-    files = {path.name: path.read_text() for path in [*run.path.glob("*.jsonl"), run.path / "hooks.json"]}
-    weights = [each.read_bytes() for each in sorted((run.path / "checkpoints").rglob("*.safetensors"))]
-    return {
-        "rows": rows,
-        "predictions": None if predicted is None else (predicted[:].tolist(), predicted.sample_ids.tolist()),
-        "files": files,
-        "weights": weights,
-        "attributions": {name: tensor.tolist() for name, tensor in run.attributions.items()},
-        "status": {key: run.status[key] for key in ("status", "exit_code")},
-        "left": sorted(each.name for each in run.path.iterdir() if each.name != "report.html"),
-    }
-
-
 @pytest.mark.parametrize("task", RUNS)
 def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
-    task: str, tmp_path, own_model, killed, capsys
+    task: str, tmp_path, own_model, trusted, killed, capsys
 ) -> None:
     argv, kills = RUNS[task]
+    trusted(adapters=ADAPTER)
     argv = [*SMALL, *argv, *(own_model(DROPPING) if task == "train" else ())]
     assert main([*argv, "hydra.run.dir=whole"]) == 0
     summary = end_of(capsys.readouterr().out)

@@ -92,10 +92,15 @@ def test_the_tree_of_modules_needs_no_data(capsys: Any) -> None:
     assert main(["task=modules", "model=resnet18", "data=image_folder"]) == 0
     printed = capsys.readouterr().out
     assert "layer1" in printed and re.search("shapes unknown: .*data.root", printed)
-    hook = "+hooks.a={select: layer1, hook: forward, action: capture}"
-    assert main(["task=plan", "model=resnet18", "data=image_folder", hook]) == 2
+    plan = ("task=plan", "model=resnet18", "data=image_folder")
+    before = torch.get_rng_state()
+    assert main([*plan, "+hooks.a={select: layer1, hook: forward, action: capture}"]) == 2
     said = capsys.readouterr()
     assert "shapes unchecked: data.root" in said.out and "layer1" in said.out and "data.root" in said.err
+    assert torch.equal(torch.get_rng_state(), before)
+    assert main([*plan, "train.optimizer.name=unknown"]) == 2
+    said = capsys.readouterr()
+    assert "data.root" in said.err and "train.optimizer" in said.err and "unchecked" not in said.out
     assert main(["task=modules", "model=mlp", "data=image_folder"]) == 2
     assert "data.root" in capsys.readouterr().err
 

@@ -81,15 +81,6 @@ def test_the_user_s_settings_are_restored() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_sessions_nest() -> None:
-    with session(ONE, 1):
-        alone = draws()
-    with session(ONE, 1):
-        with session(ONE, 2):
-            draws()
-        assert draws() == alone
-
-
 def test_auto_is_a_device_of_this_machine() -> None:
     assert device_named("cpu") == torch.device("cpu")
     chosen = device_named("auto")
@@ -101,14 +92,6 @@ def test_auto_is_a_device_of_this_machine() -> None:
 def test_a_device_that_this_machine_does_not_have_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=r"compute\.device: found"):
         device_named(name)
-
-
-def test_generators_continue_from_a_saved_state() -> None:
-    states = generator_states()
-    first = draws()
-    assert draws() != first
-    set_generators(states)
-    assert draws() == first
 
 
 def test_seeded_blocks_repeat_and_restore_the_generators() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.tasks.run.endings import hook_facts, hook_lines, model_facts
+from hookrun.tasks.run.endings import hook_lines, model_facts
 from hookrun.tasks.run.progress import Screen, numbers
 
 
@@ -25,19 +25,6 @@ def test_a_module_with_two_names_is_listed_once_with_both() -> None:
         ("", [""], 9), ("0", ["0", "2.0"], 9), ("1", ["1"], 0), ("2", ["2"], 9),
     ]  # fmt: skip
     assert "weights" not in model_facts(shared)
-
-
-@pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # that a hook never fired is its fact
-def test_firings_are_counted_by_module() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    edit = {"select": "0", "hook": "forward", "action": "scale", "factor": 2}
-    grad = {"select": "1", "hook": "output_grad", "action": "stats"}
-    with hookrun.hooked(model, {"edit": edit, "grad": grad}) as hooks:
-        for _ in range(3):
-            model(torch.ones(1, 2)).detach()
-        sites = {(each["hook"], each["module"]): each for each in hook_facts(hooks)["sites"]}
-    assert sites["edit", "0"]["fired"] == 3 and sites["grad", "1"]["fired"] == 0
-    assert sites["edit", "0"]["silent"] is None
 
 
 QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")

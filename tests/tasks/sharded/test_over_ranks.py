@@ -1,21 +1,17 @@
-"""The states of several ranks, as another number of ranks continues from them, and trees sent bit by bit."""
+"""The states of several ranks, as another number of ranks continues from them, and what they count together."""
 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from hookrun.ranks import ALONE, Ranks
-from hookrun.store.captures.tensor_file import DTYPES
-from hookrun.store.states.tree import NotPlain
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.rows import of_samples
-from hookrun.tasks.sharded.over_ranks import bytes_of_all, effects_of_all, for_rank, gathered_trees, left_out
+from hookrun.tasks.sharded.over_ranks import effects_of_all, for_rank, left_out
 
 PLACE = "train.means"
 
@@ -120,50 +116,8 @@ def test_a_hook_that_fired_and_acted_on_some_rank_did_so() -> None:
     assert [(site.fired, site.idle) for site in sites] == [(3, 1), (4, 4)]
 
 
-def test_bytes_that_each_rank_counts_of_its_own_rows_are_summed() -> None:
-    class Twice(Ranks):
-        def total(self, values: Any) -> list[float]:
-            return [2 * value for value in values]
-
-    counted = Counter({"rows": 3, "weights": 5})
-    bytes_of_all(counted, {"rows", "never"}, Twice())
-    assert counted == {"rows": 6, "weights": 5}
-
-
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     chosen = {"first": (0, 2), "last": (2,), "never": (9,)}
     (line,) = left_out(3, Of(0, 2), chosen)
     assert line.startswith("last: ") and "(3 before, 2 now)" in line
     assert left_out(3, Of(0, 3), chosen) == left_out(1, ALONE, chosen) == []
-
-
-class Both(Ranks):
-    """Another rank with the same tree."""
-
-    def gathered(self, plain: Any) -> list[Any]:
-        return [plain, plain]
-
-
-def test_each_dtype_and_shape_is_received_bit_by_bit() -> None:
-    for dtype in DTYPES:
-        for shape in ((), (3,), (2, 0), (2, 3)):
-            tensor = torch.arange(6)[: max(1, torch.Size(shape).numel())].to(dtype)
-            tensor = tensor[:0].reshape(shape) if 0 in shape else tensor.reshape(shape)
-            for found in gathered_trees(Both(), {"a": [tensor, (1, None)]}):
-                assert found["a"][1] == (1, None), dtype
-                back = found["a"][0]
-                assert (back.dtype, back.shape) == (dtype, tensor.shape)
-                assert torch.equal(
-                    back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
-                ), dtype
-
-
-def test_tensors_with_other_strides_are_received_equal() -> None:
-    value = torch.arange(6.0).reshape(2, 3).T.requires_grad_()
-    (found, _) = gathered_trees(Both(), value)
-    assert torch.equal(found, value) and not found.requires_grad
-
-
-def test_other_values_are_refused() -> None:
-    with pytest.raises(NotPlain):
-        gathered_trees(Both(), {"a": object()})

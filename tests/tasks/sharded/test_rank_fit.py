@@ -14,7 +14,7 @@ from hookrun.errors import CompileError
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Fsdp, Named
-from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks import parse_experiment
 from hookrun.tasks.metrics.losses import load_loss
 from hookrun.tasks.sharded.rank_fit import (
     check_ranks,
@@ -23,7 +23,7 @@ from hookrun.tasks.sharded.rank_fit import (
     settings_misfits,
     under_ranks,
 )
-from hookrun.tasks.sharded.sharding import shard_problems, sharded_states, units, whole_state, whole_states
+from hookrun.tasks.sharded.sharding import shard_problems, units, whole_state
 
 PLAIN: dict[str, Any] = {"task": {"name": "train"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
 ON_FC = {"select": "fc", "hook": "forward"}
@@ -130,14 +130,6 @@ def test_all_mistakes_come_together_and_strict_makes_one_of_each_difference() ->
     assert "are in bf16" in check_ranks(good, Net(), loss, mixed, trains=False)[-1]
 
 
-def test_a_task_is_checked_when_it_is_prepared_whether_there_are_several_processes_or_not() -> None:
-    ddp = {**PLAIN, "compute": {"strategy": "ddp", "device": "cpu"}}
-    with pytest.raises(CompileError, match=r"hooks\.h\.action: clip_norm needs all rows"):
-        prepare(parse_experiment({**ddp, "hooks": {"h": {**ON_FC, "action": "clip_norm", "max_norm": 1}}}))
-    notes = prepare(parse_experiment({**ddp, "hooks": {"h": {**ON_FC, "action": "stats"}}})).notes
-    assert "differs from one process: h: stats reports each rank's own rows" in notes
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -147,12 +139,9 @@ class Tied(nn.Module):
         self.tied.weight = self.head.weight
 
 
-def problems(wrap: Any, model: nn.Module, *actions: Any) -> list[tuple[str, str]]:
+def problems(wrap: Any, model: nn.Module) -> list[tuple[str, str]]:
     settings = SimpleNamespace(compute=SimpleNamespace(fsdp=Fsdp.model_validate({"wrap": wrap})))
-    hooks = [
-        SimpleNamespace(spec=SimpleNamespace(action=each, name="h", where="hooks.h")) for each in actions
-    ]
-    plan = cast(ResolvedPlan, SimpleNamespace(hooks=hooks))
+    plan = cast(ResolvedPlan, SimpleNamespace(hooks=()))
     return [(each.where, each.what) for each in shard_problems(cast(Settings, settings), model, plan)]
 
 
@@ -175,17 +164,6 @@ def test_what_cannot_be_sharded_is_an_error() -> None:
     assert at == "compute.strategy" and "without dimensions: head.temperature" in what
 
 
-def test_a_hook_that_adds_a_scalar_parameter_is_an_error_and_a_vector_is_not() -> None:
-    def adds(**more: Any) -> SimpleNamespace:
-        return SimpleNamespace(adds=lambda name: f"{name}_value", **more)
-
-    vector, number = adds(value=[0.0], shape=(1,)), adds(value=0.5)
-    neither = SimpleNamespace(adds=lambda name: None, value=0.5)
-    ((at, what),) = problems(None, Tied(), vector, neither, number)
-    assert at == "hooks.h.action" and "the hook adds one" in what
-    assert len(problems(None, Tied(), adds(shape=()))) == 1
-
-
 def test_the_state_is_whole_with_shared_weights_once_and_empty_where_it_is_not_kept() -> None:
     model = Tied()
     kept = whole_state(model, keeps=True)
@@ -194,14 +172,3 @@ def test_the_state_is_whole_with_shared_weights_once_and_empty_where_it_is_not_k
     assert kept["head.weight"] is kept["tied.weight"]
     dropped = whole_state(model, keeps=False)
     assert dropped.keys() == kept.keys() and not any(each.numel() for each in dropped.values())
-
-
-def test_the_state_of_an_optimizer_is_read_back_equal() -> None:
-    model = Tied()
-    optimizer = torch.optim.Adam(model.parameters())
-    model.blocks[0](torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    saved = whole_states(optimizer)
-    again = torch.optim.Adam(model.parameters())
-    again.load_state_dict(sharded_states(saved, again))
-    torch.testing.assert_close(again.state_dict(), optimizer.state_dict())

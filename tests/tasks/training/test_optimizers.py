@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -218,15 +217,13 @@ class Schedule(LambdaLR):
 """
 
 
-def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(tmp_path, monkeypatch) -> None:
-    (tmp_path / "ownsteps.py").write_text(OWN)
-    monkeypatch.setenv("HOOKRUN_TRUST", "ownsteps")
+def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(trusted) -> None:
+    trusted(ownsteps=OWN)
     assert refused(Train(optimizer=Optimizer(name="ownsteps:Plain"))) == ""
     said = refused(Train(optimizer=Optimizer(name="ownsteps:WithFunction")))
     assert said.startswith("train.optimizer.name: the state of With") and "state_dict()" in said
     said = refused(Train(scheduler=Scheduler(name="ownsteps:Schedule")))
     assert said.startswith("train.scheduler.name: the state of Sch") and "model is a" in said
-    sys.modules.pop("ownsteps")
 
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
@@ -257,6 +254,10 @@ def trained(hooks: dict[str, Any] | None = None, **train: Any) -> Trained:
     return found
 
 
+def names(found: Trained) -> list[str]:
+    return [name for group in found.groups for name in group.names]
+
+
 def told(hooks: dict[str, Any] | None = None, **train: Any) -> str:
     _, problems = choice(hooks, **train)
     return "\n".join(f"{each.where}: {each.what}\n  {each.hint}" for each in problems)
@@ -268,13 +269,15 @@ def groups(*members: dict[str, Any]) -> dict[str, Any]:
 
 def test_parameters_are_chosen_by_module_by_name_and_by_the_hook_that_adds_them() -> None:
     everything = trained(HOOKS)
-    assert everything.names[-1] == "relu1.shift_bias" and len(everything.names) == everything.count == 7
-    assert (everything.elements, everything.frozen) == ((73, 73), frozenset()), "a shared weight counts once"
-    assert trained(HOOKS, parameters=["hook:*", "fc.bias"]).names == ["fc.bias", "relu1.shift_bias"]
+    assert names(everything)[-1] == "relu1.shift_bias" and len(names(everything)) == 7
+    assert everything.frozen == frozenset()
+    shown = "all 7 parameters (73 of 73 elements, without those that hooks add)"
+    assert everything.shown == shown, "a shared weight counts once"
+    assert names(trained(HOOKS, parameters=["hook:*", "fc.bias"])) == ["fc.bias", "relu1.shift_bias"]
     rest = {"path": "**", "exclude": "conv*"}
-    assert trained(HOOKS, parameters=rest).names == ["fc.weight", "fc.bias", "relu1.shift_bias"]
-    assert trained(parameters="tied").names == ["fc.weight"]
-    assert trained(HOOKS, parameters="hook:shift").elements == (0, 73)
+    assert names(trained(HOOKS, parameters=rest)) == ["fc.weight", "fc.bias", "relu1.shift_bias"]
+    assert names(trained(parameters="tied")) == ["fc.weight"]
+    assert trained(HOOKS, parameters="hook:shift").shown.startswith("1 of 7 parameters (0 of 73 elements,")
 
 
 def test_the_rest_is_frozen_also_what_hooks_add_later_and_the_chosen_stay_as_they_are() -> None:

@@ -11,9 +11,8 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_files import weights
 from torch import nn
-from torch.amp import GradScaler
 from torch.nn import functional as F
 
 from hookrun.cli import main
@@ -25,11 +24,7 @@ from hookrun.tasks.sharded.rank_gradients import StepGradientsOfRanks, step_grad
 from hookrun.tasks.training import loop
 from hookrun.tasks.training.ema import WeightAverage
 from hookrun.tasks.training.finite import all_finite, not_finite
-from hookrun.tasks.training.step import StepGradients, Training
-
-
-def weights(run: Any, name: str = "last") -> dict[str, torch.Tensor]:
-    return load_file(run.path / f"checkpoints/{name}.safetensors")
+from hookrun.tasks.training.step import Training
 
 
 def val(run: Any) -> list[dict[str, Any]]:
@@ -170,9 +165,6 @@ def test_the_plateau_schedule_uses_the_validation_loss(monkeypatch) -> None:
     assert after_epochs(monkeypatch, values, schedule)[1] == [1, 0.5, 0.5, 0.5]
 
 
-QUICK = ("train.epochs=1", "train.limit_batches=4")
-
-
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
@@ -247,56 +239,14 @@ def test_a_milestone_after_the_end_is_noted(executed, capsys) -> None:
     assert "NOTE: train.scheduler: the run ends after step 1, before milestone 7" in capsys.readouterr().out
 
 
-def context(model: nn.Module, after: list[Any]) -> RunContext:
-    """The running task: the model as its forward, and cross entropy as its loss."""
-    made = SimpleNamespace(
-        ranks=ALONE,
-        forward=lambda batch: model(batch.inputs),
-        loss=lambda output, batch: F.cross_entropy(output, batch.target),
-        scaler=GradScaler("cpu", enabled=False),
-        after=after.append,
-    )
-    return cast(RunContext, made)
-
-
-def batch(inputs: torch.Tensor, target: torch.Tensor, weight: int, tokens: bool = False) -> Batch:
-    made = SimpleNamespace(
-        inputs=inputs, target=target, weight=weight, data=SimpleNamespace(of_tokens=tokens)
-    )
-    return cast(Batch, made)
-
-
-def test_micro_batches_of_different_sizes_give_the_gradient_of_all_samples() -> None:
-    torch.manual_seed(0)
-    model, pixels, labels = nn.Linear(4, 3), torch.randn(7, 4), torch.randint(0, 3, (7,))
-    (expected,) = torch.autograd.grad(F.cross_entropy(model(pixels), labels), [model.weight])
-    after = list[Any]()
-    gradients = step_gradients(context(model, after))
-    assert type(gradients) is StepGradients
-    group = [
-        batch(part, target, len(part)) for part, target in zip(pixels.split(5), labels.split(5), strict=True)
-    ]
-    shares = gradients.shares(group)
-    assert shares == [5 / 7, 2 / 7]
-    results = [
-        gradients.compute(each, share, last=each is group[-1])
-        for each, share in zip(group, shares, strict=True)
-    ]
-    torch.testing.assert_close(model.weight.grad, expected)
-    assert after == group, "the run is told after each"
-    losses = [loss for _, loss in results]
-    assert all(
-        torch.equal(one, other) for one, other in zip(gradients.losses(losses, shares), losses, strict=True)
-    )
-    assert gradients.losses([None, losses[1]], shares) == [losses[1]]
-
-
 def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targets_counts_nothing() -> None:
-    gradients, nothing = step_gradients(context(nn.Linear(1, 1), [])), torch.zeros(0)
-    assert gradients.shares([batch(nothing, nothing, 5)]) == [1.0]
-    assert gradients.shares([batch(nothing, nothing, 5, tokens=True)]) == [1.0]
-    empty = [batch(nothing, nothing, 0, tokens=True)] * 2
-    assert gradients.shares(empty) == [0.0, 0.0], "no division by 0"
+    gradients = step_gradients(cast(RunContext, SimpleNamespace(ranks=ALONE)))
+
+    def batch(weight: int, of_tokens: bool) -> Batch:
+        return cast(Batch, SimpleNamespace(weight=weight, data=SimpleNamespace(of_tokens=of_tokens)))
+
+    assert gradients.shares([batch(5, False)]) == gradients.shares([batch(5, True)]) == [1.0]
+    assert gradients.shares([batch(0, True)] * 2) == [0.0, 0.0], "no division by 0"
 
 
 @pytest.mark.parametrize("sums", [False, True])
