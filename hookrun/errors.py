@@ -44,8 +44,7 @@ class HookrunError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        text = Exception.__str__(self)  # that of KeyError shows the repr of the message
-        return printable(text, kept="\n\t")
+        return printable(Exception.__str__(self), kept="\n\t")  # KeyError's own shows the repr of the message
 
 
 class Refusal(HookrunError):
@@ -94,6 +93,11 @@ class CompileError(Refusal):
 def compile_error(where: str, what: str, hint: str = "") -> CompileError:
     """The error of one mistake."""
     return CompileError([Problem(where, what, hint)])
+
+
+def problems_where(*cases: tuple[object, str, str, str]) -> list[Problem]:
+    """Those of the cases (whether there is a problem, where, what, hint) in which there is one."""
+    return [Problem(where, what, hint) for is_wrong, where, what, hint in cases if is_wrong]
 
 
 def refuse(problems: Iterable[Problem], kind: type[Refusal] = SpecError) -> None:

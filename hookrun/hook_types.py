@@ -45,8 +45,8 @@ class HookType:
     def __str__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return hook_type_named, (self.name,)  # the same record in every process, and after a deep copy
+    def __reduce__(self) -> str:
+        return self.name.upper()  # the record of this file: the same in every process, and after a deep copy
 
     @property
     def on_parameters(self) -> bool:
@@ -200,8 +200,3 @@ OWN_KEYS = frozenset({"parameters"})
 """Keys of a hook that only some hook types have; on the others an action may have a parameter of that name."""
 OF_EVERY_HOOK = frozenset({"select", "hook", "action", "when", "expect", "enabled", "priority"})
 """Keys that hooks of every type may have."""
-
-
-def hook_type_named(name: str) -> HookType:
-    """The hook type of that name. Raises KeyError."""
-    return HOOK_TYPES[name]

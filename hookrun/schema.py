@@ -124,31 +124,24 @@ def _open(schema: Schema) -> Schema:
     return kept | {"if": _INTERPOLATION, "else": schema}
 
 
-def _interpolable(schema: Any) -> Any:
+def _interpolable(schema: Schema) -> Schema:
     """The schema with an interpolation allowed for each value inside it."""
-    if isinstance(schema, list):
-        return [_interpolable(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
     inner = dict(schema)
-    for key in _OF_VARIANTS & inner.keys():
-        inner[key] = _interpolable(inner[key])
-    if isinstance(properties := inner.get("properties"), dict):
-        is_fixed = {key for key, field in properties.items() if isinstance(field, dict) and "const" in field}
-        inner["properties"] = {  # the action is fixed, by which the case was chosen
-            key: field if key in is_fixed else _open(_interpolable(field))
-            for key, field in properties.items()
-        }
-    for key in _OF_MEMBERS & inner.keys():
-        if isinstance(inner[key], dict):
-            inner[key] = _open(_interpolable(inner[key]))
-        elif isinstance(inner[key], list):
-            inner[key] = [_open(_interpolable(each)) for each in inner[key]]
+    for key in {"anyOf", "oneOf", "allOf"} & inner.keys():
+        inner[key] = [_interpolable(variant) for variant in inner[key]]
+    for key in {"items", "additionalProperties"} & inner.keys():
+        inner[key] = _member(inner[key])
+    if "prefixItems" in inner:
+        inner["prefixItems"] = [_member(item) for item in inner["prefixItems"]]
+    if "properties" in inner:
+        inner["properties"] = {key: _member(field) for key, field in inner["properties"].items()}
     return inner
 
 
-_OF_VARIANTS = {"anyOf", "oneOf", "allOf"}
-_OF_MEMBERS = {"items", "prefixItems", "additionalProperties"}
+def _member(schema: Any) -> Any:
+    """The schema of a value inside another one. The action is fixed, by which the case was chosen."""
+    is_fixed = not isinstance(schema, dict) or "const" in schema
+    return schema if is_fixed else _open(_interpolable(schema))
 
 
 def main() -> int:

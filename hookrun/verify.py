@@ -36,16 +36,14 @@ def _verify(path: Path) -> int:
         print(error, file=sys.stderr)
         return 2
     # a name with a line break could forge a line
-    for line in first_lines(f"note: {printable(note)}" for note in found.notes):
-        print(line)
-    for line in first_lines(f"BAD: {printable(fault)}" for fault in found.bad):
-        print(line)
+    notes = first_lines(f"note: {printable(note)}" for note in found.notes)
+    bad = first_lines(f"BAD: {printable(fault)}" for fault in found.bad)
     verdict = f"{len(found.bad):,} bad" if found.bad else "all well"
     if found.status == "running":
         verdict += " so far: the run has not ended"
     shards = f" with {counted(found.shards, 'shard')}" if found.shards else ""
     checked = f"{counted(found.files, 'file')}{shards}, {found.bytes:,} bytes"
-    print(printable(f"{path}: {checked}, {verdict}"))
+    print("\n".join([*notes, *bad, printable(f"{path}: {checked}, {verdict}")]))
     return 1 if found.bad else 0
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from hookrun.config import MAX_DEPTH
 from hookrun.config.interpolations import MAX_NESTED, resolved
-from hookrun.config.yaml_files import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text, parsed, reading
+from hookrun.config.yaml_files import MAX_DIGITS, OutOfBounds, check_text, parsed, reading
 from hookrun.errors import SpecError
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -249,14 +249,12 @@ class Measured:
     now: Callable[[Tensor, bool], dict[str, Any]]
 
 
-class Keeper(Protocol):
-    """Stores a captured value.
+Keeper = Callable[..., None]
+"""(value, rows=None, tokens=None): stores a captured value.
 
-    rows:   [k], the position in the batch of the sample of each row; None: the value is the whole batch
-    tokens: the token of each row, if the hook has `tokens`; actions leave it out, the site adds it
-    """
-
-    def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None: ...
+rows:   [k], the position in the batch of the sample of each row; None: the value is the whole batch
+tokens: the token of each row, if the hook has `tokens`; actions leave it out, the site adds it
+"""
 
 
 class HookSite(Protocol):

@@ -41,14 +41,13 @@ class Noise(Action):
             reach = bound / math.sqrt(2.0) if empty.is_complex() else bound  # of both parts
             return empty.uniform_(-reach, reach, generator=generator)
 
-        def gaussian(x: Tensor) -> Tensor:
-            return drawn(x, normal).add_(x)
+        fill = even if self.kind == "uniform" else normal
+
+        def added(x: Tensor) -> Tensor:
+            return drawn(x, fill).add_(x)
 
         def multiplicative(x: Tensor) -> Tensor:
             # Not x * (1 + noise): in half precision 1 + noise would round small noise away.
-            return x.addcmul(x, drawn(x, normal))
+            return x.addcmul(x, drawn(x, fill))
 
-        def uniform(x: Tensor) -> Tensor:
-            return drawn(x, even).add_(x)
-
-        return {"gaussian": gaussian, "uniform": uniform, "multiplicative": multiplicative}[self.kind]
+        return multiplicative if self.kind == "multiplicative" else added

@@ -53,37 +53,30 @@ def _to_cpu(x: Tensor) -> Packed | None:
 
 
 def _to_disk(x: Tensor) -> Packed | None:
-    return Packed(None, _OnDisk(x.detach())) if holds_data(x) else None
+    """The tensor in a file that is deleted together with the function that reads it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save_file
+
+    if not holds_data(x):
+        return None
+    device, path = x.device, tempfile.gettempdir()
+    real, restored = as_real(x.detach())
+
+    def undo(held: Tensor | None) -> Tensor:
+        return restored(load_file(path)["tensor"].to(device))
+
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
+        os.close(descriptor)
+        weakref.finalize(undo, _remove, path, os.getpid())
+        save_file({"tensor": real.cpu().contiguous()}, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or path) from error
+    except SafetensorError as error:
+        raise HookrunError(f"cannot write {path}: {reason(error)}; set TMPDIR to another folder") from error
+    return Packed(None, undo)
 
 
 def _remove(path: str, owner: int) -> None:
     if os.getpid() == owner:  # not when a forked child frees its copy
         Path(path).unlink(missing_ok=True)
-
-
-class _OnDisk:
-    """A tensor in a file that is deleted with this object; calling the object reads the tensor."""
-
-    def __init__(self, x: Tensor) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        self.device = x.device
-        real, self._restored = as_real(x)
-        self.path = tempfile.gettempdir()
-        try:
-            descriptor, self.path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
-            os.close(descriptor)
-            weakref.finalize(self, _remove, self.path, os.getpid())
-            save_file({"tensor": real.cpu().contiguous()}, self.path)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, error.filename or self.path) from error
-        except SafetensorError as error:
-            raise HookrunError(
-                f"cannot write {self.path}: {reason(error)}; set TMPDIR to another folder"
-            ) from error
-
-    def __call__(self, held: Tensor | None) -> Tensor:
-        from safetensors.torch import load_file
-
-        return self._restored(load_file(self.path)["tensor"].to(self.device))

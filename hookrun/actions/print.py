@@ -34,11 +34,10 @@ class Print(Action):
 
         statistics = measuring(("mean", "std", "min", "max"))
         describe = {"shape": _shape, "stats": statistics, "value": _value}[self.what]
-        emit = site.emit
 
         def show(value: Any) -> None:
             for path, leaf in leaves(value):
-                emit({"shape": None} if leaf is None else describe(leaf), path, show=True)
+                site.emit({"shape": None} if leaf is None else describe(leaf), path, show=True)
 
         return show
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite
-from hookrun.actions.values import InlineFunction, OutsideValue, Ramp, Value
+from hookrun.actions.values import InlineFunction, OutsideValue, Ramp, Value, is_by_sample
 from hookrun.values.tensors import broadcast_error, check_broadcast, computable, holds_data, require_real
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Project(Action):
         if isinstance(given[0], float | Ramp):
             raise ValueError(f"found the number {given[0]}, expected a list with a number for each element")
         if isinstance(self.subspace, InlineFunction) or (
-            isinstance(self.subspace, OutsideValue) and (self.subspace.per_sample or self.subspace.at)
+            isinstance(self.subspace, OutsideValue) and (is_by_sample(self.subspace) or self.subspace.at)
         ):
             raise ValueError(
                 "subspace is one for all samples and positions: a list, a file or the mean of a run"

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 class PythonValue(ABC):
     """Base class for Python objects in a spec: shown by name or shape, compared and hashed by content."""
 
-    per_sample: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain data that identifies the object."""
@@ -121,12 +118,13 @@ def copy_of(value: Any) -> Any:
 
 def as_data(value: Any) -> Any:
     """Arguments as data for JSON: tensors and functions by their hashes, other objects by the names of their types."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): as_data(member) for key, member in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_data(member) for member in value]
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Mapping():
+            return {str(key): as_data(member) for key, member in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [as_data(member) for member in value]
     python_value = None if isinstance(value, type) else as_python_value(value)
     if python_value is not None:
         return python_value.to_dict()
@@ -207,12 +205,9 @@ class OutsideValue(Section, ABC):
         if minus is not None and not isinstance(minus, dict | OutsideValue):
             raise ValueError(f"minus: found {minus!r}, expected a mapping such as {{run: another}}")
         if isinstance(minus, dict):
-            other = {"run": "file", "file": "run"}
-            source = next(key for key in other if key in raw)
-            shared = ["index", "at"]
-            if other[source] not in minus:
-                shared += ["run", "capture", "module", "path", "file", "key"]
-            raw["minus"] = {**{key: raw[key] for key in shared if key in raw}, **minus}
+            is_other_kind = ("file" if "run" in raw else "run") in minus
+            of_source = () if is_other_kind else ("run", "capture", "module", "path", "file", "key")
+            raw["minus"] = {**{key: raw[key] for key in ("index", "at", *of_source) if key in raw}, **minus}
         return raw
 
     @classmethod
@@ -233,24 +228,6 @@ class OutsideValue(Section, ABC):
         if self.minus is not None and isinstance(self.minus.factor, Ramp):
             raise ValueError("the factor in `minus` is a number: the one beside `minus` may follow the clock")
         return self
-
-    def parts(self) -> Iterator[FileValue | RunValue]:
-        """The value itself, what is subtracted from it, what is subtracted from that, …"""
-        yield self  # type: ignore[misc]  # it has no other subclasses
-        if self.minus is not None:
-            yield from self.minus.parts()
-
-    @property
-    def per_sample(self) -> bool:
-        """Whether each sample of a batch has its own value."""
-        return any(
-            isinstance(part, RunValue) and part.sample in ("same", "resample") for part in self.parts()
-        )
-
-    @property
-    def draws(self) -> bool:
-        """Whether the value is drawn at random at each firing."""
-        return any(isinstance(part, RunValue) and part.sample == "resample" for part in self.parts())
 
     @property
     @abstractmethod
@@ -331,8 +308,6 @@ class PassValue(Section):
     module: where it has seen it; by default its only module
     """
 
-    per_sample: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
     digest: ClassVar[str] = "of the same forward"
     hook: str
     module: str | None = None
@@ -347,12 +322,27 @@ class RunFaults(Section):
     run: directory of the run, the name of one of the experiment's `needs`, or `previous`
     """
 
-    per_sample: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
     run: str
 
     def __str__(self) -> str:
         return f"those of {self.run}"
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """The value itself, what is subtracted from it, what is subtracted from that, …"""
+    yield value
+    if isinstance(value, OutsideValue) and value.minus is not None:
+        yield from parts_of(value.minus)
+
+
+def is_by_sample(value: Any) -> bool:
+    """Whether each sample of a batch has its own value."""
+    return any(isinstance(part, RunValue) and part.sample in ("same", "resample") for part in parts_of(value))
+
+
+def is_drawn(value: Any) -> bool:
+    """Whether the value is drawn at random at each firing."""
+    return any(isinstance(part, RunValue) and part.sample == "resample" for part in parts_of(value))
 
 
 _MAPPINGS: Mapping[str, type[Section]] = {
@@ -365,25 +355,26 @@ _MAPPINGS: Mapping[str, type[Section]] = {
 
 
 def _value(raw: Any) -> Any:
-    if isinstance(raw, int | float) and not isinstance(raw, bool):
-        return float(raw)
-    if isinstance(raw, list | tuple):
-        shape_of(raw)
-        return _frozen(raw)
-    if isinstance(raw, dict):
-        if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
-            expected = "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
-            fields = {
-                field.alias or name
-                for kind in _MAPPINGS.values()
-                for name, field in kind.model_fields.items()
-            }
-            typo = next((key for key in raw if key not in fields), None)
-            hint = "" if typo is None else f"; {typo}: {nearest(str(typo), fields)}"
-            raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}{hint}")
-        return _MAPPINGS[kind].model_validate(raw)
-    if isinstance(raw, tuple(_MAPPINGS.values())):
-        return raw
+    match raw:
+        case int() | float() if not isinstance(raw, bool):
+            return float(raw)
+        case list() | tuple():
+            shape_of(raw)
+            return _frozen(raw)
+        case dict():
+            if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
+                expected = "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
+                fields = {
+                    field.alias or name
+                    for kind in _MAPPINGS.values()
+                    for name, field in kind.model_fields.items()
+                }
+                typo = next((key for key in raw if key not in fields), None)
+                hint = "" if typo is None else f"; {typo}: {nearest(str(typo), fields)}"
+                raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}{hint}")
+            return _MAPPINGS[kind].model_validate(raw)
+        case Ramp() | OutsideValue() | PassValue():
+            return raw
     if (python_value := as_python_value(raw)) is not None:
         return python_value
     hint = (
@@ -402,13 +393,14 @@ def _frozen(raw: Any) -> Any:
 
 def numbers(value: Any) -> Iterator[float]:
     """Every number of a value that is written out; of a Ramp the first and the last."""
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, Ramp):
-        yield from (value.start, value.to)
-    elif isinstance(value, tuple):
-        for member in value:
-            yield from numbers(member)
+    match value:
+        case float():
+            yield value
+        case Ramp():
+            yield from (value.start, value.to)
+        case tuple():
+            for member in value:
+                yield from numbers(member)
 
 
 def shape_of(raw: Any) -> tuple[int, ...]:

@@ -24,6 +24,12 @@ ROOT_KEYS = (
 """The keys at the root of an experiment: the sections of `hookrun.spec.Settings`, and `hooks`."""
 
 
+MAX_DEPTH = 64
+MAX_TEXT = 1 << 16
+MAX_NAME = 256
+"""Limits of every spec, from a file or from Python: nesting, and characters of a text and of a name."""
+
+
 def key_of(override: str) -> str:
     """The key of an override of the command line, or the key itself: ``hooks.a.max`` of ``+hooks.a.max=1``."""
     return override.lstrip("+~").partition("=")[0]

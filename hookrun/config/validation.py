@@ -255,18 +255,18 @@ def _problem(
     first = min(details, key=lambda detail: len(detail["loc"]))
     kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
     path = join(where, *map(str, key))
-    if kind == "extra_forbidden":
-        section: Any = reduce(_under, key[:-1], model)
-        deeper = paths_to(str(key[-1]), section)
-        return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
-    if kind == "missing":
-        return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
-    if kind == "value_error":
-        return Problem(path, _message(first))
-    found = f"found {first['input']!r}"
-    if kind in ("model_type", "dict_type"):
-        return not_a_mapping(path, first["input"], list(_fields(reduce(_under, key, model))))
-    return Problem(path, f"{found}: {_merged(details)}", _hint(first))
+    match kind:
+        case "extra_forbidden":
+            section: Any = reduce(_under, key[:-1], model)
+            deeper = paths_to(str(key[-1]), section)
+            return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
+        case "missing":
+            return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
+        case "value_error":
+            return Problem(path, _message(first))
+        case "model_type" | "dict_type":
+            return not_a_mapping(path, first["input"], list(_fields(reduce(_under, key, model))))
+    return Problem(path, f"found {first['input']!r}: {_merged(details)}", _hint(first))
 
 
 def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,12 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
+from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT
 from hookrun.errors import HookrunError, Problem, SpecError
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
 """The largest number of keys and values with aliases expanded, since OmegaConf copies what an alias refers to."""
-MAX_DEPTH = 64
-MAX_TEXT = 1 << 16
-MAX_NAME = 256
 MAX_DIGITS = 64
 INTERPOLATION_COST = 10
 """How many values an interpolation counts, since OmegaConf parses interpolations slowly."""
@@ -41,6 +38,9 @@ MAX_NESTED = 8
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it."""
+_RULES = get_yaml_loader()
+_LOADER: Any = _RULES if FAST_LOADER is yaml.SafeLoader else type("Loader", (FAST_LOADER, _RULES), {})
+"""OmegaConf's rules for scalars and keys, over libyaml's events."""
 _OWN_FILE = "keep tensors in a file of their own: {file: x.safetensors}"
 _NUMBER = re.compile(r"[-+]?\.?[0-9]")
 _BASE_60 = re.compile(r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
@@ -71,17 +71,10 @@ def parsed(text: str) -> Any:
     whose errors are raised.
     """
     with suppress(yaml.YAMLError):
-        content = _loader()(text).get_single_data()
+        content = _LOADER(text).get_single_data()
         if isinstance(content, dict | list):
             return OmegaConf.create(content)
     return OmegaConf.load(StringIO(text))
-
-
-@cache
-def _loader() -> Any:
-    """OmegaConf's rules for scalars and keys, over libyaml's events."""
-    rules = get_yaml_loader()
-    return rules if FAST_LOADER is yaml.SafeLoader else type("Loader", (FAST_LOADER, rules), {})
 
 
 @contextmanager
@@ -191,12 +184,9 @@ def check_text(text: str) -> None:
     Uses libyaml if PyYAML was built with it. What libyaml refuses is read again by the parser that OmegaConf uses,
     since the two differ in details.
     """
-    try:
-        _check_events(text, FAST_LOADER)
-    except yaml.YAMLError:
-        if FAST_LOADER is not yaml.SafeLoader:
-            with suppress(yaml.YAMLError):  # reading the file later reports where it is broken
-                _check_events(text, yaml.SafeLoader)
+    for loader in (FAST_LOADER, yaml.SafeLoader):
+        with suppress(yaml.YAMLError):  # reading the file later reports where it is broken
+            return _check_events(text, loader)
 
 
 @dataclass(slots=True)
@@ -222,26 +212,27 @@ def _check_events(text: str, loader: type) -> None:
     total = 0
     for event in yaml.parse(text, Loader=loader):
         line = 1 if event.start_mark is None else event.start_mark.line + 1
-        if isinstance(event, yaml.CollectionStartEvent):
-            anchors[event.anchor] = None
-            parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
-            total, height = total + 1, 0
-        elif isinstance(event, yaml.CollectionEndEvent):
-            done = parents.pop()
-            height = done.height
-            anchors[done.anchor] = (total - done.before, height)
-        elif isinstance(event, yaml.AliasEvent):
-            known = anchors.get(event.anchor, (1, 0))
-            if known is None:
-                raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
-            total, height = total + known[0], known[1]
-        elif isinstance(event, yaml.ScalarEvent):
-            is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
-            values = _checked_scalar(event, is_name, line)
-            anchors[event.anchor] = (values, 0)
-            total, height = total + values, 0
-        else:
-            continue
+        match event:
+            case yaml.CollectionStartEvent():
+                anchors[event.anchor] = None
+                parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
+                total, height = total + 1, 0
+            case yaml.CollectionEndEvent():
+                done = parents.pop()
+                height = done.height
+                anchors[done.anchor] = (total - done.before, height)
+            case yaml.AliasEvent():
+                known = anchors.get(event.anchor, (1, 0))
+                if known is None:
+                    raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
+                total, height = total + known[0], known[1]
+            case yaml.ScalarEvent():
+                is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
+                values = _checked_scalar(event, is_name, line)
+                anchors[event.anchor] = (values, 0)
+                total, height = total + values, 0
+            case _:
+                continue
         if total > MAX_VALUES:
             raise OutOfBounds(
                 f"holds more than {MAX_VALUES:,} values, aliases written out and each interpolation counted as "

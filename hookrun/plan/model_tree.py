@@ -82,12 +82,17 @@ def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
 
 
 def computed_before(module: nn.Module, name: str) -> str | None:
-    """The tensor that a pre-hook of the module computes from this parameter for the forward, or None.
+    """That a pre-hook of the module computes a tensor from this parameter for the forward, or None.
 
     As torch.nn.utils.prune does, and the older weight_norm and spectral_norm.
     """
-    tensors = [key for key, value in vars(module).items() if isinstance(value, Tensor)]
-    return next((tensor for tensor in tensors if name.startswith(f"{tensor}_")), None)
+    for key, value in vars(module).items():
+        if isinstance(value, Tensor) and name.startswith(f"{key}_"):
+            return (
+                f"a pre-hook of torch.nn.utils computes {key!r} from it, which is what the forward reads: make that "
+                "permanent (prune.remove), or use torch.nn.utils.parametrizations"
+            )
+    return None
 
 
 MOST_OF_A_CLASS = 200
@@ -133,7 +138,11 @@ class ModelNames:
         }
         children = {path: list(filter(str.isdecimal, module._modules.keys())) for path, module in modules}
         numbered = {path: names for path, names in children.items() if names}
-        silent = {path for path, module in modules if _lacks_forward(module)}
+        # calling them raises: a list or dict of modules or parameters, or a class without a forward
+        forwards = {path: getattr(module, "forward", None) for path, module in modules}
+        silent = {
+            path for path, own in forwards.items() if getattr(own, "__func__", None) is nn.Module.forward
+        }
         return Tree(nodes, numbered, self._first_names(self.modules), silent)
 
     @cached_property
@@ -160,9 +169,10 @@ class ModelNames:
             every += [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
             first = self._first_names(self.parameters)
             if readings:
-                of_modules = self.modules.items()
                 every += [
-                    f"{path}.{name}".lstrip(".") for path, owner in of_modules for name in parametrized(owner)
+                    f"{path}.{name}".lstrip(".")
+                    for path, owner in self.modules.items()
+                    for name in parametrized(owner)
                 ]
                 first = {name: main for name in every if (main := self._first_reading(name)) != name}
             nodes = dict[str, Node]()
@@ -174,7 +184,7 @@ class ModelNames:
                 nodes[name] = Node(name, owner.types, owner.leaf, size)
                 if last.isdecimal():
                     numbered.setdefault(container, []).append(last)
-            self._trees[readings] = Tree(nodes, numbered, first)
+            self._trees[readings] = Tree(nodes, numbered, first, modules=self.tree.whole)
         return self._trees[readings]
 
     def _first_reading(self, name: str) -> str:
@@ -184,8 +194,7 @@ class ModelNames:
 
     def _first_names(self, objects: Mapping[str, object]) -> Mapping[str, str]:
         """Each name that is not the first of its object -> the first one."""
-        first = {name: self._names[id(named)][0] for name, named in objects.items()}
-        return {name: main for name, main in first.items() if name != main}
+        return {name: main for name, named in objects.items() if (main := self._names[id(named)][0]) != name}
 
     def matches(self, spec: HookSpec) -> tuple[Match, ...]:
         """The modules or parameters that the hook's selector matches: by first names, once per object, in order."""
@@ -209,7 +218,7 @@ class ModelNames:
         if spec.takes_parameters:
             selector, tree = spec.keys.select, self.parameter_tree()
             modules = set(map(self.first_name, selector.select(self.tree.whole)))
-            for name in tree.ordered(selector.select_parameters(self.tree.whole, tree)):
+            for name in selector.select(tree):
                 owner, _, last = name.rpartition(".")
                 around = map(self.first_name, ancestors(name))
                 if modules.isdisjoint(around) and last not in own[self.first_name(owner)]:
@@ -219,7 +228,7 @@ class ModelNames:
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
         tree = self.parameter_tree(readings=readings)
-        matching = tree.nodes if selector is None else selector.select_parameters(self.tree.whole, tree)
+        matching = tree.nodes if selector is None else selector.paths(tree)
         # a parametrized parameter stands also for what it is computed from
         names = [name for name in tree.nodes if name in matching and _parametrized_name(name) not in matching]
         return list(dict.fromkeys(tree.first.get(name, name) for name in names))
@@ -300,11 +309,6 @@ class ModelNames:
             added = listed(sorted(points), len(POINTS))
             near += f"; model.args.attention=points, or hookrun.points(model), adds {added} to each attention module"
         return near
-
-
-def _lacks_forward(module: nn.Module) -> bool:
-    """Whether calling the module raises: a list or dict of modules or parameters, or a class without a forward."""
-    return getattr(getattr(module, "forward", None), "__func__", None) is nn.Module.forward
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hookrun.actions.values import InlineFunction, PassValue
+from hookrun.actions.values import InlineFunction, PassValue, is_by_sample
 from hookrun.errors import Problem, listed
 from hookrun.run_values import Source, digest_of
 from hookrun.spec.hook import HookSpec
@@ -295,7 +295,7 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
     cannot, once = "which a graph cannot do", "is evaluated at each call, but in a graph only once"
     of_keys = [
         *(
-            (key, f"takes rows of another run at each call, {cannot}", value.per_sample)
+            (key, f"takes rows of another run at each call, {cannot}", is_by_sample(value))
             for key, value in action.outside_values().items()
         ),
         *(
@@ -308,6 +308,4 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         ("when.data", once, when.data is not None),
         ("when.probability", once, when.probability < 1),
     ]
-    for key, why, holds in of_keys:
-        if holds:
-            yield problem(f".{key}", why)
+    yield from (problem(f".{key}", why) for key, why, holds in of_keys if holds)

@@ -12,8 +12,8 @@ from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import added_names, checked, untrainable
-from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
-from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults, is_by_sample
+from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest, problems_where
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
@@ -25,11 +25,6 @@ from hookrun.spec.heads import Heads
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Selector
 from hookrun.trust.load import ACTIONS, Trusted, load
-
-_COMPUTED = (
-    "a pre-hook of torch.nn.utils computes {0!r} from it, which is what the forward reads: make that permanent "
-    "(prune.remove), or use torch.nn.utils.parametrizations"
-)
 
 _MOST_MEMBERS = 20
 """How many members of a list that match nothing are reported."""
@@ -91,10 +86,9 @@ def _own_code(
             continue
         functions[field] = function
         own, wrong = checked(function, arguments, spec.where)
-        if wrong:
-            mistakes.add(wrong)
-            continue
-        new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
+        mistakes.add(wrong)
+        added = {} if wrong else added_names(own, spec.name)
+        new = {name: parameter for parameter, name in added.items() if id(parameter) not in names.own}
         if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
             mistakes.note(where, f"'{function.code.name}' {why[0]}", why[1])
         else:
@@ -118,11 +112,13 @@ def _resolve_hook(
     places = {match.path: _captured_as(spec, match) for match in matches if outside}
     for field, value in outside.items():
         try:
-            if isinstance(value, RunFaults):
-                values[field] = read_faults(value, spec, places, runs)
-                continue
-            given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
-            values[field] = read_value(given, places, runs)
+            match value:
+                case RunFaults():
+                    values[field] = read_faults(value, spec, places, runs)
+                case PassValue():
+                    values[field] = read_value(_passed_on(value, spec, planned), places, runs)
+                case _:
+                    values[field] = read_value(value, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
                 mistakes.note(
@@ -175,8 +171,9 @@ def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHo
         if hook.spec.action.captures and hook.spec.hook_type in carriers
     }
     if (source := captures.get(value.hook)) is None:
-        hint = nearest(value.hook, captures)
-        raise HookrunError(f"there is no capture {value.hook!r} on forward or forward_pre: {hint}")
+        raise HookrunError(
+            f"there is no capture {value.hook!r} on forward or forward_pre: {nearest(value.hook, captures)}"
+        )
     paths = [match.path for match in source.matches]
     module = paths[0] if value.module is None and len(paths) == 1 else value.module
     if module is None or (path := source.aliases.get(module)) is None:
@@ -235,8 +232,9 @@ def _unexpected(hook: HookSpec, matches: Sequence[Match], names: ModelNames) -> 
     names_parameters = either or on_parameters
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
-        parameters = names.parameter_tree(readings=readings) if names_parameters else None
-        unmatched = list(selector.unmatched(tree, parameters))
+        unmatched = list(
+            selector.unmatched(names.parameter_tree(readings=readings) if names_parameters else tree)
+        )
         if either:  # a module without parameters is matched, too
             unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
         for member, place in unmatched[:_MOST_MEMBERS]:
@@ -256,11 +254,10 @@ def _unexpected(hook: HookSpec, matches: Sequence[Match], names: ModelNames) -> 
             "narrow `select`, or change `expect`",
         )
     elif not unmatched:
-        hint = names.nearest(selector, names_parameters)
         yield Problem(
             f"{hook.where}.select",
             f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}",
-            f"{hint}; `task=modules` lists every path",
+            f"{names.nearest(selector, names_parameters)}; `task=modules` lists every path",
         )
 
 
@@ -282,32 +279,39 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
                 "give a number",
             )
     for field, value in action.outside_values().items():
-        if value.per_sample and (adds or not kind.batch):
-            yield Problem(
-                f"{spec.where}.{field}",
+        where, in_place = f"{spec.where}.{field}", isinstance(value, OutsideValue) and value.at is not None
+        yield from problems_where(
+            (
+                is_by_sample(value) and (adds or not kind.batch),
+                where,
                 f"{value}: a value for each sample goes with hooks that see a batch of samples",
                 "take one for all: sample: mean",
-            )
-        in_place = isinstance(value, OutsideValue) and value.at is not None
-        if in_place and (adds or not spec.takes_part):
-            text = (
-                "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
-                if spec.takes_part
-                else "`at: same` takes the part of the value that `index`, `tokens` and `heads` name, and the hook has "
-                "no `index`, `tokens` or `heads`"
-            )
-            yield Problem(f"{spec.where}.{field}.at", text, "use the value's own `index`, or leave `at` out")
-        if adds and isinstance(value, InlineFunction):
-            yield Problem(
-                f"{spec.where}.{field}",
+            ),
+            (
+                in_place and spec.takes_part and adds,
+                f"{where}.at",
+                "`at: same` does not go with a parameter that is added: it is of the part's shape itself",
+                "use the value's own `index`, or leave `at` out",
+            ),
+            (
+                in_place and not spec.takes_part,
+                f"{where}.at",
+                "`at: same` takes the part of the value that `index`, `tokens` and `heads` name, and the hook has "
+                "no `index`, `tokens` or `heads`",
+                "use the value's own `index`, or leave `at` out",
+            ),
+            (
+                adds and isinstance(value, InlineFunction),
+                where,
                 f"{value}: a parameter starts from numbers, not from a function of another tensor",
                 "give a number, a list or a tensor",
-            )
+            ),
+        )
 
 
 def _meaningless(spec: HookSpec) -> Iterator[Problem]:
     """Problems of keys that have no meaning for the hook type."""
-    keys, kind = spec.keys, spec.hook_type
+    keys, kind, action = spec.keys, spec.hook_type, spec.action
     given = {
         "target": keys.target is not None,
         "index": keys.index is not None,
@@ -316,43 +320,48 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         "when": not keys.when.always,
         "when.call": keys.when.call is not None and "when" in kind.takes,
     }
-    for key, was_given in given.items():
-        if was_given and key not in kind.takes:
-            yield Problem(
+    for key in (key for key, was_given in given.items() if was_given):
+        yield from problems_where(
+            (
+                key not in kind.takes,
                 f"{spec.where}.{key}",
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
-            )
-        elif was_given and spec.action.of_call and not key.startswith("when"):
-            yield Problem(
+            ),
+            (
+                key in kind.takes and action.of_call and not key.startswith("when"),
                 f"{spec.where}.{key}",
-                f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module",
+                f"has no meaning for {action.action_name}, which acts on the whole call of the module",
                 f"leave `{key}` out",
-            )
-    if keys.when.of_samples and (why := _no_choice(spec)) is not None:
-        yield Problem(
+            ),
+        )
+    why_not = _no_choice(spec) if keys.when.of_samples else None
+    yield from problems_where(
+        (
+            why_not is not None,
             f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",
-            f"chooses among the rows of a batch, and {why}",
+            f"chooses among the rows of a batch, and {why_not}",
             "leave it out, or use another action on forward, forward_pre or output_grad",
-        )
-    if keys.when.rank is not None and not spec.action.observes:
-        yield Problem(
+        ),
+        (
+            keys.when.rank is not None and not action.observes,
             f"{spec.where}.when.rank",
-            f"{spec.action.action_name} changes values, and on some ranks alone their models would become different",
+            f"{action.action_name} changes values, and on some ranks alone their models would become different",
             "leave it out; it is for hooks that only look: capture, print, stats, check",
-        )
+        ),
+    )
 
 
 def _no_choice(spec: HookSpec) -> str | None:
     """Why the hook cannot act on some rows of a batch only, or None."""
     action, kind = spec.action, spec.hook_type
-    if not kind.batch:
-        return f"{kind.name!r} sees {kind.sees}"
-    if action.of_call:
-        return f"{action.action_name} acts on the whole call"
-    if "flipped" in action.uses:
-        return f"{action.action_name} lists what it does to all of them"
-    return f"{action.action_name} computes a row from the other rows too" if action.mixes_rows else None
+    reasons = {
+        f"{kind.name!r} sees {kind.sees}": not kind.batch,
+        f"{action.action_name} acts on the whole call": action.of_call,
+        f"{action.action_name} lists what it does to all of them": "flipped" in action.uses,
+        f"{action.action_name} computes a row from the other rows too": action.mixes_rows,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def _fitting(
@@ -373,8 +382,7 @@ def _fitting(
         if not kind.on_parameters:
             reason = _incompatibility(spec, match, names, own)
         elif of_calls:
-            computed = computed_before(module, parameter)
-            reason = None if computed is None else _COMPUTED.format(computed)
+            reason = computed_before(module, parameter)
         else:
             reason = names.without_gradient(match.path) if kind.phase == "backward" else None
         if reason is not None:

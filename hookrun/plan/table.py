@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import listed, printable
+from hookrun.actions.values import is_by_sample
+from hookrun.errors import first_lines, listed, printable
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, form
 from hookrun.spec.hook import HookSpec
@@ -130,8 +131,7 @@ def shown_name(match: Match) -> str:
 
 
 def _parameters(spec: HookSpec) -> str:
-    keys = spec.keys
-    given = {key: str(getattr(keys, key) or "") for key in ("target", "tokens", "heads", "index")}
+    given = {key: str(getattr(spec.keys, key) or "") for key in ("target", "tokens", "heads", "index")}
     parts = [
         *(
             f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}"
@@ -145,21 +145,22 @@ def _parameters(spec: HookSpec) -> str:
 
 def argument(value: object) -> str:
     """A parameter of an action as the plan shows it: ``0.01``, ``[1, 2]``, ``tensor[3]``."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, tuple | list):
-        text = "[" + ", ".join(map(argument, value)) + "]"
-        return text if len(text) <= 32 else text[:29] + "..."
-    if isinstance(value, dict):
-        text = "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
-        return text if len(text) <= 60 else text[:57] + "..."
-    return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else str(value)
+    match value:
+        case float():
+            return f"{value:g}"
+        case tuple() | list():
+            text = "[" + ", ".join(map(argument, value)) + "]"
+            return text if len(text) <= 32 else text[:29] + "..."
+        case dict():
+            text = "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
+            return text if len(text) <= 60 else text[:57] + "..."
+        case Tensor():
+            return f"tensor{list(value.shape)}"
+    return str(value)
 
 
 def _limited(items: Sequence[str], limit: int | None) -> list[str]:
-    if limit is None or len(items) <= limit:
-        return list(items)
-    return [*items[: limit - 1], f"and {len(items) - limit + 1} more"]
+    return list(items) if limit is None or len(items) <= limit else first_lines(items, limit - 1)
 
 
 def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> Iterator[str]:
@@ -186,7 +187,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
 def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> str:
     """The shape and size of a value from a file or a run: one for all modules, or one for each module."""
     different = {id(value): value for value in values.values()}.values()
-    unit = " per sample" if hook.spec.action.outside_values()[field].per_sample else ""
+    unit = " per sample" if is_by_sample(hook.spec.action.outside_values()[field]) else ""
     forms = [form(value) for value in different]
     if len(forms) == 1:
         shape, count = forms[0]

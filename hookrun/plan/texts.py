@@ -104,9 +104,9 @@ def texts_of(
                     "write it as the data does, or name tokens by number: id",
                 )
             )
-            continue
-        if not found[text]:
-            problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
+        else:
+            if not found[text]:
+                problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
     return found, problems
 
 

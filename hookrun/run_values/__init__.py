@@ -40,7 +40,7 @@ from hookrun.spec import HookSpec
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 from hookrun.store.format import encode
-from hookrun.store.reader import Run
+from hookrun.store.reader import ROWS_AT_ONCE, Run
 from hookrun.trust.callables import tensor_digest
 from hookrun.values.index import Item
 from hookrun.values.tensors import computable
@@ -58,9 +58,6 @@ __all__ = [
     "with_found_weights",
 ]
 
-
-ROWS_AT_ONCE = 4096
-_SHOWN = 6
 
 Places = Mapping[str, tuple[str, ...]]
 """Path of a module or parameter -> all its names."""
@@ -91,25 +88,22 @@ class CaptureRows:
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
         """The rows [B, *shape] of the samples [B]."""
+        if lack := self.lacking(samples):
+            raise HookrunError(lack)
         places = self._places(samples)
-        known = self._ids[places] == samples
-        if not self.draws:
-            if not known.all():
-                raise HookrunError(self.lacks(samples[~known]))
-        else:  # a row of another sample, if there is one
-            count = len(self._ids)
+        if self.draws:  # a row of another sample, if there is one
+            known, count = self._ids[places] == samples, len(self._ids)
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
             places = torch.where(known, (places + shift) % count, drawn)
         return self._capture[self._order[places]]
 
-    def missing(self, samples: Tensor) -> Tensor:
-        """The samples that have no row but need one."""
-        return samples[self._ids[self._places(samples)] != samples] if not self.draws else samples[:0]
-
-    def lacks(self, samples: Tensor) -> str:
-        """The error message for samples without a row."""
-        shown = ", ".join(map(str, samples[:4].tolist())) + (", …" if len(samples) > 4 else "")
+    def lacking(self, samples: Tensor) -> str:
+        """The error message for samples that need a row and have none; empty if there is none of them."""
+        missing = samples[self._ids[self._places(samples)] != samples]
+        if self.draws or not len(missing):
+            return ""
+        shown = ", ".join(map(str, missing[:4].tolist())) + (", …" if len(missing) > 4 else "")
         return f"{self._name} has no row of sample {shown}: {ids_text(self._capture)}"
 
     def _places(self, samples: Tensor) -> Tensor:
@@ -126,7 +120,7 @@ class MappedRows:
     """Rows that a function computes from one or two values; a tensor is the same for each sample.
 
     change: [B, *shape of a row] of each value -> [B, ...], for any B
-    how:    text that identifies values and change, for the hash
+    how:    text that identifies the change, with a {} for each value
     """
 
     def __init__(self, values: Sequence[Tensor | Rows], change: Callable[..., Tensor], how: str) -> None:
@@ -135,7 +129,7 @@ class MappedRows:
         example = self._changed(lambda rows: torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
         self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
         self.draws: bool = any(rows.draws for rows in self._rows)
-        self.digest = hashlib.sha256(how.encode()).hexdigest()
+        self.digest = hashlib.sha256(how.format(*map(digest_of, values)).encode()).hexdigest()
 
     def _changed(self, read: Callable[[Rows], Tensor]) -> Tensor:
         return self._change(*(value if isinstance(value, Tensor) else read(value) for value in self._values))
@@ -144,13 +138,9 @@ class MappedRows:
         """The rows [B, *shape]."""
         return self._changed(lambda rows: rows.of(samples, generator))
 
-    def missing(self, samples: Tensor) -> Tensor:
-        """The samples that have no row but need one."""
-        return torch.cat([rows.missing(samples) for rows in self._rows]).unique()
-
-    def lacks(self, samples: Tensor) -> str:
-        """The error message for samples without a row."""
-        return "; ".join(rows.lacks(samples) for rows in self._rows if len(rows.missing(samples)))
+    def lacking(self, samples: Tensor) -> str:
+        """The error message for samples that need a row and have none; empty if there is none of them."""
+        return "; ".join(filter(None, (rows.lacking(samples) for rows in self._rows)))
 
 
 class FaultList:
@@ -191,12 +181,13 @@ list of faults."""
 
 def form(source: Source) -> tuple[str, int]:
     """The shape of the value, or of one row of it, as text, and its bytes."""
-    if isinstance(source, PendingRun):
-        return "not known yet", 0
-    if isinstance(source, InlineFunction | PassValue):
-        return "computed at each firing", 0
-    if isinstance(source, FaultList):
-        return f"of {counted(source.count, 'fault')}", 0
+    match source:
+        case PendingRun():
+            return "not known yet", 0
+        case InlineFunction() | PassValue():
+            return "computed at each firing", 0
+        case FaultList():
+            return f"of {counted(source.count, 'fault')}", 0
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize
 
@@ -204,27 +195,24 @@ def form(source: Source) -> tuple[str, int]:
 def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
     """The part of the tensor, or of each row. Raises IndexError if there is no such part."""
     plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
-    if isinstance(source, Tensor):
-        return source[plain]
-    return MappedRows([source], lambda rows: rows[slice(None), *plain], f"{source.digest} {items}")
+    batch = () if isinstance(source, Tensor) else (slice(None),)
+    return _changed(lambda value: value[*batch, *plain], f"{{}} {items}", source)
 
 
 def difference(left: Tensor | Rows, right: Tensor | Rows) -> Tensor | Rows:
     """One value minus another of the same shape."""
-
-    def subtract(left: Tensor, right: Tensor) -> Tensor:
-        return computable(left) - computable(right)
-
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return subtract(left, right)
-    return MappedRows([left, right], subtract, f"{digest_of(left)}-{digest_of(right)}")
+    return _changed(lambda left, right: computable(left) - computable(right), "{}-{}", left, right)
 
 
 def multiple(source: Tensor | Rows, factor: float) -> Tensor | Rows:
     """The value times the factor."""
-    if isinstance(source, Tensor):
-        return computable(source) * factor
-    return MappedRows([source], lambda rows: computable(rows) * factor, f"{source.digest} times {factor!r}")
+    return _changed(lambda value: computable(value) * factor, f"{{}} times {factor!r}", source)
+
+
+def _changed(change: Callable[..., Tensor], how: str, *values: Tensor | Rows) -> Tensor | Rows:
+    """The change of one or two values: at once of tensors, of rows when they are read, see `MappedRows`."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return change(*tensors) if len(tensors) == len(values) else MappedRows(values, change, how)
 
 
 BY_TOKEN = (
@@ -252,10 +240,11 @@ def read_value(
 
     Raises HookrunError if there is no such value, or it is of another model or another split than the run that uses it.
     """
-    if isinstance(value, InlineFunction | PassValue):
-        return dict.fromkeys(places, value)
-    if isinstance(value, InlineTensor):
-        return dict.fromkeys(places, value.tensor)
+    match value:
+        case InlineFunction() | PassValue():
+            return dict.fromkeys(places, value)
+        case InlineTensor():
+            return dict.fromkeys(places, value.tensor)
     if not _is_by_module(value):
         return dict.fromkeys(places, _read(value, (), runs))
     found, lacking = dict[str, Source](), defaultdict[str, list[str]](list)
@@ -265,7 +254,7 @@ def read_value(
         except NotCaptured as error:
             lacking[str(error)].append(path or "(root)")
     if lacking:
-        texts = [f"{listed(paths, _SHOWN)} {text}" for text, paths in lacking.items()]
+        texts = [f"{listed(paths)} {text}" for text, paths in lacking.items()]
         raise HookrunError("; ".join(texts) + "; name one for all with `module`, or narrow `select`")
     return found
 
@@ -420,7 +409,7 @@ def read_faults(
         (missing, "has faults there, and `select` leaves it out"),
     ):
         if modules:
-            shown = listed([module or "(root)" for module in modules], _SHOWN)
+            shown = listed(module or "(root)" for module in modules)
             raise HookrunError(f"{shown}: {named} {what}")
     return {
         path: FaultList(lines[module], fired[module], named)

@@ -5,12 +5,12 @@ What must be equal in both runs, and notes on other differences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.actions.values import OutsideValue, RunValue
+from hookrun.actions.values import RunValue, parts_of
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import HookrunError, Problem, listed, nearest, shortened, spec_error
@@ -91,14 +91,13 @@ class RunReferences:
         run = self.open(name)
         if run is None:
             return None
-        plan, manifest = run.plan.get("hash"), run.status.get("manifest")
         return UsedRunRecord(
             where=where,
             run=name,
             path=str(run.path),
             need=name in self.known and name != PREVIOUS,
-            plan=plan,
-            manifest=manifest,
+            plan=run.plan.get("hash"),
+            manifest=run.status.get("manifest"),
         )
 
 
@@ -180,18 +179,14 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
 
     named: what is taken from it, for the message
     """
-    theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
-    for key in ("name", "factory"):
-        if theirs and theirs.get(key) != ours[key]:
-            raise HookrunError(
-                f"{named} is of another model: model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
-            )
+    for difference in _unequal(run, settings, "model", ("name", "factory")):
+        raise HookrunError(f"{named} is of another model: {difference}")
 
 
 def padded_otherwise(value: object, runs: RunReferences) -> str | None:
     """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
     here = None if runs.settings is None else runs.settings.data.args.get("padding", _PADDED)
-    for part in value.parts() if here is not None and isinstance(value, OutsideValue) else ():
+    for part in parts_of(value) if here is not None else ():
         run = runs.open(part.run) if isinstance(part, RunValue) else None
         theirs = None if run is None else _section(run, "data").get("args")
         there = theirs.get("padding", _PADDED) if isinstance(theirs, dict) else here
@@ -222,22 +217,25 @@ def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[st
 
 
 def _differences(run: Run, settings: Settings) -> list[str]:
-    notes = list[str]()
-    for section, keys in _MAY_DIFFER.items():
-        theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
-        if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
-            theirs = {**theirs, "weights": run.model.get("weights")}
-        notes += [
-            f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
-            for key in keys
-            if theirs and theirs.get(key) != ours[key]
-        ]
+    notes = [note for section, keys in _MAY_DIFFER.items() for note in _unequal(run, settings, section, keys)]
     seed = run.config.get("seed", settings.seed)
     if seed != settings.seed and settings.model.weights is None:
         notes.append(
             f"seed is {_shown(seed)} there and {settings.seed} here, from which the weights are drawn"
         )
     return notes
+
+
+def _unequal(run: Run, settings: Settings, section: str, keys: Sequence[str]) -> list[str]:
+    """For each of these keys that has another value in that run: both values."""
+    theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
+    if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
+        theirs = {**theirs, "weights": run.model.get("weights")}
+    return [
+        f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
+        for key in keys
+        if theirs and theirs.get(key) != ours[key]
+    ]
 
 
 def _shown(value: Any) -> str:

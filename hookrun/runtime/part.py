@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.values import OutsideValue
+from hookrun.actions.values import OutsideValue, is_by_sample
 from hookrun.plan.plan import HeadCount, PlannedHook
 from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
@@ -300,7 +300,7 @@ def part_of(hook: PlannedHook, path: str, current: CurrentCall, *, once: bool = 
     if keys.index is not None:
         in_order = hook.spec.hook_type.batch and action.captures
         by_sample = bool(keys.when.of_samples) or any(
-            isinstance(value, OutsideValue) and value.per_sample and value.at is None
+            isinstance(value, OutsideValue) and is_by_sample(value) and value.at is None
             for value in action.outside_values().values()
         )
         whole = tokens.dims if tokens is not None else (0,) if by_sample else ()

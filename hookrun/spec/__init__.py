@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.config import ROOT_KEYS
+from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT, ROOT_KEYS
 from hookrun.config.validation import join, parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.spec.experiment import PREVIOUS, Need, Settings, TaskKeys
@@ -128,25 +128,23 @@ TYPED_ONLY = {
 
 
 def _unknown_root(key: Any) -> Problem:
-    if key == "experiment":
-        return Problem(
-            "experiment",
-            "unknown key: an experiment file forgot `# @package _global_`",
-            "put `# @package _global_` on the first line of the experiment file",
-        )
-    if key == "defaults":
-        return Problem(
-            "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
-        )
-    if key in TYPED_ONLY:
-        return Problem(str(key), "is taken from the command line only, never from a file", TYPED_ONLY[key])
+    match key:
+        case "experiment":
+            return Problem(
+                "experiment",
+                "unknown key: an experiment file forgot `# @package _global_`",
+                "put `# @package _global_` on the first line of the experiment file",
+            )
+        case "defaults":
+            return Problem(
+                "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
+            )
+        case str() if key in TYPED_ONLY:
+            return Problem(key, "is taken from the command line only, never from a file", TYPED_ONLY[key])
     return unknown_key("", key, ROOT_KEYS, paths_to(str(key), Settings))
 
 
-MAX_DEPTH = 64
 MAX_VALUES = 1_000_000
-MAX_TEXT = 1 << 16
-MAX_NAME = 256
 MAX_INTEGER = 1 << 64
 
 
@@ -207,12 +205,10 @@ def in_file_order(problems: Iterable[Problem], config: Mapping[Any, Any]) -> lis
     order = {path: number for number, path in enumerate(_paths(config, ""))}
 
     def position(problem: Problem) -> int:
-        path = problem.where
-        if path in order:
-            return order[path]
+        path, end = problem.where, ""
         while path not in order:
-            path = path.rpartition(".")[0]
-        return order[path + _END]
+            path, end = path.rpartition(".")[0], _END
+        return order[path + end]
 
     return sorted(dict.fromkeys(problems), key=position)
 

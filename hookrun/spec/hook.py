@@ -13,7 +13,7 @@ from pydantic import Field, WithJsonSchema
 
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
-from hookrun.actions.values import OutsideValue, RunFaults, RunValue
+from hookrun.actions.values import RunFaults, RunValue, is_drawn, parts_of
 from hookrun.config.validation import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
@@ -83,14 +83,13 @@ class HookSpec:
     @property
     def draws_in_forward(self) -> bool:
         """Whether it draws at each forward call, so that activation checkpointing has to repeat the draws."""
-        values = self.action.outside_values().values()
-        draws = self.action.draws or self.keys.when.probability < 1 or any(value.draws for value in values)
-        return draws and self.hook_type.phase == "forward"
+        draws = self.action.draws or any(map(is_drawn, self.action.outside_values().values()))
+        return (draws or self.keys.when.probability < 1) and self.hook_type.phase == "forward"
 
     def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""
         for field, given in self.action.outside_values().items():
-            for depth, value in enumerate(given.parts() if isinstance(given, OutsideValue) else [given]):
+            for depth, value in enumerate(parts_of(given)):
                 if isinstance(value, RunValue | RunFaults):
                     yield f"{self.where}.{field}" + ".minus" * depth, value
 

@@ -61,8 +61,6 @@ class Objective(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, raw: Any) -> Any:
-        if isinstance(raw, Objective):
-            return raw
         keys = raw if isinstance(raw, Mapping) else {"metric": raw}
         if any(isinstance(keys.get(key), list) for key in ("metric", "direction")):
             raise ValueError("found a list: a sweep has one objective; name one metric, such as val/accuracy")

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import PlainValidator
-
 from hookrun.spec.selector import SchemaOnDemand, Selector, forms, select_schema
 from hookrun.spec.selector.base import Parser
+from hookrun.values.index import parsed_as
 
 PREFIX = "hook:"
 EVERY = "*"
@@ -52,8 +51,6 @@ def parse_choice(raw: Any) -> Choice:
 
     Raises ValueError, which says what was found and what is expected.
     """
-    if isinstance(raw, Choice):
-        return raw
     parser = Parser(forms())  # one parser for all members limits their total size
     if not isinstance(raw, list | tuple):
         return Choice((_member(raw, parser),))
@@ -75,5 +72,5 @@ def _schema() -> dict[str, Any]:
     return {"description": f"{one['description']}, hook:NAME, hook:*", "anyOf": one["anyOf"]}
 
 
-AnyChoice = Annotated[Choice, PlainValidator(parse_choice), SchemaOnDemand(_schema)]
+AnyChoice = Annotated[Choice, parsed_as(Choice, parse_choice), SchemaOnDemand(_schema)]
 """The type of a pydantic field that holds a choice of parameters."""

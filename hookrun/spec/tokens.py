@@ -11,7 +11,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    PlainValidator,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -20,7 +19,7 @@ from pydantic import (
 from hookrun.config.validation import Section
 from hookrun.errors import shown
 from hookrun.values.index import IndexRange as TokenRange
-from hookrun.values.index import bounded, slice_numbers
+from hookrun.values.index import bounded, number_or_range, parsed_as
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
@@ -50,8 +49,6 @@ class Positions:
 
 def parse_positions(raw: Any) -> Positions:
     """Parse ``-1``, ``"4:8"``, ``[0, "4:8", -1]`` or ``{start: 0, end: 5}``; ValueError says what is wrong."""
-    if isinstance(raw, Positions):
-        return raw
     if isinstance(raw, dict):
         return Positions((_range(raw),))
     places = _listed(raw)
@@ -67,13 +64,10 @@ def _place(raw: Any) -> Place:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
     if raw.strip() == ALL:
         return TokenRange()
-    numbers = slice_numbers(raw)
-    if not numbers:
+    place = number_or_range(raw)
+    if place is None:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
-    if not numbers[1:]:
-        return numbers[0] or 0
-    start, end, every = (*numbers, None)[:3]
-    return _checked_range(TokenRange(start, end, 1 if every is None else every), raw)
+    return place if isinstance(place, int) else _checked_range(place, raw)
 
 
 def _range(raw: dict[Any, Any]) -> TokenRange:
@@ -132,7 +126,7 @@ class TokenSet(Section):
     position: (
         Annotated[
             Positions,
-            PlainValidator(parse_positions),
+            parsed_as(Positions, parse_positions),
             PlainSerializer(str, when_used="json"),
             WithJsonSchema(_POSITIONS),
         ]
@@ -214,14 +208,15 @@ class TokenFilter(TokenSet):
     @property
     def texts(self) -> Iterator[str]:
         """Every text in it, which a tokenizer has to turn into tokens."""
-        yield from self.text or ()
-        if self.exclude is not None:
-            yield from self.exclude.text or ()
+        for tokens in filter(None, (self, self.exclude)):
+            yield from tokens.text or ()
 
     @property
     def spans(self) -> Iterator[str]:
         """The names of every span in it."""
-        yield from (each.span for each in (self, self.exclude) if each is not None and each.span is not None)
+        return (
+            tokens.span for tokens in (self, self.exclude) if tokens is not None and tokens.span is not None
+        )
 
 
 Axis = Annotated[

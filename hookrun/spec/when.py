@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    PlainValidator,
     StrictBool,
     StrictInt,
     StrictStr,
@@ -27,6 +26,7 @@ from hookrun.config.validation import Section
 from hookrun.errors import whole_characters
 from hookrun.spec.selector import SchemaOnDemand
 from hookrun.spec.selector.base import shown
+from hookrun.values.index import Written, parsed_as
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,13 +75,14 @@ def _numbers(raw: Any, most: int, expected: str) -> frozenset[int]:
 
 
 def _counts(raw: Any) -> frozenset[int] | Range:
-    if isinstance(raw, str):
-        raise ValueError(f"found {shown(raw)}; a range is written {{start: 0, end: 100, every: 10}}")
-    if isinstance(raw, Mapping | Range):
-        return Range.model_validate(raw)
-    if isinstance(raw, bool) or not isinstance(raw, int | list | tuple | frozenset):
-        raise ValueError(f"found {shown(raw)}, expected a number, a list of numbers, or start, end, every")
-    return _numbers(raw, MOST, f"a count from 0 on, at most {MOST:,}")
+    match raw:
+        case str():
+            raise ValueError(f"found {shown(raw)}; a range is written {{start: 0, end: 100, every: 10}}")
+        case Mapping() | Range():
+            return Range.model_validate(raw)
+        case int() | list() | tuple() | frozenset() if not isinstance(raw, bool):
+            return _numbers(raw, MOST, f"a count from 0 on, at most {MOST:,}")
+    raise ValueError(f"found {shown(raw)}, expected a number, a list of numbers, or start, end, every")
 
 
 _ONE_OR_SEVERAL = {
@@ -226,24 +227,18 @@ class When(Section):
 
 
 @dataclass(frozen=True)
-class Expect:
+class Expect(Written):
     """How many modules (for parameter hooks: parameters) must match."""
 
-    text: str
     least: int
     most: int | None
 
     def __contains__(self, count: int) -> bool:
         return count >= self.least and (self.most is None or count <= self.most)
 
-    def __str__(self) -> str:
-        return self.text
-
 
 def parse_expect(raw: Any) -> Expect:
     """Parse ``3``, ``">=1"``, ``"<=4"`` or ``"0..2"``."""
-    if isinstance(raw, Expect):
-        return raw
     is_count = isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw <= MOST
     text = str(raw).strip() if is_count or isinstance(raw, str) else ""
     if match := re.fullmatch(r"(>=|<=)?\s*(\d{1,20})", text, re.ASCII):
@@ -260,7 +255,7 @@ def parse_expect(raw: Any) -> Expect:
 
 AnyExpect = Annotated[
     Expect,
-    PlainValidator(parse_expect),
+    parsed_as(Expect, parse_expect),
     WithJsonSchema(
         {"type": ["integer", "string"], "minimum": 0, "pattern": r"^ *(([<>]=)? *\d+|\d+ *\.\. *\d+) *$"}
     ),

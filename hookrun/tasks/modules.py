@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -159,7 +160,7 @@ def _picked(selector: Selector, model: Module) -> list[str]:
 
     names = ModelNames(model)
     modules = [names.first_name(path) for path in selector.select(names.tree)]
-    picked = modules or selector.select(names.parameter_tree())
+    picked = modules or selector.select(replace(names.parameter_tree(), modules=None))
     if not picked:
         raise compile_error(
             "task.select",

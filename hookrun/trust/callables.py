@@ -158,34 +158,34 @@ def _described(value: Any, package: str, within: tuple[int, ...] = ()) -> Any:
     if is_tensor(value):
         readable = str(value.layout) == "torch.strided" and not value.is_meta
         return ["tensor", tensor_digest(value) if readable else f"{value.dtype}{list(value.shape)}"]
-    if isinstance(value, Mapping):
-        return ["mapping", [[of(key), of(member)] for key, member in value.items()]]
-    if isinstance(value, list | tuple):
-        return [type(value).__name__, list(map(of, value))]
-    if isinstance(value, set | frozenset):
-        return ["set", sorted(json.dumps(of(member)) for member in value)]
-    if isinstance(value, ModuleType):
-        return ["module", value.__name__]
-    if isinstance(value, functools.partial):
-        return ["partial", list(map(of, (value.func, value.args, value.keywords)))]
-    if isinstance(value, MethodType):
-        return ["method", of(value.__func__), of(value.__self__)]
-    if isinstance(value, FunctionType):
-        name = qualified_name(value)
-        if module_name(value).split(".")[0] != package:
-            return ["function", name, code_of_name(value, name).sha256]
-        cells = [_content_of(cell) for cell in value.__closure__ or ()]
-        used = sorted(set(_names(value.__code__)) & value.__globals__.keys())
-        return [
-            "function",
-            name,
-            _text_of(value),
-            of([value.__defaults__, value.__kwdefaults__, cells]),
-            {name: of(value.__globals__[name]) for name in used},
-            of(getattr(value, "__wrapped__", None)),
-        ]
-    if isinstance(value, type):
-        return ["class", code_of_name(value, qualified_name(value)).sha256]
+    match value:
+        case Mapping():
+            return ["mapping", [[of(key), of(member)] for key, member in value.items()]]
+        case list() | tuple():
+            return [type(value).__name__, list(map(of, value))]
+        case set() | frozenset():
+            return ["set", sorted(json.dumps(of(member)) for member in value)]
+        case ModuleType():
+            return ["module", value.__name__]
+        case functools.partial():
+            return ["partial", list(map(of, (value.func, value.args, value.keywords)))]
+        case MethodType():
+            return ["method", of(value.__func__), of(value.__self__)]
+        case FunctionType() if module_name(value).split(".")[0] != package:
+            return ["function", qualified_name(value), code_of_name(value, qualified_name(value)).sha256]
+        case FunctionType():
+            cells = [_content_of(cell) for cell in value.__closure__ or ()]
+            used = sorted(set(_names(value.__code__)) & value.__globals__.keys())
+            return [
+                "function",
+                qualified_name(value),
+                _text_of(value),
+                of([value.__defaults__, value.__kwdefaults__, cells]),
+                {name: of(value.__globals__[name]) for name in used},
+                of(getattr(value, "__wrapped__", None)),
+            ]
+        case type():
+            return ["class", code_of_name(value, qualified_name(value)).sha256]
     if _is_builtin(value):
         return ["builtin", _without_source(value, qualified_name(value)).sha256]
     return ["object", of(type(value)), of(dict(getattr(value, "__dict__", {})))]

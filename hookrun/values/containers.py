@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -246,12 +246,8 @@ def differentiable(value: Any, *, leaf: bool = False) -> Any:
         return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()
 
 
-class Placed(NamedTuple):
-    """A dict, list or dataclass in which `new` temporarily replaces `old`."""
-
-    container: Any
-    old: Tensor
-    new: Tensor
+Placed = tuple[Any, Tensor, Tensor]
+"""(container, old, new): a dict, list or dataclass in which `new` temporarily replaces `old`."""
 
 
 def exchange(value: Any, news: Mapping[int, Any]) -> Any:
@@ -267,16 +263,16 @@ def place(value: Any, news: Iterator[Tensor], placed: list[Placed]) -> Any:
 
     placed: the replacements in mutable containers are added to it, for `put_back`
     """
-    if isinstance(value, Tensor):
-        return next(news) if value.requires_grad else value
-    changed = dict[Any, Any]()
-    for key, member in children(value):
-        new = place(member, news, placed)
-        if new is not member:
-            changed[key] = new
-            if isinstance(member, Tensor) and not isinstance(value, tuple):
-                placed.append(Placed(value, member, new))
-    return _changed(value, changed)
+
+    def write(container: Any, changed: dict[Any, Any]) -> Any:
+        for key, old in children(container):
+            if key in changed and isinstance(old, Tensor) and not isinstance(container, tuple):
+                placed.append((container, old, changed[key]))
+        return _changed(container, changed)
+
+    return rebuild(
+        value, lambda leaf: next(news) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf, write
+    )
 
 
 def put_back(placed: Sequence[Placed]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -35,17 +36,23 @@ class IndexRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Index:
+class Written:
+    """What somebody wrote, parsed; `str()` is the text itself."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Index(Written):
     """NumPy notation on a tensor: whole numbers, slices, one ellipsis, and one list of positions.
 
     An integer removes its dimension, and a list keeps the position of its dimension, as in torch.
     """
 
-    text: str
     items: tuple[Item, ...]
-
-    def __str__(self) -> str:
-        return self.text
 
     @property
     def positions(self) -> tuple[int, ...] | None:
@@ -55,8 +62,6 @@ class Index:
 
 def parse_index(raw: Any) -> Index:
     """Parse ``..., 0:8``, ``:, 3``, ``..., [1, 5, 6]`` or ``-1``; ValueError says which part is wrong."""
-    if isinstance(raw, Index):
-        return raw
     if isinstance(raw, list | tuple):
         raise ValueError(
             f"found the list {shown(raw)}, expected NumPy notation in quotes, like '..., [1, 5, 6]'"
@@ -77,8 +82,13 @@ def parse_index(raw: Any) -> Index:
     return Index(text, items)
 
 
+def parsed_as(kind: type[V], parse: Callable[[Any], V]) -> PlainValidator:
+    """The validator of a field that holds a `kind`: `parse` of what was written; one that was read before stays."""
+    return PlainValidator(lambda raw: raw if isinstance(raw, kind) else parse(raw))
+
+
 _SCHEMA = WithJsonSchema({"type": ["string", "integer"]})
-AnyIndex = Annotated[Index, PlainValidator(parse_index), PlainSerializer(str), _SCHEMA]
+AnyIndex = Annotated[Index, parsed_as(Index, parse_index), PlainSerializer(str), _SCHEMA]
 """The type of a pydantic field that holds an index."""
 
 
@@ -110,23 +120,30 @@ def _item(part: str, text: str) -> Item:
             twice = next(number for number in positions if positions.count(number) > 1)
             raise ValueError(f"{where}: it holds {twice} twice, name each position once")
         return positions
-    numbers = slice_numbers(part)
-    if not numbers:
+    place = number_or_range(part)
+    if place is None:
         raise ValueError(
             f"{where}, expected a whole number, a slice like 0:8, or ..., or a list like [1, 5, 6]"
         )
-    if len(numbers) == 3 and (numbers[2] or 1) < 1:
+    if isinstance(place, int):
+        return place
+    if place.every < 1:
         raise ValueError(f"{where}: torch slices by positive steps only")
-    return slice(*numbers) if numbers[1:] else numbers[0] or 0
+    return slice(place.start, place.end, None if place.every == 1 else place.every)
 
 
-def slice_numbers(text: str) -> list[int | None]:
-    """``3`` -> one number, ``0:`` -> the two of a slice, ``::2`` -> its three; empty if it is neither."""
+def number_or_range(text: str) -> int | IndexRange | None:
+    """``3`` -> 3, ``0:`` -> all from 0 on, ``::2`` -> every second one; None if it is neither."""
     try:
         numbers = [whole(part.strip()) if part.strip() else None for part in text.split(":")]
     except ValueError:
-        return []
-    return numbers if len(numbers) <= 3 and numbers != [None] else []
+        return None
+    if len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) > 3:
+        return None
+    start, end, every = (*numbers, None)[:3]
+    return IndexRange(start, end, 1 if every is None else every)
 
 
 def whole(digits: str) -> int:
@@ -155,20 +172,14 @@ _STEP = re.compile(
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Written):
     """A path into a value: integers subscript, strings name a dict key, an attribute or a keyword argument."""
 
-    text: str
     keys: tuple[Key, ...]
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def parse_target(raw: Any) -> Target:
     """Parse ``[0].logits``, ``hidden_states[-1]``, ``['a key'][1]``; ValueError says where it cannot be read."""
-    if isinstance(raw, Target):
-        return raw
     text = f"[{bounded(raw)}]" if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
@@ -194,7 +205,7 @@ def parse_target(raw: Any) -> Target:
     return Target(text, tuple(keys))
 
 
-AnyTarget = Annotated[Target, PlainValidator(parse_target), PlainSerializer(str), _SCHEMA]
+AnyTarget = Annotated[Target, parsed_as(Target, parse_target), PlainSerializer(str), _SCHEMA]
 """The type of a pydantic field that holds a target."""
 
 

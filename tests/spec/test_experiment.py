@@ -8,12 +8,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from hookrun import spec
+from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import (
-    MAX_DEPTH,
     MAX_INTEGER,
-    MAX_NAME,
-    MAX_TEXT,
     in_file_order,
     parse_spec,
     refuse_beyond_limits,

@@ -96,8 +96,6 @@ def test_a_selector_a_hook_or_a_list() -> None:
     assert AddedBy("*").every and not AddedBy("lora").every
     assert str(parse_choice(["fc.*", "hook:lora"])) == "[fc.*, hook:lora]"
     assert str(parse_choice("fc.*")) == "fc.*"
-    choice = parse_choice(["fc", "hook:a"])
-    assert parse_choice(choice) is choice
     # members of a list have their number in the key path
     for raw, places in ((["fc", "h"], ["x.0", "x.1"]), (["fc"], ["x.0"]), ("fc", ["x"])):
         assert [where for where, _ in parse_choice(raw).placed("x")] == places

@@ -58,24 +58,23 @@ class Selector(ABC):
 
     @abstractmethod
     def find(self, tree: Tree) -> Collection[str]:
-        """The paths that match, in any order."""
+        """The paths that match by themselves, in any order."""
 
     def select(self, tree: Tree) -> list[str]:
-        """The paths that match, each once, in the order of the tree."""
-        return tree.ordered(self.find(tree))
+        """The `paths`, in the order of the tree."""
+        paths = self.paths(tree)
+        return [path for path in tree.nodes if path in paths] if paths else []
 
-    def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
-        """The parameters that match: by name, or because a module that they belong to matches."""
-        names = set(self.find(parameters))
-        owners = set(self.find(modules))
+    def paths(self, tree: Tree) -> set[str]:
+        """The paths that match, in any order; of parameters also those of every module that matches."""
+        paths = set(self.find(tree))
+        owners = set() if tree.modules is None else set(self.find(tree.modules))
         if owners:
-            names.update(name for name in parameters.nodes if not owners.isdisjoint(ancestors(name)))
-        return names
+            paths.update(name for name in tree.nodes if not owners.isdisjoint(ancestors(name)))
+        return paths
 
-    def unmatched(
-        self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[tuple[Selector, str]]:
-        """The members of its lists that match no module, or no parameter if `parameters` is given, with their places.
+    def unmatched(self, tree: Tree, where: str = "") -> Iterator[tuple[Selector, str]]:
+        """The members of its lists that match nothing, with their places.
 
         where: the position within a larger selector, ``member 2 of the list``; empty for a whole selector
         """
@@ -129,19 +128,20 @@ class Parser:
 
 def _plain(raw: Any) -> Any:
     """The value itself, an integer as text; ValueError for scalars that are not names."""
-    if isinstance(raw, bool) or raw is None:
-        word = {True: "true", False: "false", None: "nothing (null)"}[raw]
-        raise ValueError(
-            f"found {word}, expected a path, a list or a mapping; quote a name that is a YAML word"
-        )
-    if isinstance(raw, int):
-        if abs(raw) >= 10**18:
+    match raw:
+        case bool() | None:
+            word = {True: "true", False: "false", None: "nothing (null)"}[raw]
+            raise ValueError(
+                f"found {word}, expected a path, a list or a mapping; quote a name that is a YAML word"
+            )
+        case int() if abs(raw) >= 10**18:
             raise ValueError("found a whole number of more than 18 digits, expected a path")
-        return str(raw)
-    if isinstance(raw, float):
-        raise ValueError(f"found the number {raw!r}: quote it (YAML reads 1.10 as 1.1)")
-    if isinstance(raw, str):
-        check_text(raw)
+        case int():
+            return str(raw)
+        case float():
+            raise ValueError(f"found the number {raw!r}: quote it (YAML reads 1.10 as 1.1)")
+        case str():
+            check_text(raw)
     return raw
 
 
@@ -166,20 +166,21 @@ def alternatives(text: str) -> list[str]:
     groups: list[tuple[list[str], list[str]]] = [([], [""])]
     for token in re.split(r"([{},])", text):
         complete, begun = groups[-1]
-        if token == "{":
-            if len(groups) > MAX_DEPTH:
+        match token:
+            case "{" if len(groups) > MAX_DEPTH:
                 raise ValueError(f"found {shown(text)}: braces are nested at most {MAX_DEPTH} deep")
-            groups.append(([], [""]))
-        elif token == "}":
-            if len(groups) == 1:
+            case "{":
+                groups.append(([], [""]))
+            case "}" if len(groups) == 1:
                 raise ValueError(f"found {shown(text)}: a }} without its {{")
-            groups.pop()
-            outer, before = groups[-1]
-            groups[-1] = (outer, _joined(before, complete + begun, text))
-        elif token == "," and len(groups) > 1:
-            groups[-1] = (complete + begun, [""])
-        else:
-            groups[-1] = (complete, [beginning + token for beginning in begun])
+            case "}":
+                groups.pop()
+                outer, before = groups[-1]
+                groups[-1] = (outer, _joined(before, complete + begun, text))
+            case "," if len(groups) > 1:
+                groups[-1] = (complete + begun, [""])
+            case _:
+                groups[-1] = (complete, [beginning + token for beginning in begun])
     if len(groups) > 1:
         raise ValueError(
             f"found {shown(text)}: a {{ without its }} (on the command line braces need quotes inside quotes)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,30 +62,23 @@ class MappingSelector(Selector):
         return cls("{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}", **keys)
 
     def find(self, tree: Tree) -> set[str]:
-        # What is excluded need not be called.
-        return self._all_hold(tree, lambda part: set(part.find(tree.whole if part is self.exclude else tree)))
-
-    def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
-        return self._all_hold(parameters, lambda part: part.select_parameters(modules, parameters))
-
-    def _all_hold(self, tree: Tree, paths_of: Callable[[Selector], set[str]]) -> set[str]:
-        """The paths for which every condition holds; `paths_of` gives those of a selector inside it."""
-        parts = [paths_of(part) for part in (self.path, self.type) if part is not None]
+        parts = [part.paths(tree) for part in (self.path, self.type) if part is not None]
         paths = set(tree.nodes).intersection(*parts) if parts else tree.nodes.keys() - tree.without_forward
         if self.leaf is not None:
             paths = {path for path in paths if tree.nodes[path].leaf == self.leaf}
         if self.min_params is not None:
             paths = {path for path in paths if tree.nodes[path].parameters >= self.min_params}
-        return paths if self.exclude is None else tree.without(paths, paths_of(self.exclude))
+        # What is excluded need not be called.
+        return paths if self.exclude is None else tree.without(paths, self.exclude.paths(tree.whole))
 
-    def unmatched(
-        self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[tuple[Selector, str]]:
+    paths = find  # a condition on parameters holds for each of them, not for their module
+
+    def unmatched(self, tree: Tree, where: str = "") -> Iterator[tuple[Selector, str]]:
         """Lists under `path` and `type` only; a name under `exclude` need not exist."""
         for key, part in (("path", self.path), ("type", self.type)):
             if part is not None:
                 place = f"`{key}` of {where}" if where else f"`{key}`"
-                yield from part.unmatched(modules, parameters, place)
+                yield from part.unmatched(tree, place)
 
     def nearest(self, names: Names) -> str:
         part = self.path or self.type

@@ -16,7 +16,7 @@ from hookrun.errors import nearest
 from hookrun.spec.selector.base import GLOB_PARTS, Parser, Selector, alternatives, shown
 from hookrun.spec.selector.regex import compiled, matching
 from hookrun.spec.selector.tree import Names, Tree
-from hookrun.values.index import IndexRange, slice_numbers
+from hookrun.values.index import IndexRange, number_or_range
 
 ANY_DEPTH = "**"
 Segment = str | IndexRange
@@ -143,13 +143,11 @@ def parse_glob(glob: str) -> Glob:
 
 
 def _parse_index(index: str, text: str) -> IndexRange:
-    numbers = slice_numbers(index)
-    if not numbers:
+    place = number_or_range(index)
+    if place is None:
         raise ValueError(f"found {shown(text)}: an index is a whole number or a slice, h[0], h[-1] or h[0:4]")
-    if len(numbers) == 3 and numbers[2] == 0:
+    if isinstance(place, int):
+        return IndexRange(place, place + 1 or None)
+    if place.every == 0:
         raise ValueError(f"found {shown(text)}: the step of a slice is not 0")
-    if len(numbers) > 1:
-        start, end, every = (*numbers, None)[:3]
-        return IndexRange(start, end, 1 if every is None else every)
-    at = numbers[0] or 0
-    return IndexRange(at, at + 1 or None)
+    return place

@@ -46,7 +46,8 @@ class RegexSelector(Selector):
         return cls(raw)
 
     def find(self, tree: Tree) -> list[str]:
-        return matching(self.text.removeprefix(self.prefix), tree.encoded.items())
+        texts = ((path, dotted[1:]) for path, dotted in tree.dotted.items())
+        return matching(self.text.removeprefix(self.prefix), texts)
 
 
 def matching(pattern: str, texts: Iterable[tuple[str, bytes]]) -> list[str]:

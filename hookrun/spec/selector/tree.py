@@ -25,17 +25,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Every path of a model in ``named_modules`` order, and the numbered children of its containers.
+    """Every path of a model's modules, or of its parameters, in the model's order.
 
     numbered: path of a container -> the names of its numbered children, in the container's order
     first: path -> the first name of the same object, for objects with several names
     without_forward: paths that globs and conditions pass over; names, ``re:`` and ``type:`` find them
+    modules: of parameters: the modules that they belong to, so that a selector of a module stands for its parameters
     """
 
     nodes: Mapping[str, Node]
     numbered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first: Mapping[str, str] = field(default_factory=dict)
     without_forward: Set[str] = frozenset()
+    modules: Tree | None = None
 
     @cached_property
     def whole(self) -> Tree:
@@ -43,28 +45,20 @@ class Tree:
         return replace(self, without_forward=frozenset()) if self.without_forward else self
 
     @cached_property
-    def encoded(self) -> Mapping[str, bytes]:
-        """Each path in UTF-8."""
-        return {path: path.encode("utf-8", "replace") for path in self.nodes}
-
-    @cached_property
-    def _dotted(self) -> Mapping[str, bytes]:
+    def dotted(self) -> Mapping[str, bytes]:
+        """Each path in UTF-8, with a dot before each name."""
         return {path: _dotted(path) for path in self.nodes}
 
     def below(self, paths: Iterable[str], starts: Collection[str]) -> Iterable[tuple[str, bytes]]:
         """Each path with what follows each of the starts that it lies under or is, with a dot before each name."""
         if starts == {""} and paths is self.nodes:
-            return self._dotted.items()
+            return self.dotted.items()
         return (
             (path, _dotted(path)[len(_dotted(start)) :])
             for path in paths
             for start in (path, *ancestors(path))
             if start in starts
         )
-
-    def ordered(self, paths: Collection[str]) -> list[str]:
-        """The paths, each once, in the tree's order."""
-        return [path for path in self.nodes if path in paths] if paths else []
 
     def without(self, paths: Iterable[str], excluded: Iterable[str]) -> set[str]:
         """The paths, without any name of an object if one of its names is excluded."""

@@ -42,24 +42,16 @@ class UnionSelector(Selector):
         return cls("[" + ", ".join(member.text for member in members) + "]", members)
 
     def find(self, tree: Tree) -> set[str]:
-        return {path for member in self.members for path in member.find(tree)}
+        return {path for member in self.members for path in member.paths(tree)}
 
-    def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
-        return {name for member in self.members for name in member.select_parameters(modules, parameters)}
+    paths = find  # its members count the parameters of their modules
 
-    def unmatched(
-        self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[tuple[Selector, str]]:
+    def unmatched(self, tree: Tree, where: str = "") -> Iterator[tuple[Selector, str]]:
         for number, member in enumerate(self.members, start=1):
             place = f"member {number} of {where or 'the list'}"
-            inner = list(member.unmatched(modules, parameters, place))
-            if inner:
+            if inner := list(member.unmatched(tree, place)):
                 yield from inner
-                continue
-            paths = (
-                member.find(modules) if parameters is None else member.select_parameters(modules, parameters)
-            )
-            if not paths:
+            elif not member.paths(tree):
                 yield member, place
 
     def nearest(self, names: Names) -> str:

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from hookrun.actions.values import PassValue
-from hookrun.errors import Problem, Refusal, SpecError, counted, first_lines, listed, nearest, refuse
+from hookrun.actions.values import PassValue, is_by_sample, is_drawn
+from hookrun.errors import (
+    Problem,
+    Refusal,
+    SpecError,
+    counted,
+    first_lines,
+    listed,
+    nearest,
+    problems_where,
+    refuse,
+)
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
@@ -147,7 +157,7 @@ class EffectsTask(TaskOfOneSplit):
 
     def _settings_problems(self, settings: Settings) -> list[Problem]:
         is_exact, steps = EXACT in self.method, [each.name for each in self.metrics if each.name in _STEPS]
-        return _problems(
+        return problems_where(
             (
                 settings.compute.compile,
                 "compute.compile",
@@ -173,10 +183,10 @@ class EffectsTask(TaskOfOneSplit):
         kind, action = hook.hook_type, hook.action
         values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
         per_sample, draws = (
-            any(getattr(value, name, isinstance(value, dict)) for value in values)
-            for name in ("per_sample", "draws")
+            any(isinstance(value, dict) or holds(value) for value in values)
+            for holds in (is_by_sample, is_drawn)
         )
-        return _problems(
+        return problems_where(
             (
                 kind.phase != "forward" or kind.until_backward or action.observes or action.of_call,
                 "task.hook",
@@ -239,8 +249,3 @@ _NEEDED = {
 }
 _STEPS = ("accuracy", "top5_accuracy", "rank")
 """Metrics that do not change smoothly."""
-
-
-def _problems(*cases: tuple[object, str, str, str]) -> list[Problem]:
-    """Those of the cases (whether there is a problem, where, what, hint) in which there is one."""
-    return [Problem(where, what, hint) for is_wrong, where, what, hint in cases if is_wrong]

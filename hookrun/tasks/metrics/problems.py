@@ -101,10 +101,10 @@ def compared_problems(
                         f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]",
                         "compare runs whose samples have the same length",
                     )
-                elif count is not None and len(missing := rows.missing(torch.arange(count))):
+                elif count is not None and (lack := rows.lacking(torch.arange(count))):
                     yield Problem(
                         where,
-                        rows.lacks(missing),
+                        lack,
                         "predict them in that run too, or limit this run: train.limit_batches",
                     )
         except HookrunError as error:

@@ -370,10 +370,10 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
                 "each training sample uses its own row, and validation samples have no rows",
                 "add when: {mode: train}",
             )
-        elif len(missing := rows.missing(torch.arange(samples))):
+        elif lack := rows.lacking(torch.arange(samples)):
             yield Problem(
                 where,
-                rows.lacks(missing),
+                lack,
                 "capture them in that run too, or limit this run: train.limit_batches",
             )
 

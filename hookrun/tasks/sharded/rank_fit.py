@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookrun.actions.fields import Meaning
+from hookrun.actions.values import is_drawn
 from hookrun.errors import CompileError, Problem, listed, refuse
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
@@ -78,7 +79,7 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
                 f"put it on the gradients of parameters (optimizer_step_pre), or {alone}",
             )
         for field, value in action.outside_values().items():
-            if value.draws:
+            if is_drawn(value):
                 yield Problem(f"{where}.{field}", "each rank would draw other samples for its rows", alone)
         if (index := spec.keys.index) is not None and _picks_rows(index, hook):
             yield Problem(

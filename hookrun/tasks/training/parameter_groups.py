@@ -152,7 +152,7 @@ def _selected(selector: Selector, where: str, names: ModelNames, problems: list[
     selected = names.select_parameters(selector)
     missing = [
         (member, f"'{member}' ({place}) matches no parameter")
-        for member, place in selector.unmatched(names.tree.whole, names.parameter_tree())
+        for member, place in selector.unmatched(names.parameter_tree())
     ]
     if not selected and not missing:
         missing = [(selector, f"'{selector}' matches no parameter of {type(names.model).__name__}")]

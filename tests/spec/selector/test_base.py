@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import pickle
 from collections.abc import Callable
@@ -142,8 +143,9 @@ def use(selector: Selector) -> None:
     """All operations on a parsed selector."""
     found = selector.select(TREE)
     assert found == [name for name in TREE.nodes if name in set(found)]
-    assert selector.select_parameters(TREE, TREE) >= set()
-    assert all(place.startswith("member ") for _, place in selector.unmatched(TREE, TREE))
+    parameters = dataclasses.replace(TREE, modules=TREE)
+    assert selector.paths(parameters) >= set(found)
+    assert all(place.startswith("member ") for _, place in selector.unmatched(parameters))
     assert pickle.loads(pickle.dumps(selector)) == selector == copy.deepcopy(selector)
     assert parse_selector(selector) is selector
     assert isinstance(str(selector), str)

@@ -31,7 +31,7 @@ TREE = Tree(
     },
     first={"same": "fc"},
 )
-PARAMETERS = Tree({name: Node(name) for name in ("w", "h.w", "h.fc.w", "h.fc.bias", "fc.w")})
+PARAMETERS = Tree({name: Node(name) for name in ("w", "h.w", "h.fc.w", "h.fc.bias", "fc.w")}, modules=TREE)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_each_form_finds_its_modules_in_the_model_s_order(raw: Any, paths: list[
     ],
 )
 def test_a_module_selects_the_parameters_below_it(raw: Any, names: list[str]) -> None:
-    assert parse_selector(raw).select_parameters(TREE, PARAMETERS) == set(names)
+    assert parse_selector(raw).paths(PARAMETERS) == set(names)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_the_text_of_a_mapping_reads_as_yaml() -> None:
     assert str(parse_selector({"path": ["a", "b"], "leaf": True})) == "{path: [a, b], leaf: true}"
 
 
-def unmatched(raw: Any, parameters: Tree | None = None) -> list[tuple[str, str]]:
-    return [(str(member), place) for member, place in parse_selector(raw).unmatched(TREE, parameters)]
+def unmatched(raw: Any, tree: Tree = TREE) -> list[tuple[str, str]]:
+    return [(str(member), place) for member, place in parse_selector(raw).unmatched(tree)]
 
 
 def test_members_that_match_nothing_are_named_by_their_place() -> None:
