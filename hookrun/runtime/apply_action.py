@@ -106,8 +106,8 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
     return capture_and_pass
 
 
-class _StraightThrough(torch.autograd.Function):
-    """The second tensor, whose gradient is that of the first."""
+class StraightThrough(torch.autograd.Function):
+    """A view of the second tensor, whose gradient is that of the first."""
 
     generate_vmap_rule = True
 
@@ -131,7 +131,7 @@ def _straight_through(function: Op) -> Op:
         new = function(old)
         has_none = isinstance(new, Tensor) and not new.requires_grad
         if has_none and old.requires_grad and torch.is_grad_enabled():
-            return _StraightThrough.apply(old, new)
+            return StraightThrough.apply(old, new)
         return new
 
     return edit

@@ -6,14 +6,14 @@ The graph adds to a tensor that counts the firings, and reads a tensor that says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from hookrun.errors import CompileError, Problem
-from hookrun.runtime.apply_action import acts_on, function_of
+from hookrun.hook_types import OUTPUT_GRAD
+from hookrun.runtime.apply_action import Op, acts_on, function_of
 from hookrun.runtime.site import HookSite
 from hookrun.values import containers
 from hookrun.values.private_names import require
@@ -22,22 +22,13 @@ tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""
 
 
-@dataclass(frozen=True)
-class InGraph:
-    """What a site does inside a graph.
+def in_graph_of(site: HookSite) -> Op:
+    """What a site does inside a graph: value -> the value after the action, if the schedule holds.
 
-    fire:  value -> the value after the action, if the schedule holds
-    watch: acts on the gradient of a tensor
-    """
+    For `output_grad` it is a function of a tensor, which lets the action act on the gradient of that tensor.
 
-    fire: Callable[[Any], Any]
-    watch: Callable[[Tensor], None]
-
-
-def in_graph_of(site: HookSite) -> InGraph:
-    """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model.
-
-    It gives the site the tensor that counts its firings there.
+    The action is a function of tensors. torch compiles a graph for each mode of the model. The site gets the tensor
+    that counts its firings there.
     """
     keys, clock, device = site.spec.keys, site.clock, site.like.device
     fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
@@ -83,11 +74,13 @@ def in_graph_of(site: HookSite) -> InGraph:
     def watch(tensor: Tensor) -> None:
         tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
 
+    if site.hook_type is OUTPUT_GRAD:
+        return watch
     always = path is None and not together and is_open is None and all(holds_in.values())
-    return InGraph(fire_always if always else fire, watch)
+    return fire_always if always else fire
 
 
-def refusal(problems: Sequence[Problem]) -> InGraph:
+def refusal(problems: Sequence[Problem]) -> Op:
     """For a site that cannot be part of a graph: it raises CompileError with the problems of the whole plan."""
 
     def refuse() -> NoReturn:
@@ -104,7 +97,7 @@ def refusal(problems: Sequence[Problem]) -> InGraph:
         refuse()
 
     refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
-    return InGraph(refused, refused)
+    return refused
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -19,7 +19,7 @@ from hookrun.discovery import own_subclasses
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
-from hookrun.runtime.compiled import InGraph, tracing
+from hookrun.runtime.compiled import tracing
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import tensors
 
@@ -31,14 +31,14 @@ class BoundHook:
     """A site with its effect on a value, schedule included.
 
     op:        value -> value
-    traced:    the same inside a compiled graph
+    traced:    the same inside a compiled graph, see `in_graph_of`
     op_of_new: a faster `op` for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
                hooks; or None
     """
 
     site: HookSite
     op: Op
-    traced: InGraph
+    traced: Op
     op_of_new: Op | None = None
 
     def repeat(self, value: Any) -> Any:
@@ -192,7 +192,7 @@ def fire(firings: Sequence[BoundHook], value: Any) -> Any:
     """Run the firings of a module call, which torch.compile may be tracing, or a backward pass may be recomputing."""
     if tracing():
         for firing in firings:
-            value = firing.traced.fire(value)
+            value = firing.traced(value)
         return value
     if graph_task() != NO_BACKWARD and repeating() is not None:
         for firing in firings:

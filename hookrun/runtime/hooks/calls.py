@@ -234,7 +234,7 @@ class Stop(CallHook):
         if self.number not in module._forward_hooks or repeating() is not None or not self.takes_place():
             return
         if torch.compiler.is_exporting():
-            self.firings[0].traced.fire(None)  # raises CompileError
+            self.firings[0].traced(None)  # raises CompileError
         where = self.firings[0].site.where
         ending = next((call for call in calls if call.module is self.shared.model), None)
         if ending is None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
-from hookrun.runtime.apply_action import NOT_NESTED
+from hookrun.runtime.apply_action import NOT_NESTED, StraightThrough
 from hookrun.runtime.compiled import rebuilt, tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.frames import call_frame, left_open
@@ -74,7 +74,7 @@ class OutputGrad(ModuleHook):
             output = _apart(output, list(tensors((args, kwargs))))
             for firing in self.firings:
                 for _, tensor in _carrying(firing, output):
-                    firing.traced.watch(tensor)
+                    firing.traced(tensor)
             return output
         versions = self._entered.pop(call_frame(), {})
         hooked = dict[int, tuple[Tensor, str, list[GradientHook]]]()
@@ -109,22 +109,6 @@ class OutputGrad(ModuleHook):
         return hook
 
 
-class _Returned(torch.autograd.Function):
-    """A copy in a graph that only the caller of a module uses.
-
-    It is a view (of its own memory), so that autograd refuses to write it in place: other tensors would not change.
-    A view of the tensor itself would be made anew outside the graph, without the hook.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.clone().view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
 def _apart(output: Any, given: Sequence[Tensor]) -> Any:
     """The output in a graph, with copies of its tensors if these may be used elsewhere too.
 
@@ -139,7 +123,9 @@ def _apart(output: Any, given: Sequence[Tensor]) -> Any:
     is_alone = len(distinct) == 1 and distinct[0]._base is None
     if is_alone and all(distinct[0] is not argument for argument in given):
         return output
-    copies = [_Returned.apply(tensor) for tensor in distinct]
+    # Views (of copies), so that autograd refuses to write them in place: other tensors would not change. Views of the
+    # tensors themselves would be made anew outside the graph, without the hook.
+    copies = [StraightThrough.apply(tensor, tensor.detach().clone()) for tensor in distinct]
 
     def returned(leaf: Any) -> Any:
         for tensor, copy in zip(distinct, copies, strict=True):

@@ -94,7 +94,7 @@ class Weight(AroundForward):
         if tracing():
             for name, firings in self._by_name.items():
                 if name in module.__dict__ or name not in module._parameters:
-                    self._refused.fire(None)  # raises CompileError
+                    self._refused(None)  # raises CompileError
                 module.__dict__[name] = fire(firings, module._parameters[name])
             return
         for left in left_open(_open):
