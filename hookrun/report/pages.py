@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,7 +22,7 @@ from hookrun.report.facts import read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection
 from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
-from hookrun.store.files import replacing
+from hookrun.store.files import replacing, write_table
 from hookrun.store.format import CONFIG, REPORT
 from hookrun.version import __version__
 
@@ -55,8 +53,7 @@ def write_sweep_report(folder: Path) -> Path:
     """Write report.html, sweep.csv and sweep_settings.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
     for name, rows in ((CSV, _of_jobs(facts)), (SETTINGS_CSV, _of_settings(facts))):
-        with replacing(folder / name) as file:
-            file.write(_table(rows).encode())
+        write_table(folder / name, map(_without_formulas, rows))
     title = _sweep_title(facts)
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, {"title": title, "csv": [CSV, SETTINGS_CSV]})
 
@@ -100,12 +97,9 @@ def _of_settings(facts: SweepFacts) -> Iterator[list[Any]]:
         yield [*map(setting.values.get, keys), is_baseline, count, *chain.from_iterable(spreads)]
 
 
-def _table(rows: Iterable[Sequence[Any]]) -> str:
-    """The text of a CSV file; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row] for row in rows)
-    return file.getvalue()
+def _without_formulas(row: Iterable[Any]) -> list[Any]:
+    """The cells of a row; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return [f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row]
 
 
 def write_page(

@@ -124,7 +124,8 @@ def write_effects(folder: Path, effects: Effects) -> None:
     }
     with replacing(folder / EFFECTS) as file:
         write_tensors(file, dict(effects), metadata)
-    write_table(folder / EFFECTS_TABLE, [*effects.axes, *_NUMBERS], effects.cells())
+    rows = (cell.values() for cell in effects.cells())
+    write_table(folder / EFFECTS_TABLE, [(*effects.axes, *_NUMBERS), *rows])
 
 
 def read_effects(folder: Path) -> Effects | None:

@@ -7,6 +7,7 @@ as gigabytes of zeros.
 
 from __future__ import annotations
 
+import csv
 import errno
 import gc
 import os
@@ -14,7 +15,6 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from csv import DictWriter
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -108,12 +108,10 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
         file.write(f"{text}\n".encode("ascii"))
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file with a header atomically. See `replacing`."""
+def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV file atomically. See `replacing`. rows: the cells of each line, first those of the header."""
     text = StringIO()
-    writer = DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     with replacing(path) as file:
         file.write(text.getvalue().encode())
 

@@ -88,7 +88,8 @@ class CompareTask(TaskOfRuns):
         firsts = [each["first"] for each in jobs.values() if each["first"] is not None]
         of_sweeps = {"first": next(iter(firsts), None), "unpaired": list(prepared.unpaired), "jobs": jobs}
         run_dir.write(COMPARE_JSON, {**jobs.get("", of_sweeps), "reasons": reasons})
-        write_table(run_dir.path / COMPARE_CSV, list(rows[0]) if rows else ["hook", "module"], rows)
+        heads = rows[0].keys() if rows else ("hook", "module")
+        write_table(run_dir.path / COMPARE_CSV, [heads, *(row.values() for row in rows)])
         for reason in reasons or ["no difference"]:
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
