@@ -10,6 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 from hookrun.store.format import encode
 from hookrun.store.reader import ROWS_AT_ONCE, Run
+from hookrun.store.records import grouped
 from hookrun.trust.callables import tensor_digest
 from hookrun.values.index import Item
 from hookrun.values.tensors import computable
@@ -153,9 +155,7 @@ class FaultList:
 
     def __init__(self, lines: Sequence[Mapping[str, Any]], fired: int, name: str) -> None:
         self.count, self.fired, self._name = len(lines), fired, name
-        self._by_draw = defaultdict[tuple[int, ...], list[Mapping[str, Any]]](list)
-        for line in lines:
-            self._by_draw[tuple(line["draw"])].append(line)
+        self._by_draw = grouped(lines, lambda line: tuple(line["draw"]))
         self.digest = hashlib.sha256(encode([fired, *lines]).encode()).hexdigest()
 
     def at(self, draw: tuple[int, ...], firing: int) -> Sequence[Mapping[str, Any]]:
@@ -397,10 +397,8 @@ def read_faults(
     if hooks.get(name) != (wanted := f"{spec.action.action_name} on {spec.hook_type}"):
         raise HookrunError(f"{named} is {hooks.get(name, 'not there')}, expected {wanted}: it has {hooks}")
     fired = {site["module"]: site["fired"] for site in run.hooks.get("sites", []) if site["hook"] == name}
-    lines = defaultdict[str, list[Mapping[str, Any]]](list)
-    for line in run.faults:
-        if line["hook"] == name:
-            lines[line["module"]].append(line)
+    of_hook = (line for line in run.faults if line["hook"] == name)
+    lines = grouped(of_hook, itemgetter("module"))
     there = {path: next((each for each in names if each in fired), None) for path, names in places.items()}
     strange = [path for path, module in there.items() if module is None]
     missing = [module for module in lines if module not in there.values()]
@@ -412,7 +410,7 @@ def read_faults(
             shown = listed(module or "(root)" for module in modules)
             raise HookrunError(f"{shown}: {named} {what}")
     return {
-        path: FaultList(lines[module], fired[module], named)
+        path: FaultList(lines.get(module, []), fired[module], named)
         for path, module in there.items()
         if module is not None
     }
