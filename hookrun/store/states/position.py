@@ -69,9 +69,7 @@ class FolderPosition(IndexPosition):
 
     def of_rank(self, rank: int) -> IndexPosition:
         """The position of one rank; empty if it has not written anything."""
-        if rank > len(self.others):
-            return IndexPosition()
-        return self.others[rank - 1] if rank else self
+        return self.parts[rank] if rank < len(self.parts) else IndexPosition()
 
 
 class PositionRecord(Record):
