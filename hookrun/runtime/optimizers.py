@@ -2,7 +2,7 @@
 
 torch iterates over a dictionary of global step hooks during each step, so registering a hook in one thread while
 another thread steps would break that step. Therefore one pair of hooks is registered once per process; it does nothing
-without followers. The followers are an immutable tuple that is replaced as a whole.
+without followers, and iterates over a copy of these.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import copyreg
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,32 +27,23 @@ Follower = Callable[[Optimizer, Sequence[Tensor]], None]
 A step inside another one (Lookahead, SAM, ZeroRedundancyOptimizer, `super().step()`) is a part of that one.
 """
 
-_followers: tuple[tuple[Follower | None, Follower | None], ...] = ()
-_changing = threading.Lock()
+_followers = dict[object, tuple[Follower | None, Follower | None]]()
 
 
-def follow(before: Follower | None = None, after: Follower | None = None) -> Callable[[], None]:
+def follow(before: Follower | None = None, after: Follower | None = None) -> Callable[[], object]:
     """Call these functions around every step from now on; returns a function that ends it.
 
     before: the optimizer is about to use the gradients
     after:  the optimizer has stepped
     """
-    global _followers
-    pair = (before, after)
-
-    def unfollow() -> None:
-        global _followers
-        with _changing:
-            _followers = tuple(other for other in _followers if other is not pair)
-
-    with _changing:
-        _followers = (*_followers, pair)
-    return unfollow
+    key = object()
+    _followers[key] = before, after
+    return partial(_followers.pop, key, None)
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """torch's global pre-hook; `args` begins with the optimizer. Returns changed arguments, or None for no change."""
-    followers = [before for before, _ in _followers if before is not None]
+    followers = [before for before, _ in tuple(_followers.values()) if before is not None]
     stepped = _outermost(optimizer) if followers else []
     if not stepped:
         return None
@@ -76,7 +66,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """torch's global post-hook."""
-    followers = [after for _, after in _followers if after is not None]
+    followers = [after for _, after in tuple(_followers.values()) if after is not None]
     stepped = _outermost(optimizer) if followers else []
     if stepped:
         for after in followers:
