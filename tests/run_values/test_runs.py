@@ -54,9 +54,8 @@ def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
     runs = RunReferences({"base": str(run), "later": None})
     used = runs.used("task.run", "base")
     assert used is not None and runs.used("task.run", "later") is None
-    assert (used.where, used.run, used.path, used.need, used.plan) == (
-        "task.run", "base", str(run), True, "ab" * 32,
-    )  # fmt: skip
+    found = (used.where, used.run, used.path, used.need, used.plan)
+    assert found == ("task.run", "base", str(run), True, "ab" * 32)
     assert used.manifest == runs.open("base").status["manifest"]  # type: ignore[union-attr]
 
 
