@@ -64,12 +64,8 @@ def test_a_source_distribution_can_be_built_and_tested_from(tmp_path: Path) -> N
     with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
     assert names >= CODE | CONF | {
-        "pyproject.toml",
-        "LICENSE",
-        "README.md",
-        "scripts/test",
-        "tests/test_packaging.py",
-    }
+        "pyproject.toml", "LICENSE", "README.md", "scripts/test", "tests/test_packaging.py",
+    }  # fmt: skip
 
 
 def test_the_installed_command_is_the_command_line(site: Path) -> None:

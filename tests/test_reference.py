@@ -1,4 +1,4 @@
-"""The README's tables equal the tables generated from the code."""
+"""The pages' tables equal those generated from the code, and what a mistake prints is the text in tests/golden."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from golden import COMMAND, GOLDEN, blocks, repeated
 from reference import PAGES, updated
 
 README = Path(__file__).parents[1] / "README.md"
@@ -49,3 +50,16 @@ def _anchors(page: Path) -> set[str]:
     """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+BLOCKS = [(path.stem, block) for path in sorted(GOLDEN.glob("*.txt")) for block in blocks(path)]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for _, block in BLOCKS],
+    ids=[f"{name}: {block.partition(COMMAND)[2].partition(chr(10))[0]}" for name, block in BLOCKS],
+)
+def test_a_mistake_is_told_in_these_words(block: str) -> None:
+    assert repeated(block) == block, "if the new text is right, run scripts/reference"
+    assert block.endswith("exit code 2\n")

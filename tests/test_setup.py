@@ -50,14 +50,10 @@ class Machine:
     def start(self, *command: str | Path, **env: str) -> subprocess.Popen[str]:
         given = {"LOG": self.folder / "log", "SELF": self.folder / "python", "PATH": self.folder / "bin"}
         return subprocess.Popen(
-            [str(part) for part in command],
-            cwd=self.folder / "work",
+            [str(part) for part in command], cwd=self.folder / "work",
             env={"FAILING": "", "KILLED": ""} | {key: str(value) for key, value in given.items()} | env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def run(self, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*command, **env)

@@ -18,9 +18,7 @@ BOUNDS = st.one_of(st.none(), st.integers(-3, 3), st.floats(-3, 3))
 
 
 @given(BOUNDS, BOUNDS, st.sampled_from(DTYPES), st.lists(st.floats(-9, 9), max_size=9))
-def test_results_equal_torch_clamp(
-    low: float | None, high: float | None, dtype: torch.dtype, values: list[float]
-) -> None:
+def test_results_equal_torch_clamp(low, high, dtype, values) -> None:
     x = torch.tensor(values, dtype=dtype)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
         with pytest.raises(ValidationError):

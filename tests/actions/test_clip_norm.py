@@ -44,9 +44,7 @@ def clipped(grads: Sequence[Tensor], max_norm: float, norm_type: float = 2.0) ->
     NORMS,
     st.integers(0, 9),
 )
-def test_results_are_bit_identical_to_torch_s(
-    shapes: list[tuple[int, ...]], dtype: torch.dtype, max_norm: float, norm_type: float, seed: int
-) -> None:
+def test_results_are_bit_identical_to_torch_s(shapes, dtype, max_norm, norm_type, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     grads = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     expected = clipped_by_torch(grads, max_norm, norm_type)

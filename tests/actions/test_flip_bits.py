@@ -259,11 +259,7 @@ def test_a_list_is_repeated_bit_for_bit_on_every_kind_of_hook(tmp_path: Path) ->
     ],
 )
 def test_a_list_that_does_not_fit_is_refused(
-    changed: dict[str, Any],
-    length: dict[str, int],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any], length: dict[str, int], message: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train({"part": HOOKS["part"]}, Path("first"))

@@ -108,8 +108,7 @@ def test_what_has_no_direction_is_refused_before_the_model_runs(keys: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{}, {"direction": 1.0}, {"direction": LISTED, "subspace": [LISTED]}, {"subspace": lambda x: x}],
+    "keys", [{}, {"direction": 1.0}, {"direction": LISTED, "subspace": [LISTED]}, {"subspace": lambda x: x}]
 )
 def test_it_takes_one_direction_or_one_subspace(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"give direction or subspace|found the number|is one for all"):

@@ -226,9 +226,7 @@ def test_fast_paths_of_torch_do_not_go_around_it() -> None:
 
 
 @pytest.mark.parametrize(("finds", "refused"), [(False, True), (True, False)])
-def test_a_wrapper_that_waits_for_its_gradients_is_refused(
-    finds: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrapper_that_waits_for_its_gradients_is_refused(finds: bool, refused: bool, monkeypatch) -> None:
     wrapper = SimpleNamespace(find_unused_parameters=finds, static_graph=False)
     monkeypatch.setattr(DistributedDataParallel, "_get_active_ddp_module", lambda: wrapper)
     model = Net()

@@ -165,11 +165,7 @@ def test_a_run_writes_captures_and_says_that_there_are_no_metrics(
     ids=lambda keys: keys[-1] if isinstance(keys, list) else "",
 )
 def test_what_needs_an_output_refuses_it_beforehand(
-    keys: list[str],
-    why: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    keys: list[str], why: str, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*EARLY, *keys]) == 2

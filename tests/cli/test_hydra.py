@@ -7,8 +7,6 @@ import errno
 import os
 import pickle
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -26,10 +24,8 @@ from hookrun.config.interpolations import guarded
 from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment
 
-Conf = Callable[..., str]
 
-
-def test_folders_are_searched_in_the_order_given_and_the_main_one_last(tmp_path: Path) -> None:
+def test_folders_are_searched_in_the_order_given_and_the_main_one_last(tmp_path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -49,7 +45,7 @@ def test_a_full_disk_is_told_with_its_folder(cwd, monkeypatch, capsys, notes, sw
     assert said in capsys.readouterr().err
 
 
-def test_a_checked_configuration_is_not_composed_again(tmp_path: Path) -> None:
+def test_a_checked_configuration_is_not_composed_again(tmp_path) -> None:
     """The value of `${now:…}` was resolved by the check; a second composition would give another time."""
     seen = []
     with opened(conf_dir()) as app:
@@ -82,7 +78,7 @@ def test_a_job_that_shares_a_composition_is_composed_as_any_other(job: list[str]
     assert OmegaConf.is_struct(found) and OmegaConf.is_struct(found.train)
 
 
-def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch) -> None:
     """As launchers do it: copied in one process, and set in another one that has loaded Hydra's plugins."""
     monkeypatch.setattr(Singleton, "_instances", copy.copy(Singleton._instances))
     with opened(conf_dir()) as app:
@@ -96,7 +92,7 @@ def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch: pytest.Mo
     Singleton._instances[Plugins] = plugins
 
 
-def test_a_folder_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
+def test_a_folder_with_a_link_to_itself_is_listed(tmp_path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/one.yaml").write_text("a: 1\n")
     (tmp_path / "round").symlink_to(".")
@@ -109,7 +105,7 @@ def test_a_folder_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
 GLOBAL = "# @package _global_\n"
 
 
-def test_defaults_lists_that_multiply_are_refused(conf: Callable[..., str]) -> None:
+def test_defaults_lists_that_multiply_are_refused(conf) -> None:
     files = {f"a/l{n}": f"defaults: [/a/l{n + 1}@x, /a/l{n + 1}@y]\n" for n in range(12)}
     folder = conf(**files, **{"a/l12": "a: 1\n", "experiment/mine": f"{GLOBAL}defaults: [/a/l0]\n"})
     with pytest.raises(SpecError, match=f"more than {MAX_LOADS:,} configs"):
@@ -169,7 +165,7 @@ def test_a_file_that_trusts_is_told_that_only_the_command_line_does() -> None:
         parse_experiment({**compose_dict([]), "trust": ["mypkg"]})
 
 
-def test_an_experiment_is_plain_data_without_hydras_part(cwd: Path) -> None:
+def test_an_experiment_is_plain_data_without_hydras_part(cwd) -> None:
     config = compose_dict(["experiment=clip_fc", "seed=3"])
     assert list(cwd.iterdir()) == []
     clip = {"select": "fc", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01}
@@ -185,7 +181,7 @@ def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:
     assert (experiment.settings.task.name, experiment.settings.model.name) == ("train", "cnn")
 
 
-def test_interpolations_are_resolved(conf: Conf) -> None:
+def test_interpolations_are_resolved(conf) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\nseed: 4\ntrain: {epochs: '${seed}'}\n"})
     assert compose_dict(["experiment=mine"], folder)["train"]["epochs"] == 4
 
@@ -196,12 +192,12 @@ def test_mistakes_raise_spec_errors(typed: str) -> None:
         compose_dict([typed])
 
 
-def test_a_missing_folder_raises_a_spec_error(tmp_path: Path) -> None:
+def test_a_missing_folder_raises_a_spec_error(tmp_path) -> None:
     with pytest.raises(SpecError, match=re.escape(f"config_dir: there is no folder {tmp_path}/nowhere")):
         compose_dict(config_dir=tmp_path / "nowhere")
 
 
-def test_it_works_inside_an_application_that_uses_hydra_itself(conf: Conf) -> None:
+def test_it_works_inside_an_application_that_uses_hydra_itself(conf) -> None:
     with initialize_config_dir(conf(config="theirs: 1\n"), version_base="1.3"):
         assert compose_dict(["seed=3"])["seed"] == 3
         assert compose("config").theirs == 1

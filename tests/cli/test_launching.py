@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def test_known_jobs_are_launched_once_in_batches_whatever_the_sweeper_lists(laun
     assert [bool(job.hooks.hooks) for job, _ in notes.prepared] == [False, True, True, True, True]
 
 
-def test_of_a_resumed_sweep_only_unfinished_jobs_run(launched, notes, cwd: Path) -> None:
+def test_of_a_resumed_sweep_only_unfinished_jobs_run(launched, notes, cwd) -> None:
     launched("seed=3,1,9", "hydra.sweep.dir=mine", code=1)
     notes.ran.clear()
     notes.mended = True
@@ -65,7 +64,7 @@ def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(launche
     assert [first for first, _ in launched("seed=5,1,6,7", numbered, "resume=mine", code=1)] == [1, 3]
 
 
-def test_of_an_interrupted_sweep_without_any_job_that_is_told(tmp_path: Path) -> None:
+def test_of_an_interrupted_sweep_without_any_job_that_is_told(tmp_path) -> None:
     said = interrupted(KeyboardInterrupt(), tmp_path, [])
     assert said == f"sweep: interrupted: no job started, in {tmp_path}"
 
@@ -80,7 +79,7 @@ def test_the_hash_is_of_what_is_written_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("kept", [1_000, 1])
-def test_each_job_is_composed_once(kept: int, notes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_is_composed_once(kept: int, notes, monkeypatch) -> None:
     composed = list[Any]()
     load = Loader.load_sweep_config
 

@@ -106,14 +106,10 @@ def test_it_runs_first_and_is_reused(patched: Path, patched_once: tuple[Path, st
     assert found.config["hooks"]["patch"]["value"]["run"] == "clean", "by its name"
     assert found.plan["runs"] == [
         {
-            "where": "hooks.patch.value.run",
-            "run": "clean",
-            "path": str(made(folder)[0]),
-            "need": True,
-            "plan": theirs.plan["hash"],
-            "manifest": theirs.status["manifest"],
+            "where": "hooks.patch.value.run", "run": "clean", "path": str(made(folder)[0]), "need": True,
+            "plan": theirs.plan["hash"], "manifest": theirs.status["manifest"],
         }
-    ]
+    ]  # fmt: skip
     for more in ((), ("task=plan",)):
         code, said = call("experiment=patch", *more)
         assert code == 0 and f"{LINE}{patched.parent.name}/{patched.name} (used again)" in said

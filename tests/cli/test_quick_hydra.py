@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,7 +69,7 @@ def test_the_first_and_the_second_composition_are_equal(conf, monkeypatch) -> No
             assert composed(argv, monkeypatch) == wanted, argv
 
 
-def test_a_user_s_file_is_read_each_time(conf: Callable[..., str], capsys: Any) -> None:
+def test_a_user_s_file_is_read_each_time(conf, capsys) -> None:
     for seed in (1, 2):
         folder = conf(**{"experiment/mine": f"# @package _global_\nseed: {seed}\n"})
         assert main(["--config-dir", folder, "experiment=mine", "--cfg", "job"]) == 0

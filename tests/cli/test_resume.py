@@ -134,9 +134,7 @@ def test_repeating_the_same_overrides_is_not_a_change(failed: Path) -> None:
         pass
 
 
-def test_another_version_is_refused_without_resume_anyway(
-    failed: Path, say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_refused_without_resume_anyway(failed, say, monkeypatch) -> None:
     monkeypatch.setattr(resuming, "__version__", "99")
     before = files(failed)
     code, said = say([f"resume={failed}"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from hookrun.spec import Experiment
 from hookrun.store.files import make_folder, write_json
 from hookrun.store.lock import sole_writer
 from hookrun.sweeps.resumed import is_sweep, sweep_command, sweep_folder
-
-Conf = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +38,7 @@ def jobs(folder: Path) -> dict[str, int]:
     return {file.parents[1].name: OmegaConf.load(file).seed for file in sorted(found)}
 
 
-def test_finished_jobs_are_not_run_again_and_the_rest_continues(pages, notes, earlier: Path, capsys) -> None:
+def test_finished_jobs_are_not_run_again_and_the_rest_continues(pages, notes, earlier, capsys) -> None:
     assert swept("seed=5,1,3,130,7") == 130
     before = (earlier / "0/.hydra/hydra.yaml").stat().st_mtime_ns
     notes.ran.clear()
@@ -66,7 +63,7 @@ def test_a_finished_job_without_its_page_gets_it(notes, earlier, monkeypatch) ->
     assert made == [earlier / "1"]
 
 
-def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlier: Path, capsys) -> None:
+def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlier, capsys) -> None:
     small = ["compute.device=cpu", "model=mlp", "train.limit_batches=1", "train.epochs=1"]
     assert swept(*small, "seed=1") == 0
     rest = [text for text in small if "epochs" not in text]
@@ -87,7 +84,7 @@ def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(notes, 
     assert "4 more in it, with configurations other than this sweep's" in capsys.readouterr().out
 
 
-def test_jobs_that_had_not_started_keep_their_numbers_and_values_from_these(notes, earlier: Path) -> None:
+def test_jobs_that_had_not_started_keep_their_numbers_and_values_from_these(notes, earlier) -> None:
     sweep = ["train.epochs=5,6,7,8", "seed='${hydra:job.num}0'", "tags=['${hydra:runtime.output_dir}']"]
     assert swept(*sweep) == 0
     for number in (1, 3):
@@ -111,14 +108,14 @@ def test_a_directory_may_follow_the_number_by_a_resolver_and_a_wrong_one_is_refu
     assert "job0 is the directory of a job with another configuration" in capsys.readouterr().err
 
 
-def test_equal_jobs_are_distinguished_by_their_number(notes, earlier: Path) -> None:
+def test_equal_jobs_are_distinguished_by_their_number(notes, earlier) -> None:
     assert swept("seed=5,5,1") == 1
     notes.ran.clear()
     assert main(["-m", "seed=5,5,5,1", "resume=mine"]) == 1
     assert notes.ran == [(1, earlier / "2"), (5, earlier / "3")]
 
 
-def test_the_newest_sweep_is_found_and_its_config_dir_must_be_typed_again(conf: Conf, notes, capsys) -> None:
+def test_the_newest_sweep_is_found_and_its_config_dir_must_be_typed_again(conf, notes, capsys) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: 4}\n"})
     assert main(["-m", "--config-dir", folder, "experiment=mine", "seed=5,1"]) == 1
     notes.ran.clear()
@@ -130,7 +127,7 @@ def test_the_newest_sweep_is_found_and_its_config_dir_must_be_typed_again(conf: 
     assert (seed, notes.prepared[-1][0].settings.train.epochs) == (1, 4)
 
 
-def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd: Path, earlier: Path, capsys) -> None:
+def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd, earlier, capsys) -> None:
     assert swept("seed=5,1") == 1
     os.mkdir("empty")
     for typed, said in {
@@ -159,7 +156,7 @@ def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd: Path, earlier: Pa
     assert "does not say which job it is" in capsys.readouterr().err and notes.ran == []
 
 
-def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier: Path, cwd: Path, capsys) -> None:
+def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier, cwd, capsys) -> None:
     assert swept("seed=5") == 0
     file = earlier / "multirun.yaml"
     stored = OmegaConf.load(file)
@@ -211,7 +208,7 @@ def test_fail_fast_stops_at_a_failed_job_and_can_be_resumed(pages, notes, earlie
     assert "Stopped at" not in (earlier / "report.html").read_text()
 
 
-def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier: Path, cwd: Path, capsys) -> None:
+def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier, cwd, capsys) -> None:
     logging = ["hydra/job_logging=none", "hydra.verbose=[a]"]
     typed = ["hydra.searchpath=[]", "++hydra.job.env_set.A=b c", *logging]
     assert swept("seed=5,1", *typed) == 1
@@ -251,7 +248,7 @@ def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(notes, earlier, mo
     assert saved == ["best", "best"]
 
 
-def test_a_directory_with_dots_is_the_same_for_all_jobs(notes, cwd: Path, monkeypatch) -> None:
+def test_a_directory_with_dots_is_the_same_for_all_jobs(notes, cwd, monkeypatch) -> None:
     assert main(["-m", "seed=5,1", "hydra.sweep.dir=a/../../up"]) == 1
     assert main(["-m", "seed=5,1", "resume=../up"]) == 1
     monkeypatch.setenv("HOOKRUN_OUTPUT", "../out")
@@ -267,7 +264,7 @@ def contents(place: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in (place, *place.rglob("*")) if file.is_file()}
 
 
-def test_no_link_in_the_directory_is_written_through(notes, earlier: Path, tmp_path: Path, capsys) -> None:
+def test_no_link_in_the_directory_is_written_through(notes, earlier, tmp_path, capsys) -> None:
     assert swept("seed=5,1", "hydra.sweep.subdir=jobs/${hydra.job.num}") == 1
     notes.ran.clear()
     theirs = tmp_path / "theirs"
@@ -301,7 +298,7 @@ def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
     return folder
 
 
-def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd: Path) -> None:
+def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd) -> None:
     old, new = sweep(cwd / "multirun/b"), sweep(cwd / "multirun/a")
     (cwd / "multirun/latest").symlink_to("a")
     assert sweep_folder("latest") == sweep_folder("multirun/latest") == new
@@ -312,7 +309,7 @@ def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd: Path) -> None:
             sweep_folder(wrong)
 
 
-def test_a_file_that_hydra_did_not_write_is_refused(cwd: Path) -> None:
+def test_a_file_that_hydra_did_not_write_is_refused(cwd) -> None:
     wrong = ("hydra: [1]\n", "hydra: {overrides: 3}\n", "[", "a: 1\n", "x: !!python/name:os\n")
     for number, text in enumerate(wrong):
         folder = sweep(cwd / str(number), text)
@@ -320,7 +317,7 @@ def test_a_file_that_hydra_did_not_write_is_refused(cwd: Path) -> None:
             sweep_command(folder, None, (), (), has_folder=False)
 
 
-def test_only_resume_sets_the_directory(cwd: Path) -> None:
+def test_only_resume_sets_the_directory(cwd) -> None:
     folder = cwd / "it's ${a}"
     _, overrides = sweep_command(folder, None, (), ["seed=1"], has_folder=False)
     assert overrides == ["seed=1", f"hydra.sweep.dir='{cwd}/it\\'s \\${{a}}'"]

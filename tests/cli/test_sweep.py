@@ -111,11 +111,8 @@ def test_a_sweep_in_the_directory_of_another_is_refused(notes, capsys) -> None:
 def test_a_read_only_sweep_shows_every_job_and_leaves_no_files(cwd: Path, notes, capsys) -> None:
     assert main(["-m", "seed=5,6", "task=plan"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "#0: seed=5 task=plan",
-        "the plan of seed 5",
-        "#1: seed=6 task=plan",
-        "the plan of seed 6",
-    ]
+        "#0: seed=5 task=plan", "the plan of seed 5", "#1: seed=6 task=plan", "the plan of seed 6",
+    ]  # fmt: skip
     assert list(cwd.iterdir()) == []
 
 

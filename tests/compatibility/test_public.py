@@ -60,9 +60,7 @@ def test_an_earlier_finished_run_is_verified_and_shown(earlier: Callable[[str], 
     assert "features" in (path / "report.html").read_text(encoding="utf-8")
 
 
-def test_an_earlier_interrupted_run_is_resumed_or_refused_in_words(
-    earlier: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_earlier_interrupted_run_is_resumed_or_refused_in_words(earlier, capsys) -> None:
     path = earlier("interrupted")
     code = main([f"resume={path}"])
     if code == 0:

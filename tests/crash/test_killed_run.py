@@ -31,9 +31,7 @@ SWEEP = ["-m", *JOB, "seed=1,2,3"]
 COMMAND_LINE = "import sys; from hookrun.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_killed_in_a_job_and_resumed_by_two_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: WarmProcesses
-) -> None:
+def test_killed_in_a_job_and_resumed_by_two_at_once(tmp_path, monkeypatch, warm) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*JOB, "seed=2", "hydra.run.dir=whole"]) == 0
     killed = warm.start(COMMAND_LINE, *SWEEP, "hydra.sweep.dir=cut")

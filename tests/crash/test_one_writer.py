@@ -83,9 +83,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_of_many_starts_writes_and_the_others_change_nothing(
-    kind: str, raced: tuple[Path, dict[str, list[int]]]
-) -> None:
+def test_one_of_many_starts_writes_and_the_others_change_nothing(kind: str, raced) -> None:
     folder, (codes, starts) = raced[0], (raced[1][kind], KINDS[kind][0])
     assert sorted(codes) == [0] + [2] * (starts - 1)
     winner = codes.index(0)
@@ -110,9 +108,7 @@ def holder(tmp_path: Path) -> Any:
         process.kill()
 
 
-def test_a_locked_directory_is_refused_and_left_alone(
-    holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_locked_directory_is_refused_and_left_alone(holder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     small = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu"]

@@ -214,9 +214,7 @@ def test_a_run_with_few_file_descriptors_needs_no_more(tmp_path: Path) -> None:
     assert open_run(tmp_path / "run").status["status"] == "done"
 
 
-def test_a_clock_that_is_set_back_ends_no_run_before_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_ends_no_run_before_it_began(tmp_path, monkeypatch) -> None:
     class Clock(datetime):
         times: ClassVar = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (9, 7, 8)]
 

@@ -46,17 +46,11 @@ def root(tmp_path: Path) -> Path:
     """x.safetensors and x.npz: row i of `input` is [i, i], its `target` i mod 3; and tensors of other kinds."""
     number = torch.arange(ROWS)
     tensors = {
-        "input": torch.stack([number, number], 1).float(),
-        "target": number % 3,
-        "double": number.double(),
-        "half": number.half(),
-        "bytes": (number % 3).to(torch.uint8),
-        "flags": number > 4,
-        "images": torch.zeros(ROWS, 1, 8, 8),
-        "short": torch.zeros(3),
-        "number": torch.tensor(1.0),
+        "input": torch.stack([number, number], 1).float(), "target": number % 3, "double": number.double(),
+        "half": number.half(), "bytes": (number % 3).to(torch.uint8), "flags": number > 4,
+        "images": torch.zeros(ROWS, 1, 8, 8), "short": torch.zeros(3), "number": torch.tensor(1.0),
         "none": torch.zeros(0, 2),
-    }
+    }  # fmt: skip
     save_file(tensors, tmp_path / "x.safetensors")
     np.savez(tmp_path / "x.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
     return tmp_path
@@ -102,9 +96,7 @@ def test_two_files_are_the_splits_and_one_suffices_for_its_own(root: Path) -> No
     assert (where, what) == ("data.args.train_file", f"{root / 'x.npz'} has no rows")
 
 
-def test_file_names_start_at_the_root_or_the_working_directory(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_names_start_at_the_root_or_the_working_directory(root, monkeypatch) -> None:
     monkeypatch.chdir(root)
     for config in (
         Data(name="tensors", args={"file": "x.npz"}),
@@ -239,9 +231,7 @@ def damage(path: Path) -> Problem:
 @given(
     tensors=st.dictionaries(st.sampled_from("abc"), st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1)
 )
-def test_a_header_tells_what_the_file_holds(
-    suffix: str, tensors: dict[str, tuple[list[int], torch.dtype]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_header_tells_what_the_file_holds(suffix: str, tensors, tmp_path_factory) -> None:
     saved = {
         name: torch.ones(shape, dtype=dtype)
         for name, (shape, dtype) in tensors.items()
@@ -266,13 +256,9 @@ def test_arrays_of_any_byte_order_and_layout_are_read(tmp_path: Path, order: str
 def test_arrays_of_other_dtypes_are_recognised_and_never_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(
-        path,
-        objects=np.asarray([{}, []], dtype=object),
-        words=np.asarray(["a"]),
-        fields=np.zeros(1, dtype=[("a", "f4")]),
-        complex=np.zeros(1, dtype=np.complex64),
-        good=np.zeros(1),
-    )
+        path, objects=np.asarray([{}, []], dtype=object), words=np.asarray(["a"]),
+        fields=np.zeros(1, dtype=[("a", "f4")]), complex=np.zeros(1, dtype=np.complex64), good=np.zeros(1),
+    )  # fmt: skip
     header = read_header(path, WHERE)
     assert [name for name, info in header.items() if info] == ["good"]
     with pytest.raises(SpecError, match="allow_pickle=False"):

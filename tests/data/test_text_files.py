@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from token_samples import made, prompts, real, refusal
 
@@ -14,7 +12,7 @@ from hookrun.data.text_files import LONGEST, MOST_LINE
 from hookrun.errors import SpecError
 
 
-def test_a_strangers_file_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_a_strangers_file_is_refused_with_its_place(tmp_path) -> None:
     path = tmp_path / "x.jsonl"
     for content, said in [
         (b"", "holds no prompt"),
@@ -36,7 +34,7 @@ def test_a_strangers_file_is_refused_with_its_place(tmp_path: Path) -> None:
     assert "no tokenizer that" in refusal("text", file=str(path), tokenizer=str(tmp_path))
 
 
-def test_names_of_a_strangers_file_write_no_control_characters(tmp_path: Path) -> None:
+def test_names_of_a_strangers_file_write_no_control_characters(tmp_path) -> None:
     name = "x\x1b[31mRED\nline\u202e\ud800"
     for line, said in (
         ({"prompt": "a b", "spans": {name: "zz"}}, r"data.args.spans.x\x1b[31mRED\nline\u202e\ud800: "),
@@ -57,7 +55,7 @@ def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(tmp_pa
         list(text_files.lines(path, "key"))
 
 
-def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+def test_a_stamp_changes_with_the_file(tmp_path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("a")
     before = checked_file("x.txt", tmp_path, "key", (".txt",))
@@ -67,7 +65,7 @@ def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
         checked_file("x.txt", tmp_path, "key", (".txt",), 1)
 
 
-def test_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tokens_are_refused(tmp_path, monkeypatch) -> None:
     path = tmp_path / "x.txt"
     path.write_text("abcde")
     monkeypatch.setattr(text_files, "MOST_TOKENS", 4)
@@ -75,7 +73,7 @@ def test_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "the file has more than 4" in refusal("prompts", file=prompts(tmp_path, {"prompt": "abcde"}))
 
 
-def test_the_longest_sets_the_length_unless_it_is_too_long(tmp_path: Path) -> None:
+def test_the_longest_sets_the_length_unless_it_is_too_long(tmp_path) -> None:
     path = tmp_path / "x.txt"
     for length in (3, LONGEST + 1):
         path.write_text("a\n" + "b" * length)
@@ -85,7 +83,7 @@ def test_the_longest_sets_the_length_unless_it_is_too_long(tmp_path: Path) -> No
     assert made("text", file=str(path), packed=False, val_fraction=1, length=7)[0].length == 7
 
 
-def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path: Path) -> None:
+def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path) -> None:
     text = "".join(f"line {number} of the text, ä\n" for number in range(100))
     path = tmp_path / "corpus.txt"
     path.write_text(text, encoding="utf-8")
@@ -110,7 +108,7 @@ def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path: Pat
     assert len(made("text", file=str(path), packed=False, val_fraction=1.0)[1]) == 1
 
 
-def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path: Path) -> None:
+def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("one\ntwo\n")
     said = refusal("text", "val", file=str(path))
@@ -119,7 +117,7 @@ def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path:
     assert "data.args.length" not in refusal("text", "val", file=str(path), packed=False)
 
 
-def test_a_packed_sample_is_of_the_line_where_it_begins(tmp_path: Path) -> None:
+def test_a_packed_sample_is_of_the_line_where_it_begins(tmp_path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"text": "abcde"}\n\n{"text": "fg"}\n{"text": "hijk"}\n')
     _, packed = made("text", file=str(path), val_fraction=1.0, length=4)

@@ -36,14 +36,9 @@ def folder(path: Path, **parts: Any) -> str:
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 DOUBLED = sequence(*[replacing("a", "aa")] * 30)
 ADDED = {
-    "id": 3,
-    "content": "aaaa",
-    "single_word": False,
-    "lstrip": False,
-    "rstrip": False,
-    "normalized": True,
+    "id": 3, "content": "aaaa", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True,
     "special": False,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,7 @@ STEPS = st.fixed_dictionaries(
 
 
 @given(STEPS, st.sampled_from([1, 3]), st.integers(2, 12), st.integers(2, 12))
-def test_the_predicted_shape_is_that_of_a_real_sample(
-    transforms: dict[str, Any], channels: int, height: int, width: int
-) -> None:
+def test_the_predicted_shape_is_that_of_a_real_sample(transforms, channels, height, width) -> None:
     flatten = [name for name in transforms if name == "flatten"]  # last: the others take images
     steps = parse_transforms(
         {name: transforms[name] for name in (*(transforms.keys() - {"flatten"}), *flatten)}, WHERE

@@ -15,13 +15,9 @@ from hookrun.spec.experiment import Model
 
 def made(vocab_size: int | None = 20, length: int | None = 12, **args: Any) -> nn.Module:
     model = build(
-        Model(name="decoder", args=args),
-        sample_shape=None,
-        num_classes=None,
-        trust=frozenset(),
-        vocab_size=vocab_size,
-        length=length,
-    )
+        Model(name="decoder", args=args), sample_shape=None, num_classes=None, trust=frozenset(),
+        vocab_size=vocab_size, length=length,
+    )  # fmt: skip
     return model.eval()
 
 

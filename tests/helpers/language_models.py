@@ -13,26 +13,18 @@ from hookrun.models import build
 from hookrun.spec.experiment import Model
 
 SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "vocab_size": None,
-}
+}  # fmt: skip
 
 
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 
 
 GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "vocab_size": None,
-    "bos_token_id": 0,
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": None, "bos_token_id": 0,
     "eos_token_id": 0,
-}
+}  # fmt: skip
 
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -58,13 +50,9 @@ T5 = "t5"
 
 def made(attention: str = "eager", vocab_size: int | None = 40, **args: Any) -> nn.Module:
     return build(
-        Model(name="transformers", args={"attention": attention, **args}),
-        sample_shape=None,
-        num_classes=3,
-        trust=frozenset(),
-        vocab_size=vocab_size,
-        length=10,
-    ).eval()
+        Model(name="transformers", args={"attention": attention, **args}), sample_shape=None, num_classes=3,
+        trust=frozenset(), vocab_size=vocab_size, length=10,
+    ).eval()  # fmt: skip
 
 
 def random_model(name: str, attention: str, **args: Any) -> nn.Module:

@@ -39,11 +39,6 @@ def samples() -> tuple[Tensor, Tensor]:
     return torch.randn(22, 4, generator=generator), torch.randint(0, 3, (22,), generator=generator)
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
 def batches(samples: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(*(part.split(BATCH) for part in samples), strict=True))
 
@@ -93,9 +88,7 @@ def check_a_fit(run: hookrun.Run) -> None:
 @pytest.fixture(scope="session")
 def plain() -> SimpleNamespace:
     """The functions above."""
-    return SimpleNamespace(
-        network=network, by_hand=by_hand, same=same, unhooked=is_unhooked, check_a_fit=check_a_fit
-    )
+    return SimpleNamespace(by_hand=by_hand, same=same, unhooked=is_unhooked, check_a_fit=check_a_fit)
 
 
 @pytest.fixture

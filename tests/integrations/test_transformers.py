@@ -58,22 +58,11 @@ def trainer(tmp_path: Path, samples, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     data = [{"x": x, "labels": label} for x, label in zip(*samples, strict=True)]
     arguments = TrainingArguments(
-        str(tmp_path / "theirs"),
-        report_to=[],
-        use_cpu=True,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        gradient_accumulation_steps=ACCUMULATE,
-        num_train_epochs=EPOCHS,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        save_strategy="no",
-        eval_strategy="epoch",
-        logging_steps=1,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-    )
+        str(tmp_path / "theirs"), report_to=[], use_cpu=True, per_device_train_batch_size=4,
+        per_device_eval_batch_size=4, gradient_accumulation_steps=ACCUMULATE, num_train_epochs=EPOCHS,
+        learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0, save_strategy="no",
+        eval_strategy="epoch", logging_steps=1, remove_unused_columns=False, disable_tqdm=True,
+    )  # fmt: skip
 
     def trainer(model: nn.Module | None, *callbacks: Any, **more: Any) -> Any:
         both = {"train_dataset": data, "eval_dataset": data}

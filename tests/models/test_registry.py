@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,7 +61,7 @@ def test_an_argument_that_the_data_cannot_supply_is_required() -> None:
     assert [p.where for p in problems(Model(name="cnn"), shape=(-1, 4, 5))] == ["model.args.in_channels"]
 
 
-def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once(tmp_path) -> None:
     gone = tmp_path / "gone.pt"
     config = Model(
         name="mlp",
@@ -71,12 +70,9 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     )
     found = {p.where: p.what for p in problems(config)}
     assert set(found) == {
-        "model.args.hiden",
-        "model.args.hidden.1",
-        "model.args.in_features",
-        "model.args.num_classes",
+        "model.args.hiden", "model.args.hidden.1", "model.args.in_features", "model.args.num_classes",
         "model.weights",
-    }
+    }  # fmt: skip
     assert "did you mean 'hidden'?" in found["model.args.hiden"]
     assert "'a'" in found["model.args.hidden.1"]
     assert str(gone) in found["model.weights"]
@@ -97,7 +93,7 @@ def test_a_wrong_type_is_reported_in_the_words_of_yaml() -> None:
     assert [p.what for p in found] == ["found 64: expected a valid list", "is missing"]
 
 
-def test_wrong_weights_are_reported_beside_an_unknown_model(tmp_path: Path) -> None:
+def test_wrong_weights_are_reported_beside_an_unknown_model(tmp_path) -> None:
     [problem] = problems(Model(name="cnn", weights="DEFAULT"))
     assert problem.where == "model.weights"
     assert "'cnn'" in problem.what and ".safetensors" in problem.hint

@@ -136,9 +136,7 @@ def test_missing_and_mismatched_tensors_are_reported_together_and_nothing_is_loa
     assert equal(model.state_dict(), before)
 
 
-def test_a_missing_file_is_named_by_its_absolute_path_with_the_files_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_is_named_by_its_absolute_path_with_the_files_beside_it(tmp_path, monkeypatch) -> None:
     saved(tmp_path / "best.pt", {})
     monkeypatch.chdir(tmp_path)
     [problem] = problems(net(), "bets.pt")

@@ -96,13 +96,8 @@ class Mixing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.Wq, self.to_k, self.value = nn.Linear(8, 8), Wrapped(), nn.Linear(8, 8)
-        self.k_norm, self.mixed, self.dropout, self.to_out = (
-            nn.LayerNorm(8),
-            nn.Identity(),
-            nn.Dropout(),
-            Wrapped(),
-        )
-        self.norm = nn.LayerNorm(8)
+        self.norm, self.k_norm, self.mixed = nn.LayerNorm(8), nn.LayerNorm(8), nn.Identity()
+        self.dropout, self.to_out = nn.Dropout(), Wrapped()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(self.to_out(self.mixed(self.Wq(self.norm(x)))))
@@ -112,18 +107,10 @@ class Mixing(nn.Module):
 def test_heads_of_own_modules_are_found_by_usual_names_or_given_by_count() -> None:
     made = nn.Sequential()
     made.add_module("mix", Mixing())
-    outputs = {
-        "mix.Wq",
-        "mix.to_k",
-        "mix.to_k.base_layer",
-        "mix.to_k.adapter",
-        "mix.value",
-        "mix.k_norm",
-        "mix.mixed",
-    }
-    assert holding(made, of_input=False) == outputs
-    inputs = {"mix.k_norm", "mix.mixed", "mix.to_out", "mix.to_out.base_layer", "mix.to_out.adapter"}
-    assert holding(made, of_input=True) == inputs
+    outputs = ("Wq", "to_k", "to_k.base_layer", "to_k.adapter", "value", "k_norm", "mixed")
+    assert holding(made, of_input=False) == {f"mix.{name}" for name in outputs}
+    inputs = ("k_norm", "mixed", "to_out", "to_out.base_layer", "to_out.adapter")
+    assert holding(made, of_input=True) == {f"mix.{name}" for name in inputs}
     fused = nn.ModuleDict({"qkv": nn.Linear(8, 24), "z": nn.Identity()})
     assert "0.z" in holding(nn.Sequential(fused), of_input=False)
     decoder = holding(Decoder(vocab_size=8, length=4, layers=1), of_input=False)

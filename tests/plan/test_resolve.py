@@ -91,14 +91,7 @@ def test_a_gradient_hook_on_a_parameter_frozen_by_a_hook_or_the_user_is_refused(
 def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
     spec = {
         "see": {"select": "fc.extra", "hook": "grad", "action": "print"},
-        "fill": {
-            "select": "fc",
-            "hook": "apply",
-            "action": "fill",
-            "value": 1,
-            "parameters": "extra",
-            "priority": 1,
-        },
+        "fill": one_hook("fc", "apply", "fill", value=1, parameters="extra", priority=1)["h"],
         "add": {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]},
     }
     assert hookrun.compile(spec, Net()).hooks[0].matches[0].path == "fc.extra"

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import hookrun
@@ -90,7 +89,7 @@ def test_a_killed_rank_and_another_number_of_ranks(workers, same, tmp_path, monk
     assert ended.said[1] == ""
 
 
-def test_sharded_parameters(workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_parameters(workers, same, tmp_path, monkeypatch) -> None:
     """Under compute=fsdp a state holds whole tensors: it is resumed sharded as before, and in one process."""
     monkeypatch.chdir(tmp_path)
     argv = ["compute=fsdp" if each == "compute=ddp" else each for each in ARGV]

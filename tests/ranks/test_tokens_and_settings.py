@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import hookrun
 from hookrun.cli import main
 
@@ -35,7 +32,7 @@ TRAINED = (
 )  # fmt: skip
 
 
-def test_four_ranks_train_as_one(workers: Any, same: Any, cwd: Path) -> None:
+def test_four_ranks_train_as_one(workers, same, cwd) -> None:
     """Batches of three samples: one rank never has a row, and the last, smaller batch is for two of them."""
     argv = (*SMALL, *TRAINED, METRICS, LAST, SEEN, NAMED, NOISE, STEER, BROKEN, "data.batch_size=3")
     assert main([*argv, "hydra.run.dir=one"]) == 0

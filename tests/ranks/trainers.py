@@ -52,15 +52,10 @@ def lightning(rank: int, size: int) -> nn.Module:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     strategy = "ddp" if size > 1 else "auto"
     trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        devices=size,
-        strategy=strategy,
-        callbacks=[hookrun.integrations.lightning.Callback(SPEC)],
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        **quiet,
-    )
+        max_epochs=2, accelerator="cpu", devices=size, strategy=strategy,
+        callbacks=[hookrun.integrations.lightning.Callback(SPEC)], enable_model_summary=False,
+        use_distributed_sampler=False, **quiet,
+    )  # fmt: skip
     own = TensorDataset(INPUTS[rank::size], TARGETS[rank::size])
     trainer.fit(module, DataLoader(own, batch_size=BATCH // size))
     return module.net
@@ -88,17 +83,10 @@ def transformers(rank: int, size: int) -> nn.Module:
 
     model = Model()
     arguments = TrainingArguments(
-        output_dir="out",
-        num_train_epochs=2,
-        per_device_train_batch_size=BATCH // size,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        disable_tqdm=True,
+        output_dir="out", num_train_epochs=2, per_device_train_batch_size=BATCH // size, use_cpu=True,
+        report_to=[], save_strategy="no", lr_scheduler_type="constant", max_grad_norm=0, disable_tqdm=True,
         ddp_backend="gloo" if size > 1 else None,
-    )
+    )  # fmt: skip
     data = [{"x": x, "labels": label} for x, label in zip(INPUTS, TARGETS, strict=True)]
     callback = hookrun.integrations.transformers.Callback(SPEC)
     Plain(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()

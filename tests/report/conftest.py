@@ -138,9 +138,7 @@ def remade() -> Callable[[Path], Page]:
 def observed(shared: Callable[..., Path]) -> Path:
     """A training run whose hooks look at everything, one that never fires and one that uses up its budget."""
     return shared(
-        "train.epochs=3",
-        "train.limit_batches=6",
-        "train.log_every=2",
+        "train.epochs=3", "train.limit_batches=6", "train.log_every=2",
         norms="{select: '**', hook: optimizer_step_pre, action: stats, of: [norm, abs_max]}",
         spread="{select: 'layers.*', hook: forward, action: stats, of: [mean, std]}",
         seen="{select: [layers.1, fc], hook: forward, action: capture, when: {mode: eval, epoch: {start: 2}}}",
@@ -149,7 +147,7 @@ def observed(shared: Callable[..., Path]) -> Path:
         said="{select: fc, hook: forward, action: print, what: shape, when: {step: {end: 2}}}",
         late="{select: fc, hook: forward, action: capture, when: {epoch: {start: 99}}}",
         few="{select: fc, hook: forward, action: capture, max_bytes: 6000, when: {mode: eval}}",
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

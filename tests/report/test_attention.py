@@ -62,9 +62,7 @@ def test_a_pattern_is_recognised_by_its_shape_and_values(predicted: Run) -> None
     assert f"” at {length - 1}</span>" in last
 
 
-def test_the_page_of_a_strangers_directory_is_bounded(
-    predicted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_of_a_strangers_directory_is_bounded(predicted, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.report.facts.MOST_TOKENS", 30_000)
     path = Path(shutil.copytree(predicted.path, tmp_path / "run"))
     evil = "</svg><script>alert(1)</script>\u202e\x00\n" + "x" * 2000

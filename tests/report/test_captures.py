@@ -88,9 +88,7 @@ def test_gradients_of_a_parameter_are_firings(tmp_path: Path) -> None:
         (torch.empty(4, 0), "it has no elements"),
     ],
 )
-def test_a_capture_that_cannot_be_drawn_has_a_reason(
-    tmp_path: Path, batch: torch.Tensor, problem: str
-) -> None:
+def test_a_capture_that_cannot_be_drawn_has_a_reason(tmp_path, batch: torch.Tensor, problem: str) -> None:
     found = drawn(tmp_path, batch)
     assert (found.problem, found.figures) == (problem, [])
 

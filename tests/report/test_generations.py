@@ -17,20 +17,11 @@ from hookrun.report.sections.generations import changed_places
 from hookrun.store.files import StoreError
 
 LINE: dict[str, Any] = {
-    "sample": 0,
-    "split": "val",
-    "prompt": "a prompt <b>&",
-    "prompt_ids": [1, 2],
-    "text": "one two",
-    "ids": [3, 4],
-    "reason": "length",
-    "next": [[3, "one", 0.5], [4, "two", 0.25]],
-    "text_without": "one three",
-    "ids_without": [3, 5],
-    "reason_without": "end",
-    "next_without": [[3, "one", 0.75]],
-    "kl_first": 0.125,
-}
+    "sample": 0, "split": "val", "prompt": "a prompt <b>&", "prompt_ids": [1, 2], "text": "one two",
+    "ids": [3, 4], "reason": "length", "next": [[3, "one", 0.5], [4, "two", 0.25]],
+    "text_without": "one three", "ids_without": [3, 5], "reason_without": "end",
+    "next_without": [[3, "one", 0.75]], "kl_first": 0.125,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -47,9 +38,7 @@ def page(tmp_path: Path) -> Callable[..., str]:
     return page
 
 
-def test_both_continuations_are_shown_side_by_side_with_the_difference_marked(
-    page: Callable[..., str],
-) -> None:
+def test_both_continuations_are_shown_side_by_side_with_the_difference_marked(page) -> None:
     source = page(LINE, texts=((3, "one"), (4, "two"), (5, "three")))
     assert "With hooks 1 of 1 sample continued differently" in source and "KL 0.125 nats" in source
     assert re.findall("<mark>(.*?)</mark>", source) == ["three ", "two "]

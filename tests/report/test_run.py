@@ -170,9 +170,7 @@ def test_records_of_another_shape_are_left_out_and_counted(copied_run: Path, rem
     ("from_start", "note"),
     [(False, "1,000 lines: 86 of them, drawn at random, are shown"), (True, "only its first 2,000 bytes")],
 )
-def test_of_a_long_file_a_sample_or_the_beginning_is_read(
-    tmp_path: Path, from_start: bool, note: str
-) -> None:
+def test_of_a_long_file_a_sample_or_the_beginning_is_read(tmp_path, from_start: bool, note: str) -> None:
     write_lines(tmp_path / "metrics.jsonl", [{"step": step, "of": "epoch"} for step in range(1000)])
     size = (tmp_path / "metrics.jsonl").stat().st_size
     read = lines.sampled(tmp_path / "metrics.jsonl", MetricsLine, limit=2_000, from_start=from_start)

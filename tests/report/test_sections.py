@@ -167,9 +167,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
 # ---- what tasks found
 
 
-def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(
-    shared, page, remade, tmp_path: Path
-) -> None:
+def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> None:
     path = shared("task=evaluate")
     lines = read_lines(path / "samples.jsonl")
     right = sum(line["class"] == line["predicted_class"] for line in lines)
@@ -206,9 +204,7 @@ def test_analyses_have_their_table_and_their_picture(analysed, page, task: str) 
         assert [float(cell) for cell in cells] == [float(f"{line['cka']:.4g}") for line in lines]
 
 
-def test_a_comparison_has_its_picture_tables_and_bounds(
-    run, predictions: Path, page, remade, tmp_path: Path
-) -> None:
+def test_a_comparison_has_its_picture_tables_and_bounds(run, predictions, page, remade, tmp_path) -> None:
     seen = "{select: [layers.1, fc], hook: forward, action: capture}"
     path = run(
         "task=compare", f"task.run={predictions}", f"task.other={run('task=predict', 'seed=1', seen=seen)}"

@@ -105,9 +105,7 @@ def test_metrics_that_only_the_baselines_have_are_not_drawn(compared: Path, rema
     assert "failed 2" in found.text and "svg" not in found.tags
 
 
-def test_baselines_come_first_and_each_job_is_compared_with_its_own(
-    compared: Path, page, remade, tmp_path: Path
-) -> None:
+def test_baselines_come_first_and_each_job_is_compared_with_its_own(compared, page, remade, tmp_path) -> None:
     """One sweep: its title, its order, its differences, and its progress while it runs."""
     path = Path(shutil.copytree(compared, tmp_path / "compared"))
     rows = {row["job"]: row for row in table(path)}
@@ -192,12 +190,9 @@ def effects(folder: Path, *, with_baseline: bool) -> SweepFacts:
     values = {"vars.layer=0": 0.5, "vars.layer=1": -3.0, "hooked=false": 0.25}
     for number, (given, value) in enumerate(values.items()):
         result = {
-            "metric": "val/logit_difference",
-            "direction": "maximize",
-            "of": "best",
-            "value": value,
+            "metric": "val/logit_difference", "direction": "maximize", "of": "best", "value": value,
             "epoch": None,
-        }
+        }  # fmt: skip
         job = folder / str(number)
         (job / ".hydra").mkdir(parents=True)
         give(job, given)

@@ -27,9 +27,7 @@ from hookrun.tasks import parse_experiment
 HOOK = {"select": "fc", "hook": "forward", "action": "scale"}
 
 
-def test_a_name_is_a_need_a_directory_or_the_previous_run(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_a_need_a_directory_or_the_previous_run(run, tmp_path, monkeypatch) -> None:
     runs = RunReferences({"base": str(run), "later": None})
     assert runs.open("base") is runs.open("base"), "found once, since a link may change"
     assert runs.open("later") is None
@@ -56,13 +54,8 @@ def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
     runs = RunReferences({"base": str(run), "later": None})
     used = runs.used("task.run", "base")
     assert used is not None and runs.used("task.run", "later") is None
-    assert (used.where, used.run, used.path, used.need, used.plan) == (
-        "task.run",
-        "base",
-        str(run),
-        True,
-        "ab" * 32,
-    )
+    found = (used.where, used.run, used.path, used.need, used.plan)
+    assert found == ("task.run", "base", str(run), True, "ab" * 32)
     assert used.manifest == runs.open("base").status["manifest"]  # type: ignore[union-attr]
 
 

@@ -98,10 +98,7 @@ def add(site: HookSite, module: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("act", "says"),
-    [
-        (freeze, 'does not declare `does = "freeze"`'),
-        (add, "adds 'extra', which none of its fields names"),
-    ],
+    [(freeze, 'does not declare `does = "freeze"`'), (add, "adds 'extra', which none of its fields names")],
 )
 def test_effects_of_apply_on_parameters_must_be_declared(act: Any, says: str) -> None:
     model = net()

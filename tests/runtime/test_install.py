@@ -24,15 +24,8 @@ X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    layers = [
-        nn.Linear(3, 4),
-        nn.ReLU(inplace=True),
-        nn.Dropout(0.2),
-        nn.BatchNorm1d(4),
-        nn.Identity(),
-        nn.Linear(4, 2),
-    ]
-    return nn.Sequential(*layers)
+    first = nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.BatchNorm1d(4), nn.Identity(), nn.Linear(4, 2))
 
 
 def step(model: nn.Module) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], Callable[[Tensor, float], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_value_at_each_step_is_that_of_a_hand_written_hook(name: str, tmp_path: Path) -> None:
+def test_the_value_at_each_step_is_that_of_a_hand_written_hook(name: str, tmp_path) -> None:
     keys, by_hand = ACTIONS[name]
     if name == "steer":
         save_file({"v": VECTOR}, tmp_path / "v.safetensors")

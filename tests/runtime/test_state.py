@@ -89,16 +89,11 @@ class Loop:
             for module, each in modules.items()
         }
         return {
-            "rows": rows,
-            "counts": counts,
-            "records": run.stats,
-            "fired": dict(self.hooks.fired),
-            "effects": self.hooks.effects,
-            "inactive": self.hooks.inactive,
-            "bytes": self.hooks.sink.bytes,
+            "rows": rows, "counts": counts, "records": run.stats, "fired": dict(self.hooks.fired),
+            "effects": self.hooks.effects, "inactive": self.hooks.inactive, "bytes": self.hooks.sink.bytes,
             "stopped": stopped,
             "weights": {name: value.tolist() for name, value in self.model.state_dict().items()},
-        }
+        }  # fmt: skip
 
 
 def plain(value: Any) -> bool:

@@ -70,16 +70,9 @@ def test_all_sections_of_a_file_are_in_one_report() -> None:
         sead=3,
     )
     assert places(error) == [
-        "task.metrics.1",
-        "data.name",
-        "data.transforms.resiez",
-        "train.epochs",
-        "train.loss",
-        "hooks.a.mx",
-        "hooks.b.max",
-        "compute.precision",
-        "sead",
-    ]
+        "task.metrics.1", "data.name", "data.transforms.resiez", "train.epochs", "train.loss", "hooks.a.mx",
+        "hooks.b.max", "compute.precision", "sead",
+    ]  # fmt: skip
     for name in ("'accuracy'", "'digits'", "'resize'", "'fp32'", "'seed'"):
         assert name in str(error)
 

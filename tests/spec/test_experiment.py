@@ -10,13 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from hookrun import spec
 from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT
 from hookrun.errors import Problem, SpecError
-from hookrun.spec import (
-    MAX_INTEGER,
-    in_file_order,
-    parse_spec,
-    refuse_beyond_limits,
-    without_boolean_keys,
-)
+from hookrun.spec import MAX_INTEGER, in_file_order, parse_spec, refuse_beyond_limits, without_boolean_keys
 from hookrun.spec.experiment import MOST_NEEDS, MOST_OVERRIDES, MOST_TEXT, Need, Needs, runs_of
 from hookrun.tasks import parse_experiment
 

@@ -78,9 +78,7 @@ def test_a_slice_means_what_it_means_for_a_tensor(shuffled: StoredCapture, index
 
 
 @given(st.lists(st.integers(-100, 99), max_size=20))
-def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(
-    shuffled: StoredCapture, index: list[int]
-) -> None:
+def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(shuffled, index) -> None:
     expected = ROWS[torch.tensor(index, dtype=torch.int64)]
     assert torch.equal(shuffled[index], expected)
     assert torch.equal(shuffled[torch.tensor(index, dtype=torch.int32)], expected)
@@ -105,8 +103,7 @@ def test_a_missing_row_is_an_index_error(shuffled: StoredCapture, index: Any) ->
 
 
 @pytest.mark.parametrize(
-    "index",
-    [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5], "a", None, (slice(2), 0)],
+    "index", [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5], "a", None, (slice(2), 0)]
 )
 def test_only_whole_numbers_choose_rows(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match="rows are chosen by"):
@@ -272,9 +269,7 @@ class TestNames:
             (["features", "lstm", "[2]"], "no tensor '[2]' in features at 'lstm': did you mean"),
         ],
     )  # fmt: skip
-    def test_an_unknown_name_is_an_error_with_the_nearest(
-        self, found: Any, keys: list[str], said: str
-    ) -> None:
+    def test_an_unknown_name_is_an_error_with_the_nearest(self, found, keys: list[str], said: str) -> None:
         with pytest.raises(NoSuchKey) as caught:
             for key in keys:
                 found = found[key]

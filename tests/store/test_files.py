@@ -58,9 +58,7 @@ def test_the_previous_file_survives_a_failure(tmp_path: Path, error: type[BaseEx
     assert names(tmp_path) == ["plan.json"]
 
 
-def test_the_file_is_flushed_before_and_the_folder_after_the_renaming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_flushed_before_and_the_folder_after_the_renaming(tmp_path, monkeypatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
 

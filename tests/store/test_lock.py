@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
 from hookrun.store.lock import LockedError, locked, refuse_held, sole_writer
 
 
-def test_a_second_writer_is_refused_with_the_first_s_process(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_the_first_s_process(tmp_path) -> None:
     run = tmp_path / "run"
     with sole_writer(run):
         (run / "file").write_text("")
@@ -27,7 +26,7 @@ def test_a_second_writer_is_refused_with_the_first_s_process(tmp_path: Path) -> 
     assert [path.name for path in run.iterdir()] == ["file"], "the lock is removed at the end"
 
 
-def test_a_folder_inside_is_locked_too_except_for_the_writer_itself(tmp_path: Path) -> None:
+def test_a_folder_inside_is_locked_too_except_for_the_writer_itself(tmp_path) -> None:
     sweep, job = tmp_path / "sweep", tmp_path / "sweep/0"
     with sole_writer(sweep):
         with pytest.raises(LockedError), sole_writer(job):
@@ -37,7 +36,7 @@ def test_a_folder_inside_is_locked_too_except_for_the_writer_itself(tmp_path: Pa
             assert job.is_dir()
 
 
-def test_waiting_for_a_lock_is_reported_once(tmp_path: Path) -> None:
+def test_waiting_for_a_lock_is_reported_once(tmp_path) -> None:
     waited, is_held, may_end = list[str](), threading.Event(), threading.Event()
 
     def first() -> None:
@@ -58,9 +57,7 @@ def test_waiting_for_a_lock_is_reported_once(tmp_path: Path) -> None:
     assert waited == ["second"]
 
 
-def test_a_file_system_without_locks_does_not_keep_writers_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_does_not_keep_writers_apart(tmp_path, monkeypatch) -> None:
     import fcntl
 
     def refuse(*_: int) -> None:

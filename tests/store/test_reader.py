@@ -107,9 +107,7 @@ def test_the_status_is_read_again_while_the_run_continues(tmp_path: Path) -> Non
     assert (run.status["status"], run.status["exit_code"]) == ("stopped", 3)
 
 
-def test_a_run_that_was_cut_off_has_a_note_and_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_off_has_a_note_and_can_be_read(tmp_path, monkeypatch) -> None:
     writing = RunDir.create(tmp_path)
     writing.set_status("running")
     writing.log_metrics(step=0)
@@ -299,9 +297,7 @@ def test_only_formats_of_tensors_can_be_exported(run: Run, tmp_path: Path) -> No
     assert not (tmp_path / "rows.csv").exists()
 
 
-def test_an_export_reads_a_block_of_rows_at_a_time(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_reads_a_block_of_rows_at_a_time(run, tmp_path, monkeypatch) -> None:
     run.export(tmp_path / "whole.safetensors")
     read, most = StoredCapture.__getitem__, list[int]()
 

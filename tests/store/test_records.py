@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +66,7 @@ def test_the_first_mistake_is_reported_with_its_place(value: Any, model: type[Re
     assert str(refusal.value) == said
 
 
-def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path) -> None:
     path = tmp_path / "status.json"
     path.write_text('{"status": "done", "later": [1]}')
     assert read_record(path, Status) == {"status": "done", "later": [1]}
@@ -76,7 +75,7 @@ def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> Non
         read_record(path, Status)
 
 
-def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path: Path) -> None:
+def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path) -> None:
     path = tmp_path / "samples.jsonl"
     good = '{"split": "val", "sample": 0, "file": "a"}\n'
     path.write_text(good + good[:20])

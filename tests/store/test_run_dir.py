@@ -54,14 +54,9 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
     run.set_status("running")
     started = open_run(run.path).status["started"]
     assert open_run(run.path).status == {
-        "status": "running",
-        "reason": "",
-        "started": started,
-        "ended": None,
-        "pid": os.getpid(),
-        "host": platform.node(),
-        "exit_code": None,
-    }
+        "status": "running", "reason": "", "started": started, "ended": None, "pid": os.getpid(),
+        "host": platform.node(), "exit_code": None,
+    }  # fmt: skip
     run.set_status("failed", "loss is NaN at step 3")
     assert open_run(run.path).status["started"] == started
     assert open_run(run.path).status["reason"] == "loss is NaN at step 3"
@@ -111,9 +106,7 @@ def test_closing_closes_every_file_even_if_one_fails(tmp_path: Path) -> None:
     assert (tmp_path / "captures" / "index.jsonl").exists()
 
 
-def test_closing_waits_until_every_line_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_waits_until_every_line_is_on_the_disk(tmp_path, monkeypatch) -> None:
     run, flushed, fsync = RunDir.create(tmp_path / "run"), set[int](), os.fsync
     run.log_metrics(loss=0.5)
     run.append("samples.jsonl", [{"sample": 1}])

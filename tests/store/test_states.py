@@ -97,16 +97,11 @@ def through_json(tree: Any) -> Any:
 def test_types_are_read_back() -> None:
     shared = torch.arange(4)
     tree = {
-        "numbers": [None, True, 3, -0.0, 1e-300, math.inf],
-        "nan": math.nan,
-        "texts": ["NaN", "tensor", "\\Infinity", "\ud800"],
-        1: (2, "b", ()),
-        (3, "k"): Counter({5: 2}),
-        "generator": random.getstate(),
-        "first": shared,
-        "again": [shared],
+        "numbers": [None, True, 3, -0.0, 1e-300, math.inf], "nan": math.nan,
+        "texts": ["NaN", "tensor", "\\Infinity", "\ud800"], 1: (2, "b", ()), (3, "k"): Counter({5: 2}),
+        "generator": random.getstate(), "first": shared, "again": [shared],
         "empty": [torch.empty(0, 3), torch.empty(0)],
-    }
+    }  # fmt: skip
     found = through_json(tree)
 
     others = tree.keys() - {"first", "again", "empty", "nan"}
@@ -237,9 +232,7 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     assert newest(tmp_path) == (0, [])
 
 
-def test_a_state_that_cannot_be_written_leaves_the_earlier_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, monkeypatch) -> None:
     write(tmp_path, 0)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(

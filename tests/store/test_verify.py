@@ -86,9 +86,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_damaged_files_are_named_and_no_others(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_files_are_named_and_no_others(run, tmp_path, capsys) -> None:
     for number, (kind, (damage, said)) in enumerate(DAMAGE.items()):
         copy = tmp_path / f"copy{number}"
         shutil.copytree(run, copy)
@@ -119,9 +117,7 @@ def test_files_left_by_a_killed_run_are_not_faults(run: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.count("note: ") == 2
 
 
-def test_a_run_with_a_lost_index_is_not_reported_as_empty(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_a_lost_index_is_not_reported_as_empty(run, capsys) -> None:
     change_status(run, status="done", exit_code=0)
     (run / "captures/index.jsonl").unlink()
     (run / "env.json").write_text('{"torch"')
@@ -130,9 +126,7 @@ def test_a_run_with_a_lost_index_is_not_reported_as_empty(
     assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said and "env.json" in said
 
 
-def test_a_directory_without_a_run_is_refused_with_what_it_is(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_without_a_run_is_refused_with_what_it_is(run, tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     for path, said in ((run.parent, "of 1 runs: run"), (tmp_path / "empty", "is not a run directory")):
         assert main([str(path)]) == 2
@@ -178,9 +172,7 @@ CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-def test_every_change_since_the_end_is_named(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_change_since_the_end_is_named(whole, tmp_path, capsys) -> None:
     assert main([str(whole)]) == 0, capsys.readouterr().out
     for number, (kind, (damage, said)) in enumerate(CHANGED.items()):
         copy = tmp_path / f"copy{number}"
@@ -213,9 +205,7 @@ def test_the_manifest_lists_every_file_except_those_that_change_later(whole: Pat
     assert open_run(whole).status["manifest"] == found
 
 
-def test_a_shard_that_its_writer_hashed_is_not_read_again(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_its_writer_hashed_is_not_read_again(whole, monkeypatch) -> None:
     before = json.loads((whole / "manifest.json").read_text())
     opened = list[str]()
 

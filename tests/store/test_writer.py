@@ -73,9 +73,7 @@ def test_with_an_interruption_at_any_line_every_piece_is_done_once() -> None:
 
 
 @pytest.mark.parametrize("most", [2**26, 0])
-def test_it_is_written_in_order_with_the_content_at_the_call(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_written_in_order_with_the_content_at_the_call(most: int, monkeypatch) -> None:
     monkeypatch.setattr(background, "MOST_COPIED", most)  # 0: too large to be copied
     writing, written, weight = Background("states"), list[float](), torch.zeros(4)
     for _ in range(20):
@@ -314,9 +312,7 @@ def test_file_names_are_counters_and_not_module_names(tmp_path: Path) -> None:
     assert [entry["module"] for entry in index(tmp_path)[0]["entries"]][:2] == ["a/b", "../up"]
 
 
-def test_an_interruption_while_a_shard_is_written_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_while_a_shard_is_written_loses_nothing(tmp_path, monkeypatch) -> None:
     """Ctrl-C reaches the main thread, which waits; the thread that writes continues."""
     replace = os.replace
 
@@ -338,9 +334,7 @@ def test_an_interruption_while_a_shard_is_written_loses_nothing(
     assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
 
 
-def test_a_failed_write_in_the_background_is_raised_at_the_next_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_in_the_background_is_raised_at_the_next_value(tmp_path, monkeypatch) -> None:
     refused = threading.Event()
 
     def refuse(*_: object) -> None:
@@ -360,9 +354,7 @@ def test_a_failed_write_in_the_background_is_raised_at_the_next_value(
     assert set(threading.enumerate()) <= before
 
 
-def test_one_buffer_is_filled_one_waits_and_one_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_buffer_is_filled_one_waits_and_one_is_written(tmp_path, monkeypatch) -> None:
     """Then a fast model waits for a slow disk: memory holds three buffers at most."""
     writing, allowed = threading.Event(), threading.Event()
     write = writer_module.write_tensors
@@ -392,9 +384,7 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
     assert writer.shards == 4
 
 
-def test_a_refused_shard_and_those_that_wait_are_lost_and_leave_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_shard_and_those_that_wait_are_lost_and_leave_no_file(tmp_path, monkeypatch) -> None:
     refusing, allowed = threading.Event(), threading.Event()
     replace = os.replace
 

@@ -35,14 +35,8 @@ SMALL_SECTIONS: Mapping[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _no_pages(request: pytest.FixtureRequest) -> None:
-    if "pages" not in request.fixturenames:
-        request.getfixturevalue("no_pages")
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ from hookrun.spec.experiment import Model
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
 
 
-def test_the_report_shows_where_the_weights_come_from_also_by_a_link(
-    run: Any, executed: Any, capsys: Any
-) -> None:
+def test_the_report_shows_where_the_weights_come_from_also_by_a_link(run, executed, capsys) -> None:
     trained = executed(*SMALL)
     assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
     Path("newest").symlink_to(trained.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,6 @@ from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.text_files import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.errors import CompileError
 from hookrun.plan.texts import unknown_fields
-from hookrun.store.reader import Run
-
-Runs = Callable[..., Run]
-Refused = Callable[..., str]
 
 RECORDS: list[dict[str, Any]] = [
     {"prompt": "ab cd", "answer": " x", "topic": "cat", "n": 1, "ok": True},
@@ -71,7 +66,7 @@ CHOSEN = {
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_field_is_compared_by_type_with_one_value_or_several(executed: Runs) -> None:
+def test_a_field_is_compared_by_type_with_one_value_or_several(executed) -> None:
     keys = {"h": "select: blocks.0, hook: forward, action: capture"}
     keys["last"] = f"{keys['h']}, tokens: -1"
     numbered = list(enumerate(CHOSEN))
@@ -85,7 +80,7 @@ def test_a_field_is_compared_by_type_with_one_value_or_several(executed: Runs) -
             assert torch.equal(kept[:], whole[samples]), data
 
 
-def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(executed: Runs) -> None:
+def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(executed) -> None:
     edit = "select: relu1, hook: forward, action: scale, factor: 3"
     both = "when: {data: {class: '5', split: val}, value: {of: mean, above: 0.05}}"
     made = executed(
@@ -107,7 +102,7 @@ def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(executed: Runs) ->
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int, executed: Runs) -> None:
+def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int, executed) -> None:
     keys = "select: fc, hook: output_grad, action: capture"
     made = executed(
         *DIGITS,
@@ -123,7 +118,7 @@ def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int
     assert set(made.captures["val"]["fc"].splits) == {"val"}
 
 
-def test_the_class_of_an_image_is_its_folder(executed: Runs, refused: Refused, tmp_path: Path) -> None:
+def test_the_class_of_an_image_is_its_folder(executed, refused, tmp_path) -> None:
     for number, name in enumerate(["cat", "dog", "cat", "emu"]):
         (folder := tmp_path / f"images/val/{name}").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (number * 40, 0, 0)).save(folder / f"{number}.png")
@@ -145,7 +140,7 @@ def test_a_number_is_not_a_class_also_where_the_names_are_unknown() -> None:
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed: Runs) -> None:
+def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed) -> None:
     keys = "select: blocks.0, hook: forward, action: replace, value: 0"
     argv = ("task=generate", *PROMPTS, "task.max_new_tokens=2")
     some, every, none = (
@@ -155,14 +150,14 @@ def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed: Runs) -> 
     assert some == [(every if sample in (0, 2) else none)[sample] for sample in range(5)] and every != none
 
 
-def test_the_label_of_an_attributed_sample_is_that_of_the_data(executed: Runs) -> None:
+def test_the_label_of_an_attributed_sample_is_that_of_the_data(executed) -> None:
     keys = "select: relu2, hook: forward, action: replace, value: 0"
     made = executed("task=attribute", *DIGITS, "task.score=top", "task.steps=2", when("{label: 3}", keys))
     is_zero = made.attributions["attributions"].flatten(1).abs().sum(1) == 0
     assert torch.equal(is_zero, digits()[2] == 3)
 
 
-def test_a_moved_hook_acts_on_its_samples_in_every_cell(executed: Runs) -> None:
+def test_a_moved_hook_acts_on_its_samples_in_every_cell(executed) -> None:
     task = ("task=effects", "task.hook=h", "task.over={index: [0, 3, 5]}", "task.metric=loss")
     moved = "select: relu1, hook: forward, action: replace, value: 0"
     fixed = "select: relu2, hook: forward, action: scale, factor: 2"
@@ -204,15 +199,13 @@ def test_a_moved_hook_acts_on_its_samples_in_every_cell(executed: Runs) -> None:
         ("{label: 3}", "select: fc, hook: forward, action: scale, factor: 2, index: '0:2'", "picks samples"),
     ],
 )
-def test_what_cannot_hold_is_refused_before_the_run(
-    data: str, keys: str, text: str, refused: Refused
-) -> None:
+def test_what_cannot_hold_is_refused_before_the_run(data: str, keys: str, text: str, refused) -> None:
     said = refused("task=predict", *DIGITS, when(data, keys or "select: fc, hook: forward, action: capture"))
     assert re.search(text, said), said
 
 
 @pytest.mark.usefixtures("prompts")
-def test_fields_of_a_file_are_checked_by_name_and_value(refused: Refused) -> None:
+def test_fields_of_a_file_are_checked_by_name_and_value(refused) -> None:
     keys = "select: blocks.0, hook: forward, action: capture"
     for data, text in (
         ("{topik: cat}", "has no field 'topik'; did you mean 'topic'"),
@@ -226,7 +219,7 @@ def test_fields_of_a_file_are_checked_by_name_and_value(refused: Refused) -> Non
         assert text in refused("task=predict", *PROMPTS, when(data, keys)), data
 
 
-def test_graphs_and_loops_of_ones_own_are_refused_by_name(refused: Refused) -> None:
+def test_graphs_and_loops_of_ones_own_are_refused_by_name(refused) -> None:
     edit = "select: fc, hook: forward, action: scale, factor: 2"
     said = refused("task=predict", *DIGITS, "compute.compile=true", when("{label: 3}", edit))
     assert "hooks.h.when.data: scale on 'forward' is evaluated at each call" in said
@@ -237,7 +230,7 @@ def test_graphs_and_loops_of_ones_own_are_refused_by_name(refused: Refused) -> N
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_value_that_no_sample_of_the_pass_has_is_told(executed: Runs, fails: Refused, capsys: Any) -> None:
+def test_a_value_that_no_sample_of_the_pass_has_is_told(executed, fails, capsys) -> None:
     edit = when("{topic: bird}", "select: blocks.0, hook: forward, action: scale, factor: 2")
     argv = ("task=predict", *PROMPTS, "train.limit_batches=1", edit)
     executed(*argv)
@@ -247,7 +240,7 @@ def test_a_value_that_no_sample_of_the_pass_has_is_told(executed: Runs, fails: R
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_documents_have_the_fields_of_their_lines_and_packed_text_has_none(
-    packed: bool, executed: Runs, refused: Refused, tmp_path: Path
+    packed: bool, executed, refused, tmp_path
 ) -> None:
     many = {f"f{number}": number for number in range(2 * MOST_FIELDS)}
     lines = [{"text": "abc", "lang": "de"}, {"text": "abd", "lang": "en"}, {"text": "abe", **many}]

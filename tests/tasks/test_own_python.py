@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from hookrun.compose.compose import compose_dict
 from hookrun.errors import HookrunError, SpecError
-from hookrun.store.reader import Run
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.metrics import METRICS, load_metrics
@@ -99,7 +97,7 @@ def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(executed, t
     }  # fmt: skip
 
 
-def test_the_hash_of_the_plan_follows_the_source(tmp_path: Path) -> None:
+def test_the_hash_of_the_plan_follows_the_source(tmp_path) -> None:
     def plan_hash(*overrides: str) -> str:
         sys.modules.pop("ownpkg", None)
         ready = prepare(parse_experiment(compose_dict(["compute=cpu", *overrides])))
@@ -128,7 +126,7 @@ def test_all_untrusted_names_are_refused_together_and_never_imported(refused, mo
     assert "ownpkg" not in sys.modules
 
 
-def test_typed_trust_applies_to_all_names(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_trust_applies_to_all_names(run, monkeypatch) -> None:
     monkeypatch.delenv("HOOKRUN_TRUST")
     found = run(
         "+trust=[ownpkg]", "data=python", "data.factory=ownpkg:Data", "model=mlp", "train.epochs=1",
@@ -177,7 +175,7 @@ def test_a_metric_that_cannot_be_computed_is_an_error() -> None:
             Average(load_metrics([name])).add(torch.tensor(1.0), of_samples(SCORES, target))
 
 
-def test_predict_computes_the_metrics_that_are_listed(executed: Callable[..., Run]) -> None:
+def test_predict_computes_the_metrics_that_are_listed(executed) -> None:
     few = ("task=predict", "train.limit_batches=1")
     assert set(executed(*few).metrics[-1]) == {"split", "epoch", "step", "samples"}
     found = executed(*few, "task.metrics=[loss, 'ownpkg:right']")
@@ -186,7 +184,7 @@ def test_predict_computes_the_metrics_that_are_listed(executed: Callable[..., Ru
     assert line["right"] == pytest.approx(float((found.predictions[:].argmax(1) == labels).float().mean()))
 
 
-def test_classes_that_do_not_derive_from_torchs_are_refused(refused: Callable[..., str]) -> None:
+def test_classes_that_do_not_derive_from_torchs_are_refused(refused) -> None:
     said = refused("train.optimizer.name=ownpkg:Smooth", "train.scheduler={name: 'ownpkg:Mine'}")
     assert "train.optimizer.name: 'ownpkg:Smooth' is the class Smooth, not a subclass of torch.optim" in said
     assert "train.scheduler.name: 'ownpkg:Mine' is the class Mine, not a subclass" in said
@@ -195,7 +193,7 @@ def test_classes_that_do_not_derive_from_torchs_are_refused(refused: Callable[..
     assert "train.optimizer.bost: 'ownpkg:Mine' takes no argument 'bost'; did you mean 'boost'?" in said
 
 
-def test_data_of_the_users_own(executed: Any, refused: Callable[..., str]) -> None:
+def test_data_of_the_users_own(executed, refused) -> None:
     own = ("data=python", "model=mlp", "train.epochs=1", "train.log_every=1")
     found = executed(*own, "data.factory=ownpkg:Data", "data.args.length=6")
     assert [line["split"] for line in found.metrics] == ["train", "train", "val"]

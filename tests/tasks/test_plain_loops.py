@@ -22,12 +22,8 @@ from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.run.batches import Batches
 
 BASE = (
-    "compute=cpu",
-    "compute.threads=1",
-    "train.shuffle=false",
-    "train.limit_batches=5",
-    "train.log_every=1",
-)
+    "compute=cpu", "compute.threads=1", "train.shuffle=false", "train.limit_batches=5", "train.log_every=1",
+)  # fmt: skip
 
 
 def prepared_by(overrides: Iterable[str]) -> Any:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun import data, models
@@ -42,7 +40,7 @@ def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit
     assert len(ids) == 9 and ids.max() < 128
 
 
-def test_data_without_targets_can_be_predicted_and_not_evaluated(executed, refused, tmp_path: Path) -> None:
+def test_data_without_targets_can_be_predicted_and_not_evaluated(executed, refused, tmp_path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = ("data=tensors", "data.args={file: x.safetensors, input: x, target: null}")
     found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
@@ -55,15 +53,11 @@ def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(executed) -
     assert losses == pytest.approx([losses[0]] * 2, rel=1e-5)
 
 
-def test_a_run_continues_after_its_stdout_is_closed(tmp_path: Path, warm: WarmProcesses) -> None:
+def test_a_run_continues_after_its_stdout_is_closed(tmp_path, warm) -> None:
     program = "import sys\nfrom hookrun.cli import main\nsys.exit(main())"
     argv = (
-        "compute=cpu",
-        "compute.threads=1",
-        "hydra.run.dir=run",
-        "train.epochs=1",
-        "train.limit_batches=2",
-    )
+        "compute=cpu", "compute.threads=1", "hydra.run.dir=run", "train.epochs=1", "train.limit_batches=2",
+    )  # fmt: skip
     reading, writing = os.pipe()
     process = warm.start(program, *argv, cwd=tmp_path, stdout=writing)
     os.close(writing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +17,7 @@ from hookrun.spec import Experiment
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, prepare
 from hookrun.tasks.base import model_key
 from hookrun.tasks.run import prepare as preparation
-from hookrun.tasks.run.prepare import (
-    Parts,
-    Prepared,
-    build,
-    structure,
-)
+from hookrun.tasks.run.prepare import Parts, Prepared, build, structure
 
 pytestmark = pytest.mark.usefixtures("no_data_is_read")
 
@@ -78,7 +72,7 @@ def test_arguments_that_torch_refuses_are_found_here() -> None:
     assert prepared(train={"optimizer": optimizer}, task={"name": "evaluate"}), "which has no optimizer"
 
 
-def test_data_without_the_target_or_the_split_is_an_error(tmp_path: Path) -> None:
+def test_data_without_the_target_or_the_split_is_an_error(tmp_path) -> None:
     save_file({"x": torch.rand(6, 1, 8, 8)}, tmp_path / "x.safetensors")
     args = {"file": str(tmp_path / "x.safetensors"), "input": "x", "target": None}
     model = {"name": "cnn", "args": {"num_classes": 3}}

@@ -14,13 +14,7 @@ from hookrun.errors import HookrunError, SpecError
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.tasks import parse_experiment, show, task_of, tasks
-from hookrun.tasks.base import (
-    Ready,
-    Task,
-    check_objective,
-    goal_of,
-    required_goal,
-)
+from hookrun.tasks.base import Ready, Task, check_objective, goal_of, required_goal
 from hookrun.tasks.under_hooks import TaskUnderHooks, samples_of_a_pass
 
 PACKAGE = Path(__file__).parents[2] / "hookrun"

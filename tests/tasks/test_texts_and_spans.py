@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from token_samples import prompts
 from torch import nn
@@ -17,14 +14,12 @@ DECODER = ("model=decoder", "model.args={width: 16, heads: 2, layers: 1}", "task
 NAMES = (*DECODER, "data=names")
 ROME = {"prompt": "Rome is", "spans": {"town": "Rome", "verb": "is"}}
 
-Refused = Callable[..., str]
-
 
 def capture(tokens: str, name: str = "c") -> str:
     return f"+hooks.{name}={{select: blocks.0, hook: forward, action: capture, tokens: {tokens}}}"
 
 
-def test_a_damaged_tokenizer_beside_the_model_is_an_error_for_texts_only(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_beside_the_model_is_an_error_for_texts_only(tmp_path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "tokenizer_config.json").write_text("{")
     model = nn.Sequential(nn.Embedding(4, 4))
@@ -35,14 +30,14 @@ def test_a_damaged_tokenizer_beside_the_model_is_an_error_for_texts_only(tmp_pat
         hookrun.compile({"c": {**hook, "tokens": {"text": "a"}}}, model)
 
 
-def test_with_another_mistake_the_tokenizer_is_not_reported(refused: Refused) -> None:
+def test_with_another_mistake_the_tokenizer_is_not_reported(refused) -> None:
     right = capture("{text: Mary}")
     for mistake in ("train.epoch=2", "data.batch_size=0", "data.args.form=cleen"):
         said = refused(*DECODER, "data=names", mistake, right)
         assert "tokenizer" not in said and said.startswith("1 "), said
 
 
-def test_texts_and_spans_are_checked_before_the_run_also_in_exclude(refused: Refused) -> None:
+def test_texts_and_spans_are_checked_before_the_run_also_in_exclude(refused) -> None:
     for clause in ("{text: Mery}", "{position: 0, exclude: {text: Mery}}"):
         said = refused(*NAMES, capture(clause))
         assert "hooks.c.tokens.text: " in said and "did you mean 'Mary'" in said
@@ -70,7 +65,7 @@ def test_a_sample_without_the_span_is_named_before_the_run(refused, ready, tmp_p
     ready(*data, capture("{span: town}"))
 
 
-def test_nothing_is_read_where_no_clause_names_a_span(ready, no_data_is_read: None) -> None:
+def test_nothing_is_read_where_no_clause_names_a_span(ready, no_data_is_read) -> None:
     clauses = ("-1", "{id: 3}", "{span: subject, missing: skip}")
     ready(*NAMES, *(capture(clause, f"c{number}") for number, clause in enumerate(clauses)))
 

@@ -177,13 +177,10 @@ def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
     hooks = {
         "c": {"select": "decoder.block.0.layer.2", "hook": "forward", "action": "capture", "tokens": "all"},
         "last": {
-            "select": "decoder.block.0",
-            "hook": "forward",
-            "target": "[0]",
-            "action": "capture",
+            "select": "decoder.block.0", "hook": "forward", "target": "[0]", "action": "capture",
             "tokens": -1,
         },
-    }
+    }  # fmt: skip
     with hookrun.hooked(model.eval(), hooks) as hooked, torch.no_grad():
         model(ids, labels=labels)
         found = hooked.captures["c"]["decoder.block.0.layer.2"]

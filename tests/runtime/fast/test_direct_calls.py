@@ -304,9 +304,7 @@ def test_a_replacement_of_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("shared", ["numpy", "dlpack"])
-def test_a_replaced_function_may_return_memory_that_is_written_later(
-    shared: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_function_may_return_memory_that_is_written_later(shared: str, monkeypatch) -> None:
     buffer = torch.zeros(3, 4)
     others = buffer.numpy() if shared == "numpy" else torch.from_dlpack(buffer.__dlpack__())
     model = net()

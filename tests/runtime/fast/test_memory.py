@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,15 +14,9 @@ from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED, KeptInMemory, hel
 from hookrun.runtime.snapshot import append_copy
 
 
-class Site:
-    """Counts the firings."""
-
-    fired = 0
-
-
 @pytest.mark.parametrize("way", ["any", "new", "gradient"])
 def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
-    values, site, others = list[torch.Tensor](), Site(), list[torch.Tensor]()
+    values, site, others = list[torch.Tensor](), SimpleNamespace(fired=0), list[torch.Tensor]()
     kept = KeptInMemory(values, append_copy)
 
     def otherwise(value: torch.Tensor) -> torch.Tensor:

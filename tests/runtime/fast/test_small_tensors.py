@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
@@ -21,7 +20,6 @@ from hookrun.actions import stats
 from hookrun.runtime.fast import small_tensors
 
 ALL = [name for name in get_args(stats.Statistic) if name != "bytes"]
-ByTorch = Callable[[Tensor], dict[str, float]]
 SUM = one_hook("0", "forward", "stats", of="sum")
 
 
@@ -38,7 +36,7 @@ def recorded(values: list[Tensor], *, read_each: bool = False, of: list[str] = A
     return found or hooks.records
 
 
-def test_every_statistic_is_torch_s_with_shapes_in_any_order(by_torch: ByTorch) -> None:
+def test_every_statistic_is_torch_s_with_shapes_in_any_order(by_torch) -> None:
     sizes = [2, 3, 5, 511, 512, 1024, 1536, 8192, 8193, 20_000]
     generator = torch.Generator().manual_seed(0)
     values = list[Tensor]()
@@ -167,7 +165,7 @@ def test_threads_share_the_buffers() -> None:
 
 @pytest.mark.parametrize("size", [2, 300, 2048, 8192, 20_000, 4 * stats.CPU_BLOCK + 3])
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.1, 10.0])
-def test_a_mean_of_a_million_does_not_affect_a_small_std(by_torch: ByTorch, size: int, spread: float) -> None:
+def test_a_mean_of_a_million_does_not_affect_a_small_std(by_torch, size: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(size)
     x = (torch.randn(size, generator=generator).double() * spread + 1e6).float()
     (record,) = recorded([x], of=["mean", "std"])
@@ -183,7 +181,7 @@ def test_infinity_and_nan_stay_in_their_own_row() -> None:
     assert math.isnan(found[2][0]) and found[2][2:] == (0, 1) and found[3][:3] == (0, math.inf, 1)
 
 
-def test_steps_outside_of_the_schedule_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_outside_of_the_schedule_are_not_measured(monkeypatch) -> None:
     taken = list[int]()
     add = small_tensors._Buffer.add
     monkeypatch.setattr(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -54,7 +52,7 @@ def test_it_adds_and_freezes_again_since_no_file_holds_that() -> None:
         assert "0.gain" in dict(model.named_parameters())
 
 
-def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path: Path) -> None:
+def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path) -> None:
     from hookrun.models import applied_hooks
 
     plan = hookrun.compile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -78,9 +77,7 @@ def masking() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 1))
 
 
-def test_integers_that_autograd_saves_are_counted_and_offloaded_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_integers_that_autograd_saves_are_counted_and_offloaded_too(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     by_hand, plain = [], gradients(masking())
     with torch.autograd.graph.saved_tensors_hooks(
@@ -118,7 +115,7 @@ def test_a_saved_tensor_that_was_modified_in_place_is_an_error_as_without_hooks(
 
 def stepped(model: nn.Module, spec: dict[str, Any], only: list[nn.Parameter] | None = None) -> Any:
     optimizer = torch.optim.SGD(only or model.parameters(), lr=1.0)
-    with hookrun.hooked(model, {"h": spec}) as hooks:
+    with hookrun.hooked(model, spec) as hooks:
         gradients(model)
         optimizer.step()
     return hooks
@@ -126,9 +123,7 @@ def stepped(model: nn.Module, spec: dict[str, Any], only: list[nn.Parameter] | N
 
 def test_after_the_step_the_parameters_are_edited() -> None:
     model = net()
-    stepped(
-        model, {"select": "**", "hook": "optimizer_step_post", "action": "clamp", "min": -0.01, "max": 0.01}
-    )
+    stepped(model, one_hook("**", "optimizer_step_post", "clamp", min=-0.01, max=0.01))
     assert max(parameter.abs().max().item() for parameter in model.parameters()) == pytest.approx(0.01)
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
 
@@ -145,9 +140,7 @@ def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
 
 def test_each_optimizer_sees_its_own_parameters() -> None:
     model = net()
-    hooks = stepped(
-        model, {"select": "**", "hook": "optimizer_step_pre", "action": "capture"}, only=[model[3].weight]
-    )
+    hooks = stepped(model, one_hook("**", "optimizer_step_pre"), only=[model[3].weight])
     assert {path for (_, path), count in hooks.fired.items() if count} == {"3.weight"}
 
 

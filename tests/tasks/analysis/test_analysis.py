@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from draws import normal
+from run_files import written
 from safetensors.torch import load_file, save_file
-from written_runs import written
 
 import hookrun
 from hookrun.cli import main
@@ -62,9 +62,7 @@ def test_similarity_of_a_run(analysed: Any) -> None:
     assert table["layers.1", "fc"] > table["flatten", "fc"]
 
 
-def test_wide_rows_are_projected_on_request_with_a_note(
-    executed: Any, captured: Run, analysed: Any, capsys: Any
-) -> None:
+def test_wide_rows_are_projected_on_request_with_a_note(executed, captured, analysed, capsys) -> None:
     compared = analysed("similarity")
     assert not any("projection" in line for line in compared.metrics)
     found = executed("task=similarity", *seen(captured), "task.project=48")

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 from draws import normal
+from run_files import written
 from safetensors.torch import save_file
-from written_runs import written
 
 import hookrun
 from hookrun.cli import main

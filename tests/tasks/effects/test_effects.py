@@ -20,12 +20,9 @@ from hookrun.store.effects import Effects
 from hookrun.tasks.effects import cells
 
 DECODER = (
-    "model=decoder",
-    "model.args={layers: 2, heads: 4, width: 16}",
-    "data=repeated_tokens",
-    "data.args={half: [3, 6], val_size: 11, vocab_size: 32}",
-    "data.batch_size=4",
-)
+    "model=decoder", "model.args={layers: 2, heads: 4, width: 16}", "data=repeated_tokens",
+    "data.args={half: [3, 6], val_size: 11, vocab_size: 32}", "data.batch_size=4",
+)  # fmt: skip
 DIGITS = ("data.batch_size=5", "train.limit_batches=3")
 
 
@@ -308,14 +305,9 @@ def test_what_a_patch_restores_and_what_chance_gives(effects, executed) -> None:
     value = f"{{run: {clean.path}, capture: seen, sample: same, at: same}}"
     made = effects(
         f"{{select: 'blocks.*.resid_post', hook: forward, action: replace, value: {value}}}",
-        "{module: each, tokens: [1, -1]}",
-        *names,
-        "data.args.form=swapped",
-        "task.tokens=-1",
-        f"task.against={{run: {clean.path}}}",
-        "task.placebo=3",
-        metric="logit_difference",
-    )
+        "{module: each, tokens: [1, -1]}", *names, "data.args.form=swapped", "task.tokens=-1",
+        f"task.against={{run: {clean.path}}}", "task.placebo=3", metric="logit_difference",
+    )  # fmt: skip
     assert made["placebo"].shape == (3, 2, 2)
     close(made["restored"][1], torch.tensor([0.0, 1.0]))
     close(made["exact"][1, 1], made["clean"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import hookrun
 from hookrun.errors import HookrunError
 from hookrun.report import write_report
 from hookrun.store.reader import Run
-
-Runs = Callable[..., Run]
 
 DATA = ("data=names", "data.batch_size=3", "train.limit_batches=2")
 DECODER = ("model=decoder", "model.args.width=16", "model.args.heads=2", *DATA)
@@ -80,7 +77,7 @@ KEYS = ("sample", "split", "part", "kind", "layer", "position", "token", "text",
 OF_ANSWER = ("answer_logit", "wrong_logit", "logit_difference")
 
 
-def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed: Runs, tmp_path: Path) -> None:
+def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed, tmp_path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     found = executed(*LENS, weights, "task.top=3")
     seen: dict[str, Tensor] = {}
@@ -127,7 +124,7 @@ def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed: Runs, 
     assert metrics["embed"]["positions"] == len(kls["blocks.0.resid_post"])
 
 
-def test_the_stream_of_gpt2_is_its_hidden_states(executed: Runs, tmp_path: Path) -> None:
+def test_the_stream_of_gpt2_is_its_hidden_states(executed, tmp_path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *transformer("gpt2"))
     found = executed("task=lens", *transformer("gpt2"), weights, "task.tokens=-1")
     for number, (inputs, target) in enumerate(samples(*transformer("gpt2"))):
@@ -145,7 +142,7 @@ def test_the_stream_of_gpt2_is_its_hidden_states(executed: Runs, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["decoder", *MODELS])
-def test_contributions_sum_to_the_logits(kind: str, executed: Runs, tmp_path: Path) -> None:
+def test_contributions_sum_to_the_logits(kind: str, executed, tmp_path) -> None:
     model = (
         (*DECODER, "model.args.positions=rotary", "model.args.layers=3")
         if kind == "decoder"
@@ -174,7 +171,7 @@ def test_contributions_sum_to_the_logits(kind: str, executed: Runs, tmp_path: Pa
         assert sums(found, "logit_difference") == pytest.approx(differences, **within)
 
 
-def test_a_head_contributes_its_part_of_the_projection(executed: Runs, tmp_path: Path) -> None:
+def test_a_head_contributes_its_part_of_the_projection(executed, tmp_path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     found = executed(*LENS, weights, "task.parts=heads", "task.tokens=-1")
     kept: dict[str, Tensor] = {}
@@ -197,7 +194,7 @@ def test_a_head_contributes_its_part_of_the_projection(executed: Runs, tmp_path:
                 assert line["answer_logit"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed: Runs, tmp_path: Path) -> None:
+def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (weights, "task.tokens=-1", "task.top=1")
     hooks = (
@@ -223,7 +220,7 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed: Runs, tmp_
             assert off and all(line["answer_logit"] == 0 for line in off)
 
 
-def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed: Runs, tmp_path: Path) -> None:
+def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (*LENS, weights, "task.tokens=-1", "task.top=1", "train.limit_batches=1")
     turned = "+hooks.z={select: unembed, hook: forward, action: scale, factor: -1.0}"
@@ -235,7 +232,7 @@ def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed: Run
     assert answers(found, "(rest)")
 
 
-def test_a_prompt_has_the_same_results_with_padding_on_either_side(executed: Runs, tmp_path: Path) -> None:
+def test_a_prompt_has_the_same_results_with_padding_on_either_side(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     left, right = (
         executed(*LENS, weights, f"data.args.padding={side}", "task.tokens={span: subject}").lens
@@ -267,13 +264,13 @@ def test_models_it_cannot_read_are_refused_before(overrides: tuple[str, ...], sa
     assert said in refused(*overrides)
 
 
-def test_the_plan_shows_what_is_read(ready: Any) -> None:
+def test_the_plan_shows_what_is_read(ready) -> None:
     said = " ".join(ready(*LENS, "task.parts=heads", "task.tokens=[0,-1]").lines)
     assert "lens: heads of 2 blocks (blocks.0 to blocks.1) through ln_final" in said
     assert "at tokens [0, -1]" in said and "heads of blocks.0.attn.heads: 2" in said
 
 
-def test_a_strangers_lines_are_read_within_limits(executed: Runs) -> None:
+def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     found = executed(*LENS, "task.top=2", "data=repeated_tokens")
     assert not any("wrong_logit" in line for line in found.lens), "this data has no wrong answers"
     assert any("answer_logit" in line for line in found.lens)

@@ -15,13 +15,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.tasks.lens import reading
 from hookrun.tasks.lens.contributions import Observer, Part, PartRows, Source, contributions, find_sources
-from hookrun.tasks.lens.reading import (
-    Lens,
-    PartMeans,
-    Reading,
-    ScoredPositions,
-    cap_of,
-)
+from hookrun.tasks.lens.reading import Lens, PartMeans, Reading, ScoredPositions, cap_of
 
 
 def parts_of(

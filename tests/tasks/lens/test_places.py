@@ -59,13 +59,9 @@ def test_the_decoder_and_one_with_the_names_of_transformers_need_none() -> None:
 
 def test_names_that_are_given_go_before_those_that_are_usual() -> None:
     places = found(
-        decoder(layers=3),
-        residual=parse_selector("blocks[1:]"),
-        final_norm="blocks.0.ln1",
-        unembed="blocks.0.mlp.pre",
-        heads=parse_selector("**.attn.heads"),
-        by_head=True,
-    )
+        decoder(layers=3), residual=parse_selector("blocks[1:]"), final_norm="blocks.0.ln1",
+        unembed="blocks.0.mlp.pre", heads=parse_selector("**.attn.heads"), by_head=True,
+    )  # fmt: skip
     assert places.blocks == ("blocks.1", "blocks.2") and places.final_norm == "blocks.0.ln1"
     assert places.unembed == "blocks.0.mlp.pre" and len(places.heads) == 2
     inner = Plain(layers=nn.ModuleList([nn.Identity()]))
@@ -164,11 +160,8 @@ def test_low_precision_is_computed_in_float32_and_float64_stays() -> None:
 @torch.no_grad()
 def test_what_computes_something_else_is_refused_and_so_is_what_is_not_finite() -> None:
     for module in (
-        nn.Linear(8, 8),
-        nn.Identity(),
-        nn.Sequential(nn.LayerNorm(8), nn.Tanh()),
-        nn.Linear(8, 3),
-    ):
+        nn.Linear(8, 8), nn.Identity(), nn.Sequential(nn.LayerNorm(8), nn.Tanh()), nn.Linear(8, 3),
+    ):  # fmt: skip
         with pytest.raises(HookrunError, match=r"ln \(\w+\) computes neither LayerNorm nor RMSNorm"):
             frozen("ln", module, X, module(X))
     bad = X.clone()

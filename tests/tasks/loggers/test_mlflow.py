@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,7 +93,7 @@ def test_a_server_of_the_user_s_gets_all_the_directory_nothing(library, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parameters_and_metrics_fit_what_the_library_takes(library: Library, tmp_path: Path) -> None:
+def test_parameters_and_metrics_fit_what_the_library_takes(library, tmp_path) -> None:
     config = {
         "hooks": {"a[0] & b": {"max": 1}},
         "long": "x" * 900,

@@ -26,15 +26,11 @@ ONE = Compute(threads=1)
 
 def state() -> tuple[Any, ...]:
     return (
-        torch.get_rng_state().tolist(),
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.benchmark,
+        torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(),
+        torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark,
         torch.utils.deterministic.fill_uninitialized_memory,
-    )
+    )  # fmt: skip
 
 
 def draws() -> tuple[float, float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
 from hooking import one_hook
@@ -42,7 +41,7 @@ def test_a_capture_has_the_samples_of_the_batch_and_one_of_a_parameter_has_none(
     assert captures["weight"]["fc.weight"].sample_ids.tolist() == [-1, -1]
 
 
-def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path: Path) -> None:
+def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path) -> None:
     run_dir, model = RunDir.create(tmp_path / "run"), nn.Linear(2, 2)
     sink = RunSink(run_dir, print)
     with Installation(hookrun.compile(one_hook(), model), model, sink=sink):
@@ -54,7 +53,7 @@ def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path: Path) -> N
     assert open_run(run_dir.path).captures["h"][""].sample_ids.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_text_of_each_token_that_is_known_is_written_once(tmp_path: Path) -> None:
+def test_the_text_of_each_token_that_is_known_is_written_once(tmp_path) -> None:
     run_dir, texts = RunDir.create(tmp_path / "run"), {2: "b", 4: "d", 9: None}
     sink = RunSink(run_dir, print)
     for tokens in ([4, -1, 9, 4], [4, 2]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -193,7 +192,7 @@ def test_without_epochs_the_initial_model_is_saved(executed, ready) -> None:
     assert equal(weights(found), ready().model.state_dict())
 
 
-def test_a_state_is_saved_after_every_epoch_however_short(executed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_saved_after_every_epoch_however_short(executed, monkeypatch) -> None:
     saved, write = list[int](), resuming.write_state
 
     def counted(executed: Any, about: str, *args: Any, **options: Any) -> Any:
@@ -226,7 +225,7 @@ def test_only_the_requested_checkpoints_are_written(executed, refused, capsys, s
         assert "best.safetensors" in error and "a run keeps what its train.checkpoint.save says" in error
 
 
-def test_a_sweep_keeps_the_best_by_default(tmp_path: Path) -> None:
+def test_a_sweep_keeps_the_best_by_default(tmp_path) -> None:
     choices = "train.checkpoint.save=null,last"
     assert main(["-m", *ONE_STEP, "compute.device=cpu", "hydra.sweep.dir=sweep", choices]) == 0
     names = [path.relative_to(tmp_path / "sweep").as_posix() for path in tmp_path.rglob("*.safetensors")]
