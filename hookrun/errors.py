@@ -8,6 +8,7 @@ import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
@@ -81,6 +82,28 @@ class SpecError(Refusal):
 def spec_error(where: str, what: str, hint: str = "") -> SpecError:
     """The error of one mistake."""
     return SpecError([Problem(where, what, hint)])
+
+
+@contextmanager
+def refused_at(
+    where: str,
+    hint: str = "",
+    *,
+    kinds: type[Exception] | tuple[type[Exception], ...] = HookrunError,
+    what: str = "",
+    tell: Callable[[Any], str] = str,
+) -> Iterator[None]:
+    """Raise a SpecError at the key `where` for an exception of these kinds in the block; a Refusal stays as it is.
+
+    what: how the SpecError begins
+    tell: what it then says about the exception
+    """
+    try:
+        yield
+    except Refusal:
+        raise
+    except kinds as error:
+        raise spec_error(where, what + tell(error), hint) from error
 
 
 class CompileError(Refusal):

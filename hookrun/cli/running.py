@@ -26,7 +26,7 @@ from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
-from hookrun.sweeps.jobs import import_torch, make_missing_page, run_alone
+from hookrun.sweeps.jobs import JobFailed, import_torch, make_missing_page, run_alone
 from hookrun.sweeps.needs import NeededRuns, previous_run
 from hookrun.tasks import Ready, refuse_ranks, task_of
 from hookrun.terminal import wait_is_over, waiting_for
@@ -248,12 +248,8 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
             ranks.meet()
 
 
-class RefusedByMain(HookrunError):
+class RefusedByMain(JobFailed):
     """Rank 0 refused the experiment and reports why; this rank ends with the same exit code and prints nothing."""
-
-    def __init__(self, exit_code: int) -> None:
-        self.exit_code = exit_code
-        super().__init__("refused by rank 0")
 
 
 @contextmanager
@@ -275,7 +271,7 @@ def agreed(ranks: Ranks) -> Iterator[None]:
     if failed is not None:
         rank, (text, code) = failed
         if not ranks.is_main:
-            raise RefusedByMain(code)
+            raise RefusedByMain("refused by rank 0", code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
 
 

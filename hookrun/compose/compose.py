@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.errors import composed, experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, existing_folder, opened
 from hookrun.config.interpolations import literal, resolved
-from hookrun.errors import refuse, spec_error, whole_characters
+from hookrun.errors import refuse, refused_at, spec_error, whole_characters
 from hookrun.spec import Experiment
 from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
@@ -102,11 +102,11 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
             where, f"{run_dir} has {wrong} in its name", "start in another folder, or give another directory"
         )
     with ExitStack() as stack:
-        try:
+        with (
+            refused_at(where, "give another directory", kinds=StoreError),
+            refused_at(where, "give another directory, or wait", kinds=LockedError),
+        ):
             stack.enter_context(sole_writer(run_dir))
-        except (LockedError, StoreError) as error:
-            wait = ", or wait" if isinstance(error, LockedError) else ""
-            raise spec_error(where, str(error), f"give another directory{wait}") from error
         if not go_on:
             refuse_used(run_dir, where)  # another process may have finished there just now
         yield

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from hookrun.config.validation import validated
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.transforms import RANDOM, after_transforms, parse_transforms
-from hookrun.errors import Mistakes, nearest, spec_error
+from hookrun.errors import Mistakes, nearest, refused_at, spec_error
 from hookrun.spec.experiment import Data
 from hookrun.trust.load import DATA
 from hookrun.trust.load import load as load_trusted
@@ -24,7 +24,6 @@ __all__ = ["PYTHON", "DataInfo", "Split", "TensorInfo", "describe", "load", "nam
 
 
 PYTHON = "python"
-T = TypeVar("T")
 
 # Name -> module and class, so that listing the names imports no torch, and a data set imports only what it needs.
 _SOURCES: Mapping[str, tuple[str, str]] = {
@@ -68,7 +67,7 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
             f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length",
             "add data.batch_size=1, or pad them: left or right",
         )
-    info = None if source is None else mistakes.tried(_readable, source.inspect, _root(config), split)
+    info = None if source is None else mistakes.tried(_readable(source.inspect), _root(config), split)
     mistakes.refuse()
     assert info is not None  # else there is a mistake
     described = info
@@ -88,7 +87,7 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     """
     key = _transforms_key(config, split)
     transforms = parse_transforms(getattr(config, key), f"data.{key}")
-    samples = _readable(_source(config).open, _root(config), split, seed)
+    samples = _readable(_source(config).open)(_root(config), split, seed)
     if not transforms:
         return samples
     from hookrun.data.samples import transformed
@@ -120,13 +119,9 @@ def _source(config: Data) -> Source:
     return validated(cls, config.args, "data.args")
 
 
-def _readable(read: Callable[..., T], *args: Any) -> T:
-    """What `read` returns. Raises SpecError for a file or folder that exists and cannot be read."""
-    try:
-        return read(*args)
-    except OSError as error:
-        raise spec_error(
-            "data.root",
-            f"{error.filename}: {error.strerror}" if error.filename else str(error),
-            "make it readable, or give another path",
-        ) from error
+def _unreadable(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+_readable = refused_at("data.root", "make it readable, or give another path", kinds=OSError, tell=_unreadable)
+"""A decorator: SpecError for a file or folder that exists and cannot be read."""

@@ -15,7 +15,7 @@ from hookrun.config.validation import takes, wrong_call
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
-from hookrun.errors import HookrunError, reason, refuse, spec_error
+from hookrun.errors import HookrunError, reason, refuse, refused_at, spec_error
 from hookrun.trust.load import Trusted
 
 FACTORY = "data.factory"
@@ -45,10 +45,8 @@ class OwnData(Source):
             raise spec_error(
                 FACTORY, f"the split '{split}' has no samples", "return a data set with some for it"
             )
-        try:
+        with refused_at(FACTORY, f"sample i is {_FORM}"):
             inputs, target = _read(data, self.factory.text, 0)
-        except HookrunError as error:
-            raise spec_error(FACTORY, str(error), f"sample i is {_FORM}") from error
         count = getattr(data, "num_classes", None)
         if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
             count = len(classes)
@@ -73,14 +71,9 @@ class OwnData(Source):
         factory = self.factory
         refuse(wrong_call(factory.target, self.args, _ARGS, factory.text, first=1, also=["seed"]))
         seeded = {"seed": seed} if takes(factory.target, "seed") else {}
-        try:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                data = factory(split, **self.args, **seeded)
-        except HookrunError:
-            raise
-        except Exception as error:  # the user's own code may raise anything
-            raise spec_error(_ARGS, factory.failure(error), "correct it, or its arguments") from error
+        with factory.refused(_ARGS), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            data = factory(split, **self.args, **seeded)
         if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise spec_error(
                 FACTORY,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -21,7 +21,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, refuse, spec_error
+from hookrun.errors import Mistakes, Problem, nearest, refuse, refused_at, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,24 @@ class Tensors(Source):
         files = self._files(root)
         sizes: dict[Split, int]
         if self.file:
-            held_out = val_count(files["file"].count, self.val_fraction)
-            sizes = {"train": files["file"].count - held_out, "val": held_out}
+            file = files["file"]
+            held_out = val_count(file.count, self.val_fraction)
+            sizes = {"train": file.count - held_out, "val": held_out}
+            if sizes[split] == 0:
+                raise spec_error(
+                    "data.args.val_fraction",
+                    f"{file.path} has {file.count} rows, and none is for the split '{split}' "
+                    f"(val_fraction {self.val_fraction})",
+                    "change data.args.val_fraction, or give another file",
+                )
         else:
             keys = {split: f"{split}_file" for split in SPLITS}
             sizes = {split: files[key].count if key in files else 0 for split, key in keys.items()}
-        if sizes[split] == 0:
-            raise SpecError([self._no_rows(files, split)])
+            where = f"data.args.{keys[split]}"
+            if keys[split] not in files:
+                raise spec_error(where, f"the split '{split}' has no file", f"set {where}")
+            if sizes[split] == 0:
+                raise spec_error(where, f"{files[keys[split]].path} has no rows", "give a file that has some")
         row = next(iter(files.values())).row
         inputs = {name: TensorInfo(row[name].shape, self.converted(row[name].dtype)) for name in self.inputs}
         target = row[self.target] if self.target else None
@@ -113,20 +124,6 @@ class Tensors(Source):
         if self.target:
             target = row[self.target].to(self.converted(row[self.target].dtype, target=True))
         return inputs[self.input] if isinstance(self.input, str) else inputs, target
-
-    def _no_rows(self, files: Mapping[str, _File], split: Split) -> Problem:
-        key = "file" if self.file else f"{split}_file"
-        if key not in files:
-            return Problem(f"data.args.{key}", f"the split '{split}' has no file", f"set data.args.{key}")
-        file = files[key]
-        if not self.file:
-            return Problem(f"data.args.{key}", f"{file.path} has no rows", "give a file that has some")
-        what = f"{file.path} has {file.count} rows, and none is for the split '{split}'"
-        return Problem(
-            "data.args.val_fraction",
-            f"{what} (val_fraction {self.val_fraction})",
-            "change data.args.val_fraction, or give another file",
-        )
 
     def _files(self, root: Path | None) -> dict[str, _File]:
         """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""
@@ -269,14 +266,9 @@ _DAMAGE = (
 )
 
 
-@contextmanager
-def _report_damage(path: Path, where: str) -> Iterator[None]:
-    try:
-        yield
-    except _DAMAGE as error:
-        raise spec_error(
-            where, f"{path} cannot be read as {path.suffix[1:]}: {error}", "write the file again"
-        ) from error
+def _report_damage(path: Path, where: str) -> AbstractContextManager[None]:
+    what = f"{path} cannot be read as {path.suffix[1:]}: "
+    return refused_at(where, "write the file again", kinds=_DAMAGE, what=what)
 
 
 def _unread(names: Collection[str]) -> Header:

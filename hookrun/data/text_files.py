@@ -18,12 +18,13 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.source import Source
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer
 from hookrun.data.tokens import PaddingArgs, TokenLayout, TokenSamples, TokenSequence, next_tokens
-from hookrun.errors import SpecError, nearest, reason, spec_error
+from hookrun.errors import SpecError, nearest, reason, refused_at, spec_error
 from hookrun.spec.when import typed
 
 MOST_LINE = 2**20
 """Bytes of one line."""
 MOST_LINES = 2_000_000
+_JSON_LINES = "write one JSON object on each line"
 
 
 def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
@@ -55,19 +56,14 @@ def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in lines(path, where):
         if not line.strip():
             continue
-        try:
+        what = f"{path} line {number} is not JSON: "
+        with refused_at(where, _JSON_LINES, kinds=(ValueError, RecursionError), what=what, tell=reason):
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise spec_error(
-                where,
-                f"{path} line {number} is not JSON: {reason(error)}",
-                "write one JSON object on each line",
-            ) from error
         if not isinstance(record, dict):
             raise spec_error(
                 where,
                 f"{path} line {number} is a JSON {_kind(record)}, expected an object with named fields",
-                "write one JSON object on each line",
+                _JSON_LINES,
             )
         yield number, record
 
@@ -143,10 +139,10 @@ def encode(
     tokenizer: Tokenizer, text: str, at: str, *, special: bool = False, offsets: bool = False
 ) -> Encoded:
     """The tokens of a text; see `Tokenizer.encode`. Raises SpecError, which names the place `at`."""
-    try:
+    what = f"{at} cannot be tokenized: "
+    # a tokenizer of a folder may raise anything
+    with refused_at(WHERE, kinds=Exception, what=what, tell=reason):
         return tokenizer.encode(text, special=special, offsets=offsets)
-    except Exception as error:  # a tokenizer of a folder may raise anything
-        raise spec_error(WHERE, f"{at} cannot be tokenized: {reason(error)}") from error
 
 
 def require_few_tokens(count: int, where: str) -> None:

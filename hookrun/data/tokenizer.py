@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hookrun.errors import HookrunError, nearest, reason, spec_error
+from hookrun.errors import HookrunError, nearest, reason, refused_at, spec_error
 
 BYTES = "bytes"
 WHERE = "data.args.tokenizer"
@@ -72,8 +72,6 @@ class Bytes(Tokenizer):
         ids = text.encode()
         if not offsets:
             return Encoded(ids, ())
-        if len(ids) == len(text):
-            return Encoded(ids, [(place, place + 1) for place in range(len(text))])
         places = [(place, place + 1) for place, each in enumerate(text) for _ in each.encode()]
         return Encoded(ids, places)
 
@@ -219,7 +217,10 @@ def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
             "a tokenizer in a folder is read by transformers, which is not installed",
             "pip install 'hookrun[transformers]'",
         ) from error
-    try:
+    what = f"{folder} has no tokenizer that transformers can read: "
+    hint = "save one there with tokenizer.save_pretrained(FOLDER)"
+    # a damaged or unknown tokenizer may raise anything
+    with refused_at(WHERE, hint, kinds=Exception, what=what, tell=reason):
         growth = growth_of(folder / "tokenizer.json")
         with _panics_raised():
             tokenizer = AutoTokenizer.from_pretrained(
@@ -228,12 +229,6 @@ def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
         fast = bool(tokenizer.is_fast)
         tokenizer.model_max_length = 10**12  # the data has a `length` of its own
         made = FromFolder(tokenizer, growth)
-    except Exception as error:  # a damaged or unknown tokenizer may raise anything
-        raise spec_error(
-            WHERE,
-            f"{folder} has no tokenizer that transformers can read: {reason(error)}",
-            "save one there with tokenizer.save_pretrained(FOLDER)",
-        ) from error
     if not fast:
         raise spec_error(
             WHERE,

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from hookrun.config.validation import Args, validated
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.errors import Mistakes, nearest, spec_error
+from hookrun.errors import Mistakes, nearest, refused_at, spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -142,13 +142,11 @@ def make_transform(name: str, args: Mapping[str, Any], where: str) -> Transform:
     fields: dict[str, Any] = {key: (of, ... if key in _NEEDED else None) for key, of in types.items()}
     parsed = validated(create_model(name, __base__=Args, **fields), args, where)
     given = {key: getattr(parsed, key) for key in parsed.model_fields_set}
-    try:
-        with warnings.catch_warnings():
-            # torchvision only warns of a range that ends before it starts
-            warnings.simplefilter("error", UserWarning)
-            return Transform(name, given, _class(class_name)(**given))
-    except (TypeError, ValueError, UserWarning) as error:  # torchvision's own checks of the values
-        raise spec_error(where, str(error), "change its arguments") from error
+    own_checks = (TypeError, ValueError, UserWarning)  # torchvision's of the values
+    with refused_at(where, "change its arguments", kinds=own_checks), warnings.catch_warnings():
+        # torchvision only warns of a range that ends before it starts
+        warnings.simplefilter("error", UserWarning)
+        return Transform(name, given, _class(class_name)(**given))
 
 
 def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:

@@ -129,10 +129,8 @@ def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
     factory = load(config.factory or "", MODELS, "model.factory", trust)
 
     def call(**args: Any) -> object:
-        try:
+        with factory.refused("model.args"):
             return factory(**args)
-        except Exception as error:
-            raise spec_error("model.args", factory.failure(error), "correct it, or its arguments") from error
 
     refuse(wrong_call(factory.target, config.args, "model.args", factory.text))
     return partial(call, **config.args)

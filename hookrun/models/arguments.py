@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from pydantic import ConfigDict, Field, create_model
 
 from hookrun.config.validation import parse
-from hookrun.errors import Problem, SpecError, reason, spec_error
+from hookrun.errors import Problem, reason, refused_at, spec_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,17 +112,11 @@ def construct(build: partial[Any], model: str) -> nn.Module:
     """The module of a constructor with its arguments. Raises SpecError with the constructor's own error."""
     from torch import nn
 
-    try:
+    given = ", ".join(f"{name}={value!r}" for name, value in build.keywords.items())
+    what = f"'{model}' cannot be built with ({given}): "
+    # a constructor may raise anything; its arguments are the cause
+    with refused_at("model.args", "correct the arguments", kinds=Exception, what=what, tell=reason):
         built = build()
-    except SpecError:
-        raise
-    except Exception as error:  # a constructor may raise anything; its arguments are the cause
-        shown = ", ".join(f"{name}={value!r}" for name, value in build.keywords.items())
-        raise spec_error(
-            "model.args",
-            f"'{model}' cannot be built with ({shown}): {reason(error)}",
-            "correct the arguments",
-        ) from error
     if not isinstance(built, nn.Module):
         raise spec_error(
             "model.factory",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hookrun.config.validation import Args, validated
-from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, spec_error
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, refused_at, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of
 
@@ -136,13 +136,11 @@ def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
             raise SpecError([_failure(args, error)]) from error
         config: Any = model.config
         config.use_cache = False  # passes over whole sequences need no KV cache
-        try:
+        with refused_at("model.args.attention", "use eager or sdpa", kinds=ValueError, what="points: "):
             if args.attention == "points":
                 add_points(model)
             if args.result:
                 add_results(model)
-        except ValueError as error:
-            raise spec_error("model.args.attention", f"points: {error}", "use eager or sdpa") from error
     return model.train()
 
 
@@ -191,12 +189,11 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
     )
     refuse([*unknown, *_large(filled, CONFIG), *forbidden])
     filled.pop("model_type")
-    try:
+    says = f"{kind} refuses the configuration: "
+    with refused_at(
+        CONFIG, "correct its values", kinds=Exception, what=says, tell=_message
+    ):  # its own checks
         return AutoConfig.for_model(kind, **filled)
-    except Exception as error:  # its own checks of the values
-        raise spec_error(
-            CONFIG, f"{kind} refuses the configuration: {_message(error)}", "correct its values"
-        ) from error
 
 
 def _filled(given: Mapping[str, Any], data: DataDefaults) -> Iterator[tuple[str, Any]]:

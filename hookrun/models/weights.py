@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import MOST_COMPARED, Problem, listed, nearest, reason, refuse, spec_error
+from hookrun.errors import MOST_COMPARED, Problem, listed, nearest, reason, refuse, refused_at, spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -130,19 +130,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    try:
+    hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
+    what = f"{path} could not be read as tensors alone: "
+    # a damaged file may raise anything; a refused object raises an UnpicklingError
+    with refused_at(_WHERE, hint, kinds=Exception, what=what, tell=reason):
         if path.suffix == ".safetensors":
             state: Any = load_file(path, device="cpu")
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # a damaged file may raise anything; a refused object raises an UnpicklingError
-        raise spec_error(
-            _WHERE,
-            f"{path} could not be read as tensors alone: {reason(error)}",
-            "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled",
-        ) from error
     for key in _WRAPPERS:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]

@@ -13,7 +13,7 @@ from typing import Any
 from hookrun.actions.values import RunValue, parts_of
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.tokens import PaddingArgs
-from hookrun.errors import HookrunError, Problem, listed, nearest, shortened, spec_error
+from hookrun.errors import HookrunError, Problem, listed, nearest, refused_at, shortened, spec_error
 from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
 from hookrun.store.captures.read import StoredCapture
@@ -125,10 +125,8 @@ def with_found_weights(experiment: Experiment) -> Experiment:
     named = experiment.settings.model.weights
     if not isinstance(named, RunWeights):
         return experiment
-    try:
+    with refused_at(f"{WHERE}.run"):
         run = RunReferences.of(experiment).open(named.run)
-    except HookrunError as error:
-        raise spec_error(f"{WHERE}.run", str(error)) from error
     path = None if run is None else _checkpoint(run, named)
     model = experiment.settings.model.model_copy(update={"weights": path})
     return replace(

@@ -32,7 +32,7 @@ from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STA
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.records import Status
 from hookrun.sweeps.composed_jobs import hash_of
-from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
+from hookrun.sweeps.exit_codes import DONE, FAILED, REFUSED, exit_code, report
 from hookrun.sweeps.resumed import refuse_links
 from hookrun.terminal import waiting_for, words
 from hookrun.trust import read_once
@@ -53,12 +53,10 @@ _next_page = dict[Path, float]()
 class JobFailed(HookrunError):
     """A run that others wait for ended with `exit_code`: a need, or a job by whose value a sweeper chooses the next."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        # Pickle calls the class with the message alone, and then sets this again.
         self.exit_code = exit_code
-        super().__init__(message, exit_code)  # pickle rebuilds the exception from these
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def run_alone(

@@ -27,7 +27,7 @@ from hookrun.compose.errors import composed
 from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
 from hookrun.compose.loader import options
 from hookrun.config import root_of
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, refuse, spec_error
+from hookrun.errors import CompileError, Problem, SpecError, nearest, refuse, refused_at, spec_error
 from hookrun.report.sweep_facts import record_in
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
@@ -194,7 +194,10 @@ class NeededRuns:
             code = int(self.asked.app.run_checked(needed.cfg, run).return_value)
             free_job_memory()
             if code:
-                raise JobFailed(_why(needed, run_dir, code), code)
+                what = f"{needed.where}: {needed.need} ended with exit code {code}"
+                if reason := record_in(run_dir / STATUS, Status).get("reason"):
+                    what += f": {reason}"
+                raise JobFailed(f"{what}\n    its run directory: {run_dir}", code)
         return str(run_dir)
 
     def _line(self, needed: ComposedNeed) -> str:
@@ -257,10 +260,8 @@ def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
     ]
     if not asking:
         return None
-    try:
+    with refused_at(asking[0]):
         return str(newest_finished(folder))
-    except HookrunError as error:
-        raise spec_error(asking[0], str(error)) from error
 
 
 def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
@@ -282,13 +283,6 @@ def _named(where: str, need: Need) -> Iterator[None]:
         raise type(error)(
             [replace(each, where=f"{where} ({need}): {each.where}") for each in error.errors]
         ) from error
-
-
-def _why(needed: ComposedNeed, run_dir: Path, code: int) -> str:
-    what = f"{needed.where}: {needed.need} ended with exit code {code}"
-    if reason := record_in(run_dir / STATUS, Status).get("reason"):
-        what += f": {reason}"
-    return f"{what}\n    its run directory: {run_dir}"
 
 
 def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:

@@ -23,7 +23,7 @@ from hookrun.compose.hydra import numbered, parse_override
 from hookrun.compose.overrides import LATEST, RESUME, named_folder
 from hookrun.config import key_of
 from hookrun.config.interpolations import literal
-from hookrun.errors import Problem, SpecError, refuse, spec_error
+from hookrun.errors import Problem, refuse, refused_at, spec_error
 from hookrun.report.sweep_facts import job_folders
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
@@ -90,38 +90,33 @@ def is_sweep(value: str) -> bool:
 def sweep_folder(value: str) -> Path:
     """The directory of the sweep that `resume` names. Raises SpecError if it holds no sweep, or a running one."""
     folder = named_folder(value, outputs_folder().with_name(SWEEPS))
-    if not (folder / MULTIRUN).is_file():
-        raise SpecError([_no_sweep(folder)])
-    _refuse_running(folder)
-    return folder
-
-
-def _refuse_running(folder: Path) -> None:
-    """Raise SpecError where a sweep is running in the directory."""
-    try:
-        for each in (folder, *folder.parents):
-            refuse_held(each)
-    except LockedError as error:
-        raise spec_error(RESUME, str(error), "wait until that sweep has ended, or end it") from error
-    except StoreError as error:
-        raise spec_error(RESUME, str(error)) from error
-
-
-def _no_sweep(folder: Path) -> Problem:
+    if (folder / MULTIRUN).is_file():
+        _refuse_running(folder)
+        return folder
     if not folder.is_dir():
-        return Problem(RESUME, f"there is no directory {folder}", f"name one that a sweep left: {RESUME}=DIR")
+        raise spec_error(
+            RESUME, f"there is no directory {folder}", f"name one that a sweep left: {RESUME}=DIR"
+        )
     if (folder / STATUS).is_file():
         is_job = (folder.parent / MULTIRUN).is_file()
-        return Problem(
+        raise spec_error(
             RESUME,
             f"{folder} is the directory of a run, not of a sweep",
             f"name the sweep's: {RESUME}={folder.parent}" if is_job else "a single run goes on without -m",
         )
-    return Problem(
+    raise spec_error(
         RESUME,
         f"{folder} is not the directory of a sweep: it has no {MULTIRUN}",
         f"sweeps are in {SWEEPS}/, single runs in {OUTPUTS}/",
     )
+
+
+def _refuse_running(folder: Path) -> None:
+    """Raise SpecError where a sweep is running in the directory."""
+    wait = "wait until that sweep has ended, or end it"
+    with refused_at(RESUME), refused_at(RESUME, wait, kinds=LockedError):
+        for each in (folder, *folder.parents):
+            refuse_held(each)
 
 
 def _stored_command(folder: Path) -> tuple[Path, HydraRecord]:
@@ -245,7 +240,10 @@ def _refuse_link(path: Path) -> None:
 
 def _known_job(path: Path) -> tuple[str, int | None]:
     """The hash of a job's configuration, and the exit code; None for one that was killed, failed or interrupted."""
-    try:
+    with (
+        refused_at(RESUME, f"remove {path}: the job is run again then"),
+        refused_at(RESUME, "wait until that job has ended, or end it", kinds=LockedError),
+    ):
         refuse_held(path)
         if not (path / JOB).exists():
             raise spec_error(
@@ -255,9 +253,5 @@ def _known_job(path: Path) -> tuple[str, int | None]:
             )
         config = str(read_record(path / JOB, JobRecord)["config"])
         status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}
-    except LockedError as error:
-        raise spec_error(RESUME, str(error), "wait until that job has ended, or end it") from error
-    except StoreError as error:
-        raise spec_error(RESUME, str(error), f"remove {path}: the job is run again then") from error
     is_finished = status.get("status") in _FINISHED
     return config, int(status.get("exit_code") or 0) if is_finished else None

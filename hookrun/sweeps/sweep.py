@@ -76,8 +76,6 @@ _SETTINGS: Mapping[str, Mapping[Direction, Any]] = {
 }
 """Setting of a sweeper -> its value for each direction of the objective."""
 
-_SHOWN_AMONG_RUNS = Problem("task", "this job only prints, and other jobs are run", "make two sweeps of it")
-
 
 def sweep(
     app: App,
@@ -192,8 +190,7 @@ def _optimize(run: SweepRun, needs: NeededRuns) -> int:
     goal = required_goal(experiment)
     message = set_direction(cfg, goal)
     if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
-        for error in check_jobs(experiments, JobCache(SECONDS), trust=trust).values():
-            raise error
+        tasks.prepare(experiments[0], trust=trust, cache=JobCache(SECONDS))
     print(message, flush=True)
     prepare_sweeper(cfg, experiment.settings.seed)
     return _launch(run, needs, previous, goal)
@@ -263,14 +260,12 @@ def _validated(
 
     Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
     """
-    experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
-    run_dirs, shown = dict[Path, int](), set[int]()
+    experiments, run_dirs, shown = dict[int, Experiment](), dict[Path, int](), set[int]()
+    refused = {number: job.error for number, job in enumerate(jobs) if job.error is not None}
     for number, composed in enumerate(jobs):
-        if composed.exit_code is not None or not (composed.config or composed.error):
+        if composed.exit_code is not None or not composed.config:
             continue
         try:
-            if composed.error is not None:
-                raise composed.error
             job = composed.configuration()
             experiment = parse_experiment(plain_run(job, *JOB_DIRECTORY))
             if task_of(experiment).shows:
@@ -295,7 +290,9 @@ def _validated(
             continue
         experiments[number] = experiment
     if not (shows := shown >= experiments.keys()):
-        refused |= {number: SpecError([_SHOWN_AMONG_RUNS]) for number in shown}
+        refused |= dict.fromkeys(
+            shown, spec_error("task", "this job only prints, and other jobs are run", "make two sweeps of it")
+        )
         experiments = {number: each for number, each in experiments.items() if number not in shown}
     return experiments, refused, shows
 

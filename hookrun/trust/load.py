@@ -12,13 +12,13 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hookrun.errors import SpecError, nearest, reason, spec_error
+from hookrun.errors import SpecError, nearest, reason, refused_at, spec_error
 from hookrun.trust import VARIABLE, of_environment
 from hookrun.trust.callables import Code, code_of_name, module_name, place_of
 
@@ -79,6 +79,10 @@ class Trusted:
     def failure(self, error: BaseException) -> str:
         """An exception of it in one line, with the line of its package that led to it."""
         return f"'{self.text}' failed: {reason(error)}{place_of(error, self.code.package)}"
+
+    def refused(self, where: str) -> AbstractContextManager[None]:
+        """A block that calls it, in which any exception becomes a SpecError at the key of its arguments."""
+        return refused_at(where, "correct it, or its arguments", kinds=Exception, tell=self.failure)
 
 
 def short_names(kind: Kind) -> list[str]:

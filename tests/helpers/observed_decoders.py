@@ -36,9 +36,8 @@ def observed(
     """What was observed of one forward, and the model's output after the hooks."""
     observer = Observer(model, places or places_of(model), inside=inside)
     with hookrun.hooked(model, hooks), observer.installation:
-        observer.begin(ROWS, (2, 4))
-        output = model(IDS)
-        return observer.end(), output
+        output, seen = observer.observe(lambda: model(IDS), ROWS, (2, 4))
+        return seen, output
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hookrun.errors import HookrunError, SpecError, nearest, printable, spec_error
+from hookrun.errors import nearest, printable, refused_at, spec_error
 from hookrun.run_values import BY_TOKEN, RunReferences, is_by_token
 from hookrun.spec import Experiment
 from hookrun.store.captures.read import StoredCapture, captured_tensors
@@ -64,12 +64,8 @@ def find(experiment: Experiment, path: str | None, hook: str | None, *, by_token
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
     run, used = opened(experiment, "task.run", path)
-    try:
+    with refused_at("task.run"):
         return Analysis(experiment, run, _captures(run, hook, by_token), (used,))
-    except SpecError:
-        raise
-    except HookrunError as error:
-        raise spec_error("task.run", str(error)) from error
 
 
 def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, UsedRunRecord]:
@@ -84,10 +80,8 @@ def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, U
             f"name its directory: {where}=outputs/latest",
         )
     runs = RunReferences.of(experiment)
-    try:
+    with refused_at(where):
         run, used = runs.open(path), runs.used(where, path)
-    except HookrunError as error:
-        raise spec_error(where, str(error)) from error
     if run is None or used is None:
         raise spec_error(where, f"{path} has not been run yet", "leave out task=plan, so that it runs first")
     return run, used

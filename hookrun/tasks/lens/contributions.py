@@ -4,10 +4,10 @@ Observers run after the experiment's hooks, so what a hook changes in the output
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from hookrun.tasks.training.finite import not_finite
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
 
+T = TypeVar("T")
 EMBED = "embed"
 BIAS = "bias"
 
@@ -78,7 +79,7 @@ class ObservedForward:
 
 
 class Observer:
-    """Observes the model within `with observer.installation`: call `begin` before each forward, `end` after it.
+    """Observes forwards of the model within `with observer.installation`, one for each call of `observe`.
 
     inside:     also observe the modules inside the blocks
     embeddings: the paths of the embeddings that are not in a block
@@ -107,13 +108,16 @@ class Observer:
         )
         self.installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
 
-    def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
-        """Prepare for a forward of a batch of shape [batch, length], to be observed at the positions `rows`."""
-        self._rows, self._shape, self._seen = rows, shape, ObservedForward()
+    def observe(
+        self, forward: Callable[[], T], rows: Rows, shape: tuple[int, int]
+    ) -> tuple[T, ObservedForward]:
+        """What `forward` returns for a batch of shape [batch, length], and what was observed at the positions `rows`.
 
-    def end(self) -> ObservedForward:
-        """What was observed. HookrunError if a block, the norm or the unembedding did not run as expected."""
-        seen, self._seen, self._rows = self._seen, ObservedForward(), None
+        Raises HookrunError if a block, the norm or the unembedding did not run as expected.
+        """
+        self._rows, self._shape, self._seen = rows, shape, ObservedForward()
+        output = forward()
+        seen, self._rows = self._seen, None
         places = self.places
         if seen.blocks != list(places.blocks):
             raise HookrunError(
@@ -122,7 +126,7 @@ class Observer:
             )
         lacking = [path for path in places.blocks if path not in seen.outputs]
         if lacking or places.blocks[0] not in seen.inputs:
-            batch, length = self._shape
+            batch, length = shape
             raise HookrunError(
                 f"{[*lacking, places.blocks[0]][0]} does not pass a tensor [{batch}, {length}, width]: the lens reads "
                 "decoders whose blocks take and return the residual stream; name the blocks with task.residual"
@@ -133,7 +137,7 @@ class Observer:
                 f"{path} did not return a tensor with a row for each position: name another module with "
                 "task.final_norm or task.unembed"
             )
-        return seen
+        return output, seen
 
     def _entered(self, site: HookSite, value: Any) -> None:
         if (tensor := self._by_position(value)) is not None:
@@ -152,7 +156,7 @@ class Observer:
         seen.outputs[path] = seen.outputs[path] + rows if is_embedding and path in seen.outputs else rows
 
     def _by_position(self, value: Any) -> Tensor | None:
-        """The first floating-point tensor [batch, length, ...] in a value; None if there is none, or before `begin`.
+        """The first floating-point tensor [batch, length, ...] in a value, or None; None outside of `observe` too.
 
         It may also be [1, length, ...], or [batch * length, width], as OPT uses.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -271,13 +272,9 @@ class Reader:
             return
         sequences, columns = rows = chosen.on(context.prepared.device)
         if lens.parts != "residual" and self._sources is None:
-            observer.begin(rows, shape)
-            context.without_hooks(batch)
-            seen = observer.end()
+            _, seen = observer.observe(partial(context.without_hooks, batch), rows, shape)
             self._sources = find_sources(context.model, observer.places, seen, observer.embeddings)
-        observer.begin(rows, shape)
-        output = main_tensor(context.forward(batch))
-        seen = observer.end()
+        output, seen = observer.observe(partial(context.forward, batch), rows, shape)
         answer = wrong = sequences.new_full(sequences.shape, IGNORED)
         if batch.data.of_tokens:
             answer = batch.target[sequences, columns]
@@ -285,7 +282,7 @@ class Reader:
                 wrong = batch.wrong.to(sequences.device)[sequences].masked_fill(answer == IGNORED, IGNORED)
         asked = ScoredPositions((sequences, columns), answer, wrong)
         with context.autocast():
-            readings = lens.read(seen, output, asked, self._sources)
+            readings = lens.read(seen, main_tensor(output), asked, self._sources)
         for part, read in readings.items():
             self.means.add(part, read, asked)
         write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, readings, self._text)

@@ -323,11 +323,8 @@ class UserFunction:
         refuse(wrong_call(target, args, where, own.text, first=0 if is_class else 2))
         if not is_class:
             return cls(own, where, target, args)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                made = own(**args)
-        except Exception as error:  # the user's own code may raise anything
-            raise spec_error(where, own.failure(error), "correct it, or its arguments") from error
+        with own.refused(where), torch.random.fork_rng(devices=[]):
+            made = own(**args)
         if not callable(made):
             raise spec_error(
                 where,

@@ -49,7 +49,7 @@ def test_a_model_in_inference_mode_is_observed_alike() -> None:
     assert all(torch.equal(rows, expected.outputs[path]) for path, rows in seen.outputs.items())
 
 
-def test_hooks_are_removed_and_nothing_is_seen_before_begin() -> None:
+def test_hooks_are_removed_and_nothing_is_seen_outside_of_observe() -> None:
     model = decoder()
 
     def hooks() -> int:
@@ -59,7 +59,7 @@ def test_hooks_are_removed_and_nothing_is_seen_before_begin() -> None:
     with pytest.raises(HookrunError, match=r"the blocks ran as \[\]"), observer.installation:
         model(IDS)
         assert hooks() > 0
-        observer.end()
+        observer.observe(lambda: None, ROWS, (2, 4))
     assert hooks() == 0
 
 
