@@ -36,6 +36,9 @@ class Callback(LoopFollower, LightningCallback):
         self._in_time: Collection[str] = ()
         self._late = dict[str, Any]()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_evaluation": ExitStack()}
+
     # ---- begin and end -----------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -213,13 +213,18 @@ class Recording(Installation):
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """A context in which hooks do not act or record, and nothing is counted."""
-        before = self.clock.step, self.clock.epoch, self.numbered
+        """A context in which hooks act as before, but record nothing, and nothing is counted.
+
+        They must act: a graph that is compiled without them would never have them.
+        """
+        before, self._rows.muted = self._rows.muted, True
+        step, epoch = self.clock.step, self.clock.epoch
         try:
-            with self.paused():
+            with self.uncounted():
                 yield
         finally:
-            self.clock.step, self.clock.epoch, self.numbered = before
+            self._rows.muted = before
+            self.clock.step, self.clock.epoch = step, epoch
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a call; passes that continue a generation have the rows of its prompts."""

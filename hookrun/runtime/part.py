@@ -85,8 +85,8 @@ class Part(TensorPart):
         if self._whole and not self.leaves(self._whole, tensor.dim()):
             raise ValueError(
                 f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens`, `when` "
-                "and values for each sample need all of them: let `index` begin with ..., or leave it out; where "
-                "`index` picks rows of the batch, add at: same to the value"
+                "and values for each sample need all of them: let `index` begin with ..., or leave it out, or, for "
+                "such a value, add at: same to the value"
             )
         if self._numbers is None:
             return tensor, self._items

@@ -51,10 +51,14 @@ def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> int:
 
 
 class RecordSink(Sink):
-    """Collects records and reads their tensors together later, so that a hook never waits for the device."""
+    """Collects records and reads their tensors together later, so that a hook never waits for the device.
+
+    muted: records are ignored for now
+    """
 
     def __init__(self) -> None:
         self.last_good = LastPassed()
+        self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
         self._statistics = SmallTensors()
         self._budgets = dict[str, Budget]()
@@ -103,6 +107,8 @@ class RecordSink(Sink):
         Statistics may be computed by `settle`. Tensors that `torch.func` has wrapped are unwrapped. Records of a model
         that is being traced are ignored, since their tensors have no values. Raises HookError for a meta tensor.
         """
+        if self.muted:
+            return
         waiting = self._statistics.add(data.x, data.of, start) if isinstance(data, Measured) else None
         if waiting is not None:
             self._pending.append(waiting)

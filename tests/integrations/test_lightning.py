@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -191,3 +192,21 @@ def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
     made = trainer(callback, min_epochs=0)
     made.fit(Module(), loader)
     assert made.global_step < 3 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
+
+
+def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, loader) -> None:
+    class Compiled(Module):
+        copies = 0
+
+        def on_fit_start(self) -> None:
+            self.net.compile(backend="eager")
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            super().validation_step(batch, number)
+            (callback,) = self.trainer.callbacks
+            self.copies += copy.deepcopy(callback).following is None
+
+    spec = {"half": {"select": "net.2", "hook": "forward", "action": "scale", "factor": 0.5}}
+    module, callback = Compiled(), Callback(spec, run_dir=tmp_path / "mine")
+    trainer(callback, max_epochs=1, num_sanity_val_steps=1, limit_val_batches=2).fit(module, loader, loader)
+    assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2} and module.copies == 3

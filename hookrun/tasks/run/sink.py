@@ -54,7 +54,7 @@ class RunSink(RecordSink):
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if (value := in_reach(value)) is TRACED:
+            if self.muted or (value := in_reach(value)) is TRACED:
                 return
             if rows is not None:
                 rows = readable(rows)
@@ -85,8 +85,9 @@ class RunSink(RecordSink):
 
     def number(self, count: int) -> None:
         """Begin a batch of `count` rows whose sample ids are not known: they are numbered on."""
-        self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
-        self.numbered += count
+        if not self.muted:
+            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
+            self.numbered += count
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
