@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookrun.errors import HookrunError
+from hookrun.tasks.run import attributing
+from hookrun.tasks.run.attributing import AttributionRows
 from hookrun.tasks.run.batches import Batches
 
 FEW = ("task=attribute", "data.batch_size=5", "train.limit_batches=2")
@@ -209,3 +212,11 @@ def test_what_a_method_cannot_take_is_refused(fails, refused, own_model) -> None
         body = "def __init__(self):\n    super().__init__()\n    self.inside = nn.Linear(8, 8)\n"
         own = own_model(body + f"    self.head = nn.Linear(8, 10)\ndef forward(self, x):\n{forward}")
         assert said in fails(*FEW, *own, "task.select=inside")
+
+
+def test_rows_of_an_earlier_process_count_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attributing, "MOST_BYTES", 1000)
+    rows = AttributionRows()
+    rows.load_state_dict({"sample_ids": torch.arange(10), "scores": torch.zeros(220)})
+    with pytest.raises(HookrunError, match="keeps its results in memory"):
+        rows.add(torch.arange(5), {"scores": torch.zeros(5)})

@@ -267,12 +267,14 @@ class AttributionRows:
     """The attributions of all batches so far."""
 
     _parts: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def add(self, ids: Tensor, values: Values) -> None:
         """Add the values of a batch. HookrunError if they take too much memory."""
         for name, tensor in {"sample_ids": ids, **values}.items():
             self._parts.setdefault(name, []).append(tensor)
-        if sum(part.nbytes for parts in self._parts.values() for part in parts) > MOST_BYTES:
+            self._bytes += tensor.nbytes
+        if self._bytes > MOST_BYTES:
             raise HookrunError(
                 f"task=attribute keeps its results in memory, at most {MOST_BYTES // 2**30} GiB: "
                 "set train.limit_batches"
@@ -297,3 +299,4 @@ class AttributionRows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones."""
         self._parts = {name: [tensor] for name, tensor in state.items()}
+        self._bytes = sum(tensor.nbytes for tensor in state.values())
