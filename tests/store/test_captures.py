@@ -16,11 +16,11 @@ from torch import Tensor
 from hookrun.actions.base import TokenRows
 from hookrun.errors import HookrunError, Lookup, NoSuchKey
 from hookrun.store.captures.read import SampleTable, StoredCapture, read_captures
-from hookrun.store.captures.shard import Shard, index_name, index_names, read_index, shard_name
+from hookrun.store.captures.shard import Shard, index_name, index_names, read_index, row_bytes, shard_name
 from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
-from hookrun.store.format import VERSION
+from hookrun.store.format import VERSION, encode
 from hookrun.store.records import checked
 
 AT = {"epoch": 0, "step": 0, "call": 0}
@@ -359,3 +359,22 @@ def test_each_rank_has_its_index_and_its_names_of_shards(tmp_path: Path) -> None
         (tmp_path / name).write_text("")
     assert index_names(tmp_path) == ["index.jsonl", "index_2.jsonl", "index_10.jsonl"]
     assert index_names(tmp_path / "none") == ["index.jsonl"]
+
+
+def test_the_bytes_of_a_row_follow_its_dtype() -> None:
+    kinds = ("float32", "bfloat16", "bool", "complex128", "uint8")
+    assert [row_bytes(dtype, (2, 3)) for dtype in kinds] == [24, 12, 6, 96, 6]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (encode(SHARD), "the shard '000000.safetensors' is in an earlier line"),
+        ("{}", "it does not describe a shard"),
+    ],
+)
+def test_a_shard_in_two_lines_and_a_line_of_no_shard_are_named(line: str, said: str, tmp_path: Path) -> None:
+    for name, content in (("index.jsonl", encode(SHARD)), ("index_1.jsonl", line)):
+        (tmp_path / name).write_text(f"{content}\n")
+    with pytest.raises(StoreError, match=rf"index_1\.jsonl, line 1: {said}"):
+        read_index(tmp_path)

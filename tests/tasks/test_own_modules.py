@@ -69,3 +69,17 @@ def test_another_run_loads_it_and_does_not_change_it(executed, found, refused) -
     assert "neither the model nor its hooks have" in said and "adapted_down_weight" in said
     said = refused(*MINE, "task=export", f"model.weights={file}")
     assert "hooks.adapted: python on 'forward' runs your own Python" in said
+
+
+def test_effects_record_the_pass_without_the_moved_hook_once(executed) -> None:
+    hooks = [
+        "+hooks.moved={select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
+        "+hooks.of_stats={select: relu1, hook: forward, action: stats, of: [min, max], priority: -1}",
+    ]
+    found = executed(
+        *MINE, *hooks, "task=effects", "task.hook=moved", "task.over={module: each}", "task.metric=loss"
+    )
+    mine, theirs = ([line for line in found.stats if line["hook"] == name] for name in ("seen", "of_stats"))
+    assert [line["step"] for line in mine] == [0, 1, 2] == [line["step"] for line in theirs]
+    for own, line in zip(mine, theirs, strict=True):
+        assert own["spread"] == pytest.approx(line["max"] - line["min"])

@@ -40,6 +40,11 @@ def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
     return str(caught.value)
 
 
+def test_the_weights_of_the_network_follow_the_seed() -> None:
+    first, again, other = (prepared(seed=seed).model.state_dict()["fc.weight"] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
 def test_the_process_and_the_model_are_not_changed() -> None:
     before = torch.get_rng_state(), torch.get_num_threads()
     model = prepared({"h": CAPTURE, "g": CAPTURE | {"hook": "grad"}}).model

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
-from hookrun.tasks.analysis.features import Features, Projection
+from hookrun.tasks.analysis.features import Features, Projection, reading_bytes
 from hookrun.tasks.analysis.probing import fit, memory_needed
 from hookrun.tasks.of_captures import SUGGESTED
 from hookrun.tasks.probe import ProbeTask
@@ -51,6 +51,13 @@ def test_rows_that_are_not_finite_are_counted() -> None:
     x[2, 1], x[4, 0] = torch.nan, torch.inf
     with pytest.raises(HookrunError, match="layer: 2 of 6 rows hold values that are not finite"):
         features_of(x, 1).centered(torch.arange(6))
+
+
+def test_four_blocks_of_the_widest_module_and_a_sketch_are_needed() -> None:
+    narrow, wide = (features_of(torch.empty(10, width), 1000) for width in (5, 1000))
+    assert reading_bytes([narrow, wide]) == reading_bytes([wide]) == 4 * 1000 * 8, "at least one row"
+    projected = features_of(torch.empty(10, 1000), 1000, to=8)
+    assert reading_bytes([projected]) == reading_bytes([wide]) + 2 * 8 * 1000
 
 
 def test_a_projection_is_suggested_only_where_it_would_fit() -> None:

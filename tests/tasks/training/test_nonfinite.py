@@ -310,10 +310,14 @@ def test_values_that_become_finite_again_are_not_to_blame() -> None:
     assert "before it calls soft" in masked, "with nothing else to blame it is told"
 
 
-def test_a_hook_is_named_with_its_call() -> None:
-    hook = {"hook": "forward", "select": "relu", "action": "scale", "factor": 1e39, "when": {"call": 1}}
-    forward, _ = traced(lambda net, x: net.relu(net.relu(net.first(x))), **hook)
-    assert forward.startswith("first made by hook 'h' (forward, scale) on relu, call 1, from finite values: ")
+@pytest.mark.parametrize(("kind", "select", "on"), [
+    ("forward", "relu", "relu, call 1"), ("output_grad", "relu", "relu, call 1"), ("grad", "first.bias", "first.bias"),
+])  # fmt: skip
+def test_a_hook_is_named_with_its_call(kind: str, select: str, on: str) -> None:
+    hook = {"hook": kind, "select": select, "action": "scale", "factor": 1e39}
+    when = {"when": {"call": 1}} if select == "relu" else {}
+    said = traced(lambda net, x: net.relu(net.relu(net.first(x))), **hook, **when)
+    assert "".join(said).startswith(f"first made by hook 'h' ({kind}, scale) on {on}, from finite values: ")
 
 
 @pytest.mark.parametrize(("step", "clamp", "named"), [
