@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from fake_site import build
+from safetensors import SafetensorError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.base import Packed
 from hookrun.actions.offload import Offload
+from hookrun.errors import HookrunError
 
 TENSORS = {
     "float32": torch.randn(3, 4),
@@ -65,12 +68,23 @@ def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_failed_write_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_leaves_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = build(Offload(to="disk"))(torch.ones(2))
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    del packed
+    gc.collect()
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "device is full"), SafetensorError("device is full")])
+def test_a_failed_write_leaves_no_file(
+    error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(tensors: Any, path: str) -> None:
-        raise OSError(28, "No space left on device")
+        raise type(error)(*error.args)  # one that is raised keeps its frames
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match=r"No space left.*hookrun-saved-"):
+    with pytest.raises((OSError, HookrunError), match=r"full.*hookrun-saved-|hookrun-saved-.*full.*TMPDIR"):
         build(Offload(to="disk"))(torch.ones(2))
     gc.collect()
     assert list(folder.iterdir()) == []

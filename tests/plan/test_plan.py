@@ -155,6 +155,8 @@ def test_a_match_is_shown_with_its_other_names_and_the_root_as_root() -> None:
     model.add_module("again", model[0])
     found = hookrun.compile({"h": SCALE | {"select": ["", "0"]}}, model).hooks[0].matches
     assert [shown_name(match) for match in found] == ["(root)", "0 (also again)"]
+    (tied,) = hookrun.compile(one_hook("**.weight", "grad"), model).hooks[0].matches
+    assert (shown_name(tied), tied.shape) == ("0.weight (also again.weight)", "[2, 2]")
 
 
 def test_bytes_are_readable() -> None:

@@ -136,7 +136,7 @@ GENERATOR = torch.Generator()
 @pytest.fixture
 def rows(run: Path) -> CaptureRows:
     capture = open_run(run).captures["seen"]["fc"]
-    return CaptureRows(capture, "seen/fc", torch.arange(3), resample=False)
+    return CaptureRows(capture, "seen/fc", torch.tensor([2, 0, 1]), resample=False)
 
 
 def ids(*samples: int) -> torch.Tensor:
@@ -148,6 +148,7 @@ def test_a_sample_without_a_row_is_an_error_that_names_it(rows: CaptureRows) -> 
         "seen/fc has no row of sample 9, 11, 99: it has 3 samples"
     )
     assert not rows.lacking(ids(10, 14))
+    assert rows.of(ids(12, 14, 10, 12), GENERATOR)[:, 0].tolist() == [12, 14, 10, 12]
     with pytest.raises(HookrunError, match="seen/fc has no row of sample 11: it has 3 samples from 10 to 14"):
         rows.of(ids(10, 11), GENERATOR)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 
 import hookrun
@@ -126,6 +127,20 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
     assert 60 < firings(0) < 140
     assert firings(0) == firings(0)
     assert len({firings(seed) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
+def test_noise_repeats_with_its_seed_and_is_drawn_anew_by_a_generator_of_its_own(kind: str) -> None:
+    model, state = nn.Sequential(nn.Identity(), nn.Identity()), torch.get_rng_state()
+
+    def noise(seed: int) -> list[Tensor]:
+        with hookrun.hooked(model, one_hook("*", "forward", "noise", kind=kind, seed=seed)):
+            return [module(torch.ones(5)) for module in model for _ in range(2)]
+
+    first, other = noise(1), noise(2)
+    assert all(map(torch.equal, first, noise(1)))
+    assert len({str(tensor) for tensor in first + other}) == 8, "at each call, at each module, with each seed"
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_effects_are_counted_on_request() -> None:

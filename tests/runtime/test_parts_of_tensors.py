@@ -111,6 +111,8 @@ def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dimensions \[1, 2\] .* could all be the head dimension"):
         heads(0).of(numbers(2, 4, 4, 5))
     assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)
+    x = numbers(2, 3, 4, 5)
+    assert all(torch.equal(heads(3, 1).of(each), x[:, :, [3, 1]]) for each in (x, x.flatten(2)))
     with pytest.raises(ValueError, match="does not hold 4 heads"):
         heads(0).of(numbers(2, 3, 7))
     grouped = HeadsPart(Heads.model_validate({"pick": [3]}), HeadCount((4, 2), 8), -1)
@@ -142,6 +144,15 @@ def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
         assert torch.equal(part.put(x, torch.full_like(rows, -1.0)), expected), clause
         rows.zero_()
         assert torch.equal(x, before), clause
+
+
+def test_tokens_are_chosen_once_for_each_size_and_call() -> None:
+    x, now = normal(2, 3, 4), Now()
+    part = tokens(0, now)
+    first = part.chosen(x)
+    assert part.chosen(x + 1) is first
+    now.tokens = Pass(CallTokens(2, 1), real=REAL, prompt=3, new_from=2)
+    assert part.chosen(x) is not first and len(part.chosen(x)) == 2 and part.nothing_of(x[:, 2:])
 
 
 def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone() -> None:
@@ -214,6 +225,7 @@ def test_a_token_is_real_if_any_query_attends_to_it() -> None:
         found = as_mask(mask, 2, 4)
         assert found is not None and found.tolist() == [[True, True, False, True]] * 2
     assert as_mask(blocks, 1, 9) is None  # of the sliding window of a cache
+    assert as_mask(torch.full((1, 6), 2), 2, 4).tolist() == [[True] * 4] * 2  # type: ignore[union-attr]
 
 
 def test_positions_begin_at_the_first_real_token() -> None:

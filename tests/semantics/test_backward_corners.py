@@ -179,6 +179,12 @@ def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> 
     assert_close([a.grad, factor.grad], expected)
 
 
+def test_a_backward_hook_sees_what_backward_pre_hooks_return() -> None:
+    edit = {"pre": {"select": "", "hook": "backward_pre", "action": "scale", "factor": 3}}
+    _, hooks = gradients(nn.Linear(4, 1), X, edit | one_hook("", "backward"))
+    assert_close(hooks.captures["h"][""][0]["grad_output"], torch.tensor([[3.0], [6.0], [9.0]]))
+
+
 # ---- nothing to see
 
 

@@ -367,6 +367,8 @@ def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str
         ([], lambda v: v.append(1)),
         ({1, 2}, lambda v: v.add(3)),
         (bytearray(b"ab"), lambda v: v.extend(b"c")),
+        (deque([1], maxlen=3), lambda v: v.append(2)),
+        ([frozenset({1})], lambda v: v.append(2)),
         (np.ones(3), lambda v: v.fill(2)),
         ([np.ones(3), {"a": (1, [2])}], lambda v: (v[0].fill(2), v[1]["a"][1].append(3))),
     ],

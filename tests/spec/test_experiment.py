@@ -35,6 +35,7 @@ def test_a_valid_one_has_settings_and_hooks() -> None:
     ("section", "where", "said"),
     [
         ({"experiment": {"hooks": {}}}, "experiment", "# @package _global_"),
+        ({"defaults": ["_self_"]}, "defaults", "load_spec(experiment=NAME)"),
         ({"trust": ["mypkg"]}, "trust", "HOOKRUN_TRUST"),
         ({"model": {"name": "cnn", "factory": "a:b"}}, "model", "factory"),
     ],

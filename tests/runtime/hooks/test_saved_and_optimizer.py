@@ -36,6 +36,13 @@ def saved(model: nn.Module, **hook: Any) -> Any:
     return hookrun.hooked(model, one_hook("**", "saved_tensors", **hook))
 
 
+def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
+    with hookrun.hooked(model := net(), one_hook(["2", "2.1"], "saved_tensors")) as hooks:
+        gradients(model)
+    outer, (of_sigmoid,) = (hooks.captures["h"][path] for path in ("2", "2.1"))
+    assert len(outer) == 2 and any(torch.equal(of_sigmoid, tensor) for tensor in outer)
+
+
 class OnThreadOfAccelerator(nn.Module):
     """Computes on another thread with torch's saved-tensor hooks of this one, as a backward inside a forward does."""
 
