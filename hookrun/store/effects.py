@@ -86,7 +86,7 @@ class Effects(Lookup[Tensor]):
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
-        columns = dict(self)
+        columns = {name: self[name] for name in (EXACT, GRADIENT, RESTORED) if name in self}
         if PLACEBO in self:
             columns |= {
                 "placebo_mean": self[PLACEBO].mean(0),
@@ -139,10 +139,11 @@ def read_effects(folder: Path) -> Effects | None:
         faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
+        shapes = dict.fromkeys(_OF_CELLS, sizes) | {OF_SAMPLES: [*sizes, len(samples)]}
         for name, tensor in tensors.items():
             grid = list(tensor.shape[1:] if name in (PLACEBO, SEEDS) else tensor.shape)
-            if name in _OF_CELLS and grid[: len(sizes)] != sizes:
-                raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {sizes}")
+            if name in shapes and grid != shapes[name]:
+                raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {shapes[name]}")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     return Effects(tensors, axes, samples, about, faults)

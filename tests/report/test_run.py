@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import torch
 from report_pages import change_status, ended_process, write_lines
 
 import hookrun
@@ -19,6 +20,7 @@ from hookrun.report import lines
 from hookrun.report.__main__ import main as report_main
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sections import OF_A_RUN, ReportSection
+from hookrun.store.effects import Effects, write_effects
 from hookrun.store.files import StoreError
 from hookrun.store.records import MetricsLine, ModelRecord
 
@@ -148,6 +150,13 @@ def test_damaged_files_leave_a_page_with_notes(copied_run: Path, remade) -> None
     text = remade(copied_run).text
     assert "the plan can't be read" in text and "1 lines are not JSON" in text and "Not drawn" in text
     assert "val accuracy" in text
+
+
+def test_effects_that_do_not_fit_their_axes_are_a_note(copied_run: Path, remade) -> None:
+    tensors = {"exact": torch.zeros(2), "exact_samples": torch.zeros(2, 3), "unedited": torch.tensor(0.0)}
+    write_effects(copied_run, Effects(tensors, {"module": ["a", "b"]}, [0], {}))
+    text = remade(copied_run).text
+    assert "the effects can't be read: " in text and "exact_samples has shape [2, 3]" in text
 
 
 def test_a_plan_that_was_removed_after_the_run_is_missed(copied_run: Path, remade) -> None:

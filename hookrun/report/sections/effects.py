@@ -90,7 +90,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
     try:
         effects = read_effects(facts.path)
     except HookrunError as error:
-        return {"figures": [], "notes": [f"the effects can't be read: {error}"]}
+        return {"figures": [], "notes": [f"the effects can't be read: {error}"], "faults": []}
     if effects is None:
         return None
     size = math.prod(len(labels) for labels in effects.axes.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from hookrun.report.facts import ON_PARAMETERS, Facts
@@ -73,8 +74,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
 
 def _above(path: str) -> list[str]:
     """The modules that hold the module, the root first."""
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts))]
+    return ["", *accumulate(path.split(".")[:-1], "{}.{}".format)]
 
 
 def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[dict[str, Any]]]:
