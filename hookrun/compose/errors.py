@@ -271,10 +271,11 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
 
 def _leaf_above(key: str, cfg: DictConfig) -> str | None:
     """The part of `key` that exists and holds a value instead of keys, such as `train.ema` of ``train.ema.decay``."""
-    above = accumulate(key.split(".")[:-1], "{}.{}".format)
-    return next(
-        (path for path in above if not OmegaConf.is_config(OmegaConf.select(cfg, path, default=cfg))), None
-    )
+    for path in accumulate(key.split(".")[:-1], "{}.{}".format):
+        node = OmegaConf.select(cfg, path, default=cfg)  # the default: nothing is there
+        if not OmegaConf.is_config(node):
+            return path
+    return None
 
 
 def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
