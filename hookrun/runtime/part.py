@@ -65,15 +65,18 @@ class PartOfPart(TensorPart):
 class Part(TensorPart):
     """The part of a tensor that an index selects: a view, or a copy if the index has a list.
 
-    in_order: the rows of the first dimension, which are samples, must stay in their order
-    whole:    the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
-              or `when` samples, or each sample has a value
+    in_order:  the rows of the first dimension, which are samples, must stay in their order
+    whole:     the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
+               or `when` samples
+    by_sample: each row of the first dimension has a value, so they must stay whole
     """
 
-    def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
+    def __init__(
+        self, index: Index, *, in_order: bool = False, whole: Sequence[int] = (), by_sample: bool = False
+    ) -> None:
         self._items = index.items
         self._numbers = index.positions
-        self._in_order, self._whole = in_order, whole
+        self._in_order, self._whole, self._by_sample = in_order, whole, by_sample
         self._fitting: set[tuple[int, int]] = set()
         self._on: dict[torch.device, Tensor] = {}
         if self._numbers is not None:
@@ -84,9 +87,12 @@ class Part(TensorPart):
         """The tensor, and the index in the form that torch takes."""
         if self._whole and not self.leaves(self._whole, tensor.dim()):
             raise ValueError(
-                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens`, `when` "
-                "and values for each sample need all of them: let `index` begin with ..., or leave it out, or, for "
-                "such a value, add at: same to the value"
+                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` and "
+                "`when` need all of them: let `index` begin with ..., or leave it out"
+            )
+        if self._by_sample and not self.leaves((0,), tensor.dim()):
+            raise ValueError(
+                "`index` picks rows of the batch, and the value has a row for each sample: add at: same to the value"
             )
         if self._numbers is None:
             return tensor, self._items
@@ -299,12 +305,13 @@ def part_of(hook: PlannedHook, path: str, current: CurrentCall, *, once: bool = 
         parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
     if keys.index is not None:
         in_order = hook.spec.hook_type.batch and action.captures
-        by_sample = bool(keys.when.of_samples) or any(
+        of_samples = (0,) if keys.when.of_samples else ()
+        by_sample = tokens is None and any(
             isinstance(value, OutsideValue) and is_by_sample(value) and value.at is None
             for value in action.outside_values().values()
         )
-        whole = tokens.dims if tokens is not None else (0,) if by_sample else ()
-        parts.append(Part(keys.index, in_order=in_order, whole=whole))
+        whole = of_samples if tokens is None else tokens.dims
+        parts.append(Part(keys.index, in_order=in_order, whole=whole, by_sample=by_sample))
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

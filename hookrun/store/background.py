@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -44,7 +45,7 @@ class Background:
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
     _handed: deque[Future[None]] = field(default_factory=deque, init=False)
     _newest: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
-    _last: float = field(default=-INTERVAL, init=False)
+    _last: float = field(default=-math.inf, init=False)
 
     def put(self, call: Callable[[], object]) -> None:
         """Hand over a function; waits while another one waits."""

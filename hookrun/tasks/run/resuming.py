@@ -27,7 +27,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.format import CHECKPOINTS, differences, encode
 from hookrun.store.named_files import named_files
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states.files import SECONDS, SavedState, write_state
+from hookrun.store.states.files import LEAST_KEPT, SECONDS, SavedState, write_state
 from hookrun.store.states.tree import NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.metrics.average import Average
@@ -66,6 +66,8 @@ class Resuming:
         self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
         self._held: dict[str, tuple[Stateful, Mapping[str, Average]]] = {}
         self._checkpoint = ready.settings.train.checkpoint
+        keeps_all = self._checkpoint.keep_done or self._checkpoint.keep > LEAST_KEPT
+        self._pause = 0.0 if keeps_all else INTERVAL  # otherwise later states replace earlier ones anyway
         self._saved = time.monotonic()
         saved = run_dir.resumed
         self._waiting = dict[str, Any]()
@@ -127,7 +129,7 @@ class Resuming:
         )
         if saves:
             self.save(in_background=in_background and not number)
-        self.writer.put_newest(after=INTERVAL)
+        self.writer.put_newest(after=self._pause)
         if number:
             raise signal or Interrupted(number)
         return bool(saves)

@@ -192,7 +192,10 @@ def test_without_epochs_the_initial_model_is_saved(executed, ready) -> None:
     assert equal(weights(found), ready().model.state_dict())
 
 
-def test_a_state_is_saved_after_every_epoch_however_short(executed, monkeypatch) -> None:
+@pytest.mark.parametrize("keys", ["keep=2", "keep=3", "keep_done=true"])
+def test_of_quick_epochs_the_last_state_is_written_or_each_that_is_kept(
+    keys: str, executed, monkeypatch
+) -> None:
     saved, write = list[int](), resuming.write_state
 
     def counted(executed: Any, about: str, *args: Any, **options: Any) -> Any:
@@ -200,8 +203,9 @@ def test_a_state_is_saved_after_every_epoch_however_short(executed, monkeypatch)
         return write(executed, about, *args, **options)
 
     monkeypatch.setattr(resuming, "write_state", counted)
-    executed("train.epochs=6", "train.limit_batches=1")
-    assert saved == [1, 2, 3, 4, 5, 6]
+    monkeypatch.setattr(resuming, "INTERVAL", 1e6)  # however slow this machine is
+    executed("train.epochs=6", "train.limit_batches=1", f"train.checkpoint.{keys}")
+    assert saved == ([1, 6] if keys == "keep=2" else [1, 2, 3, 4, 5, 6])
 
 
 def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(executed) -> None:
