@@ -85,7 +85,11 @@ def test_a_gradient_hook_on_a_parameter_frozen_by_a_hook_or_the_user_is_refused(
     grad = {"select": "fc.weight", "hook": "grad", "action": "print"}
     assert "does not require one" in problems(model, {"g": grad})[0]
     freeze = {"select": "fc", "hook": "apply", "action": "freeze"}
-    assert "does not require one" in problems(Net(), {"g": grad, "f": freeze})[0]
+    spec = {"g": grad | {"select": r"re:(fc|h\.0|tied)\..*"}, "others": freeze | {"select": "conv"}}
+    frozen = {"fc": "fc.weight, fc.bias", "h": "h.0.weight, h.0.bias", "tied": "h.0.weight, tied.bias"}
+    for select, names in frozen.items():
+        said = problems(Net(), {"f": freeze | {"select": select}, **spec})
+        assert said == [f"hooks.g: print on {names}: carries no gradient: it does not require one"]
 
 
 def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:

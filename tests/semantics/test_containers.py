@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 import random
+from array import array
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -322,7 +323,7 @@ class Registered:
 
 
 pytree.register_pytree_node(
-    Registered, lambda each: ([each.x, each.notes], None), lambda children, _: Registered(*children)
+    Registered, lambda each: ([each.x, each.notes], type(each)), lambda children, kind: kind(*children)
 )
 
 CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Callable[[Any], list[int]]]] = {
@@ -369,7 +370,8 @@ def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str
         (bytearray(b"ab"), lambda v: v.extend(b"c")),
         (deque([1], maxlen=3), lambda v: v.append(2)),
         ([frozenset({1})], lambda v: v.append(2)),
-        (np.ones(3), lambda v: v.fill(2)),
+        (np.arange(3, dtype=np.float16), lambda v: v.fill(2)),
+        (array("h", [1, 2]), lambda v: v.append(3)),
         ([np.ones(3), {"a": (1, [2])}], lambda v: (v[0].fill(2), v[1]["a"][1].append(3))),
     ],
 )

@@ -22,6 +22,7 @@ Runs = Callable[..., Run]
 DECODER = ("model=decoder", "model.args.width=16", "model.args.heads=2", "model.args.layers=1")
 GPT2 = "{model_type: gpt2, n_layer: 1, n_embd: 16, n_head: 2, vocab_size: null, bos_token_id: 0, eos_token_id: 0}"
 TRANSFORMERS = ("model=transformers", f"model.args.config={GPT2}")
+AT_3 = "task.tokens='3:'"
 PROMPTS = [
     {"prompt": "Paris is in", "answer": "F", "wrong": "I", "spans": {"subject": "Paris"}},
     {"prompt": "Rome", "answer": "I", "wrong": "F", "spans": {"subject": "Rome"}},
@@ -50,15 +51,26 @@ def value(run: Run, name: str = "loss") -> float:
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_the_loss_is_that_of_the_prompts_one_by_one(executed, ready, prompts, model: tuple[str, ...]) -> None:
-    common = ("task=evaluate", *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
+@pytest.mark.parametrize(
+    ("first", "task"),
+    [
+        (0, ("task=evaluate",)),
+        (3, ("task=evaluate", AT_3)),
+        (3, ("task=predict", "task.metrics=[loss]", AT_3)),
+    ],
+)
+def test_the_loss_is_that_of_the_prompts_one_by_one(
+    executed, ready, prompts, model: tuple[str, ...], first: int, task: tuple[str, ...]
+) -> None:
+    """At all tokens, or at those that `task.tokens` names: from the fourth one on."""
+    common = (*task, *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
     one_by_one = ready(*common, "data.batch_size=1")
     losses = list[float]()
     for batch in Batches(one_by_one, "val").epoch(0):
         with torch.no_grad():
             output = one_by_one.model.eval()(**batch.inputs)
         scores = output if isinstance(output, torch.Tensor) else output.logits
-        kept = batch.target != IGNORED
+        kept = (batch.target != IGNORED) & (torch.arange(batch.target.shape[1]) >= first)
         losses += F.cross_entropy(scores[kept], batch.target[kept], reduction="none").tolist()
     for padding, size in (("right", 3), ("left", 4)):
         found = executed(*common, f"data.args.padding={padding}", f"data.batch_size={size}")
@@ -66,9 +78,10 @@ def test_the_loss_is_that_of_the_prompts_one_by_one(executed, ready, prompts, mo
 
 
 def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(executed, ready, text) -> None:
-    common = ("task=evaluate", *TRANSFORMERS, *text)
-    own = value(executed(*common, "train.loss=output", "data.args.labels=true"))
-    assert own == pytest.approx(value(executed(*common)), rel=1e-6)
+    common = ("task=evaluate", *TRANSFORMERS, *text, "data.args.val_fraction=1", "data.batch_size=4")
+    for tokens in ((), ("task.tokens='-9:'",)):  # the loss that the model computes is that of all tokens
+        own = value(executed(*common, "train.loss=output", "data.args.labels=true", *tokens))
+        assert own == pytest.approx(value(executed(*common)), rel=1e-6)
     smoothed = ready(*common, "train.loss={name: next_token, label_smoothing: 0.1}").loss
     scores, target = torch.randn(1, 5, 9), torch.tensor([[IGNORED, 3, 8, 0, 5]])
     expected = F.cross_entropy(scores[0], target[0], ignore_index=IGNORED, label_smoothing=0.1)

@@ -223,7 +223,7 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
 def test_rows_by_sample_and_an_index_into_the_batch(executed: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
-    assert "`index` picks rows of the batch" in said
+    assert "`index` picks samples or positions" in said
     found = executed(
         *BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER
     )
@@ -263,6 +263,12 @@ def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(exe
     task = ("task=evaluate", *base, "task.metrics=[kl]")
     assert executed(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
     assert executed(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9
+    places, value = place.replace("-1", "'1:'"), f"{{run: '{clean.path}', capture: seen, sample: same}}"
+    edit = f"+hooks.put={{{places}, action: replace, value: {value}}}"
+    after = f"+hooks.after={{{places}, action: capture, priority: 1}}"
+    rows = executed("task=predict", *base, edit, after).captures["after"]["blocks.0.attn.z"]
+    assert set(rows.sample_ids.bincount().tolist()) == {13, 14}  # several, not as many for each sample
+    assert_close(rows[:], clean.captures["seen"]["blocks.0.attn.z"][:][rows.sample_ids])
 
 
 def test_clean_and_corrupted_inputs_of_two_files(executed: Any, tmp_path: Path, capsys: Any) -> None:
