@@ -223,7 +223,7 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
 def test_rows_by_sample_and_an_index_into_the_batch(executed: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
-    assert "`index` picks samples or positions" in said
+    assert "`index` picks rows of the batch" in said
     found = executed(
         *BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER
     )
