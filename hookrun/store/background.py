@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_COPIED = 2**26
 """The most bytes of tensors that are copied and written in the background. Six copies may be in memory at once."""
 
-INTERVAL = 0.25
+INTERVAL = 0.5
 """Seconds between two writes of the states of quick epochs: a disk that is always busy slows training down."""
 
 
