@@ -249,12 +249,14 @@ class Measured:
     now: Callable[[Tensor, bool], dict[str, Any]]
 
 
-Keeper = Callable[..., None]
-"""(value, rows=None, tokens=None): stores a captured value.
+class Keeper(Protocol):
+    """Stores a captured value.
 
-rows:   [k], the position in the batch of the sample of each row; None: the value is the whole batch
-tokens: the token of each row, if the hook has `tokens`; actions leave it out, the site adds it
-"""
+    rows:   [k], the position in the batch of the sample of each row; None: the value is the whole batch
+    tokens: the token of each row, if the hook has `tokens`; actions leave it out, the site adds it
+    """
+
+    def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None: ...
 
 
 class HookSite(Protocol):

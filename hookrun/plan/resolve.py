@@ -311,7 +311,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
 
 def _meaningless(spec: HookSpec) -> Iterator[Problem]:
     """Problems of keys that have no meaning for the hook type."""
-    keys, kind, action = spec.keys, spec.hook_type, spec.action
+    keys, kind = spec.keys, spec.hook_type
     given = {
         "target": keys.target is not None,
         "index": keys.index is not None,
@@ -320,48 +320,43 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         "when": not keys.when.always,
         "when.call": keys.when.call is not None and "when" in kind.takes,
     }
-    for key in (key for key, was_given in given.items() if was_given):
-        yield from problems_where(
-            (
-                key not in kind.takes,
+    for key, was_given in given.items():
+        if was_given and key not in kind.takes:
+            yield Problem(
                 f"{spec.where}.{key}",
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
-            ),
-            (
-                key in kind.takes and action.of_call and not key.startswith("when"),
+            )
+        elif was_given and spec.action.of_call and not key.startswith("when"):
+            yield Problem(
                 f"{spec.where}.{key}",
-                f"has no meaning for {action.action_name}, which acts on the whole call of the module",
+                f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module",
                 f"leave `{key}` out",
-            ),
-        )
-    why_not = _no_choice(spec) if keys.when.of_samples else None
-    yield from problems_where(
-        (
-            why_not is not None,
+            )
+    if keys.when.of_samples and (why := _no_choice(spec)) is not None:
+        yield Problem(
             f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",
-            f"chooses among the rows of a batch, and {why_not}",
+            f"chooses among the rows of a batch, and {why}",
             "leave it out, or use another action on forward, forward_pre or output_grad",
-        ),
-        (
-            keys.when.rank is not None and not action.observes,
+        )
+    if keys.when.rank is not None and not spec.action.observes:
+        yield Problem(
             f"{spec.where}.when.rank",
-            f"{action.action_name} changes values, and on some ranks alone their models would become different",
+            f"{spec.action.action_name} changes values, and on some ranks alone their models would become different",
             "leave it out; it is for hooks that only look: capture, print, stats, check",
-        ),
-    )
+        )
 
 
 def _no_choice(spec: HookSpec) -> str | None:
     """Why the hook cannot act on some rows of a batch only, or None."""
     action, kind = spec.action, spec.hook_type
-    reasons = {
-        f"{kind.name!r} sees {kind.sees}": not kind.batch,
-        f"{action.action_name} acts on the whole call": action.of_call,
-        f"{action.action_name} lists what it does to all of them": "flipped" in action.uses,
-        f"{action.action_name} computes a row from the other rows too": action.mixes_rows,
-    }
-    return next((why for why, holds in reasons.items() if holds), None)
+    if not kind.batch:
+        return f"{kind.name!r} sees {kind.sees}"
+    if action.of_call:
+        return f"{action.action_name} acts on the whole call"
+    if "flipped" in action.uses:
+        return f"{action.action_name} lists what it does to all of them"
+    return f"{action.action_name} computes a row from the other rows too" if action.mixes_rows else None
 
 
 def _fitting(

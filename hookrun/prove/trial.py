@@ -383,10 +383,12 @@ def _seen(
 def _quiet() -> Iterator[None]:
     """Turn off torch's log, which has a long traceback for each shape error with fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    with ExitStack() as stack:
-        stack.callback(setattr, logger, "disabled", logger.disabled)
-        logger.disabled = True
+    before = logger.disabled
+    logger.disabled = True
+    try:
         yield
+    finally:
+        logger.disabled = before
 
 
 @dataclass(eq=False)

@@ -65,6 +65,9 @@ MOST_SITES = 10_000
 MOST_HOOKS = 2_000
 """Hooks that the page shows."""
 
+MOST_GENERATED = 8 * 2**20
+"""Bytes read of generations.jsonl."""
+
 MOST_ROWS = 400
 """Rows of a table or a picture, for example of modules, unless a section has its own bound."""
 
@@ -250,7 +253,7 @@ def read_facts(path: Path) -> Facts:
         metrics=sampled(run.path / METRICS, MetricsLine, always=is_kept),
         stats=_records(run.path / STATS),
         samples=sampled(run.path / SAMPLES, SampleLine),
-        generations=sampled(run.path / GENERATIONS, GenerationLine),
+        generations=sampled(run.path / GENERATIONS, GenerationLine, limit=MOST_GENERATED),
         tokens=sampled(run.path / TOKENS, TokenLine, limit=MOST_TOKENS),
         kept_pictures=sampled(run.path / PICTURES, PictureLine, limit=MOST_PICTURES, from_start=True),
         captured=tried(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),

@@ -90,14 +90,14 @@ class CaptureRows:
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
         """The rows [B, *shape] of the samples [B]."""
-        if lack := self.lacking(samples):
-            raise HookrunError(lack)
         places = self._places(samples)
+        known, count = self._ids[places] == samples, len(self._ids)
         if self.draws:  # a row of another sample, if there is one
-            known, count = self._ids[places] == samples, len(self._ids)
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
             places = torch.where(known, (places + shift) % count, drawn)
+        elif not known.all():
+            raise HookrunError(self.lacking(samples))
         return self._capture[self._order[places]]
 
     def lacking(self, samples: Tensor) -> str:

@@ -101,6 +101,7 @@ class GradientsOfWrapped:
         self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
+        self._checked: DistributedDataParallel | None = None
         self._sharded = is_fully_sharded(model)
         self._reduced = ReducedGradients()
         self._reached = set[int]()
@@ -130,9 +131,9 @@ class GradientsOfWrapped:
         # A forward without gradients, or a recomputed one, does not start another backward pass.
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
             self._wrapper = wrapper
-        if self._added and self._wrapper is not None:
+        if self._added and self._wrapper is not None and self._wrapper is not self._checked:
             self._require_added(module, self._wrapper)
-            self._added = ()
+            self._checked = self._wrapper
 
     def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
         """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class Sink:
-    """Where records and captured values go: there is one for the run directory, one for memory, one for trial runs.
+    """Where records and captured values go; this one drops them.
+
+    There is one for the run directory, one for memory and one for trial runs.
 
     wants_calls: it needs the number of each module call within the forward pass
     has_values:  tensors hold real values, which may be read; False in a trial run
@@ -50,9 +51,9 @@ class Sink:
     split: str | None = None
     counted: Tensor | None = None
 
-    @abstractmethod
     def keeper(self, site: HookSite) -> Keeper:
         """A function that stores the values that the site captures."""
+        return lambda value, rows=None, tokens=None: None
 
     def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
         """Take a record, whose tensors may be read later. `show`: print it at once.

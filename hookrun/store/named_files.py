@@ -47,7 +47,7 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
 
 
 def _paths(config: Any) -> Iterator[str]:
-    """The strings that may be paths: a bare word is none, since a folder may have the name of a model or module."""
+    """The strings that may be paths: a bare word is not one, since a folder may have the name of a model or module."""
     for place, text in nested(config):
         # the key, also of what is in a list
         key = next((part for part in reversed(place.split(".")) if not part.isdecimal()), "")

@@ -21,6 +21,7 @@ MOST_PARTS = 200
 MOST_POSITIONS = 96
 MOST_CELLS = 6_000
 """Of all tables together."""
+_BYTES = 16 * 2**20
 _CHARACTERS = 24
 
 Line = dict[str, Any]
@@ -28,7 +29,7 @@ Line = dict[str, Any]
 
 def build(facts: Facts) -> dict[str, Any] | None:
     """The tables of the first samples, figures of the means, and notes on what is not shown."""
-    read = sampled(facts.path / LENS, LensLine, from_start=True)
+    read = sampled(facts.path / LENS, LensLine, limit=_BYTES, from_start=True)
     means = [
         line
         for line in facts.metrics.records

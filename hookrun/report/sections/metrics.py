@@ -20,6 +20,7 @@ from hookrun.store.records import grouped
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
+MOST_BY_POSITION = 20
 MOST_CURVES = 16
 MOST_LATEST = 100
 MOST_WORST = 10
@@ -128,7 +129,7 @@ def parts_of_passes(facts: Facts) -> dict[str, Any] | None:
         tables.append((f"{split}: the worst of {len(values):,} samples by {name}", rows))
     if not figures and not tables:
         return None
-    return {"figures": figures[:MOST_FIGURES], "tables": tables[:MOST_WORST]}
+    return {"figures": figures[:MOST_BY_POSITION], "tables": tables[:MOST_WORST]}
 
 
 def _last_pass(facts: Facts, of: str) -> Iterator[tuple[str, str, dict[int, float]]]:

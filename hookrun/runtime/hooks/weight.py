@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -17,7 +18,6 @@ from hookrun.plan.model_tree import parametrized
 from hookrun.runtime.compiled import refusal, tracing
 from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
-from hookrun.store.records import grouped
 
 _ABSENT = object()
 _LISTS = "parametrizations"
@@ -77,7 +77,9 @@ class Weight(AroundForward):
 
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         super().__init__(firings, shared)
-        self._by_name = grouped(firings, lambda firing: firing.site.path.rpartition(".")[2])
+        self._by_name = defaultdict[str, list[BoundHook]](list)
+        for firing in firings:
+            self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
         refused = (
             "a graph cannot contain this edit: the parameter is parametrized, or edited twice at once, because its "
             "module calls itself or is hooked by two installations",

@@ -124,7 +124,7 @@ class SampleNames:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace these by saved ones."""
         self.seen = Counter(state["seen"])
-        self._worst = [(loss, split, number) for loss, split, number in state["worst"]]
+        self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
         """Row -> the sample's tokens without padding, the padding, and the target of each token (None: no target).

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 from hookrun.errors import listed
@@ -143,7 +141,10 @@ def with_sums(held: dict[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
     """
     for place, state in sums.items():
         *parts, last = place.split(".")
-        reduce(getitem, parts, held)[last] = state
+        node = held
+        for part in parts:
+            node = node[part]
+        node[last] = state
     return held
 
 

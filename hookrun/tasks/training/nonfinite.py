@@ -552,6 +552,8 @@ def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer
     for name, gradient in gradients.items():
         if bad := not_finite(gradient):
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
+    if not gradients:
+        return _NOT_REPRODUCED
     optimizer = without_compiler(torch.optim.SGD)([model.get_parameter(name) for name in gradients], lr=0.0)
     if (scale := context.scaler.get_scale()) != 1:
         for gradient in gradients.values():
