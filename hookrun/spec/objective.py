@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_serializer, model_validator
 
 from hookrun.config.validation import Section
+from hookrun.values.index import AnyTarget
 
 Direction = Literal["maximize", "minimize"]
 OfRun = Literal["best", "last"]
@@ -126,16 +127,19 @@ class MetricKeys(Section):
     name:    one of hookrun's metrics, or a function of a trusted package
     by:      position or sample: also one line of metrics.jsonl for each, beside the mean over all
     against: for `kl`: what the predictions are compared with; None: the same model without hooks
+    of:      the tensor of the model's output that it reads; None: `train.output`
     """
 
     name: Annotated[str, Field(min_length=1, max_length=1_000)]
     by: By | None = None
     against: Against | None = None
+    of: AnyTarget | None = None
 
     @model_serializer(mode="wrap")
     def _short(self, whole: Callable[[Any], dict[str, Any]]) -> Any:
-        """Serialize to the name alone if no other key is given."""
-        return self.name if self.by is None and self.against is None else whole(self)
+        """Serialize to the keys that are given, or to the name alone."""
+        given = {key: value for key, value in whole(self).items() if value is not None}
+        return self.name if len(given) == 1 else given
 
 
 def _listed(raw: Any) -> Any:

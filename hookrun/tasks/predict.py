@@ -10,7 +10,7 @@ from hookrun.tasks.evaluate import EvaluateTask
 class PredictTask(EvaluateTask):
     """Writes the model's outputs to predictions/; otherwise as task=evaluate.
 
-    metrics: the metrics to compute, the loss only if it is listed; null: none
+    metrics: the metrics to compute; null: none
     tokens:  for sequences: the positions at which metrics are computed; null: all with a token to predict
     """
 

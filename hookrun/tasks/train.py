@@ -40,7 +40,7 @@ class TrainTask(TaskUnderHooks):
 
         info = data.describe(settings.data, "train")
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
-        return measured(self.metrics, settings.train, info, splits)
+        return measured(self.metrics, settings.train, info, splits, with_loss=True)
 
     def perform(self, context: RunContext) -> None:
         """Train until all epochs or steps are finished, or a check stops the run."""

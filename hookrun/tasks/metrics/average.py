@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from hookrun.errors import HookrunError
 from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, WHERE, Metric
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
+from hookrun.values.index import Target
 
 Line = dict[str, Any]
 Cell = tuple[Tensor | float, int]
@@ -39,13 +41,12 @@ class Average:
         self._metrics = metrics
         self._of_loss = of_loss
         computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
-        self._computed = {
-            of_tokens: [
-                [metric for metric in computed if metric.needs_target(of_tokens=of_tokens) is at_target]
-                for at_target in (False, True)
-            ]
-            for of_tokens in (False, True)
-        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
+        # Of samples, and of tokens: the metrics that are computed from the same rows.
+        self._computed: dict[bool, dict[tuple[Target | None, bool], list[Metric]]] = {False: {}, True: {}}
+        for of_tokens, groups in self._computed.items():
+            for metric in computed:
+                source = metric.of, metric.needs_target(of_tokens=of_tokens)
+                groups.setdefault(source, []).append(metric)
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._cells = dict[Column, dict[int, Cell]]()
 
@@ -77,16 +78,21 @@ class Average:
         for name, (source, column) in values.items():
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
-            self._add((name, *_WHOLE), 0, total, len(source))
+            count = len(source)
+            if source.counts is not None:
+                total = (column * source.counts.to(column.device)).sum(dtype=precise_dtype(column))
+                count = int(source.counts.sum())
+            if count:
+                self._add((name, *_WHOLE), 0, total, count)
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
     def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
         values = dict[str, tuple[BatchRows, Tensor]]()
-        everywhere, at_targets = self._computed[rows.samples is not None]
-        for metrics in filter(None, (everywhere, at_targets)):
-            source = rows if metrics is everywhere else rows.with_targets
+        for (of, at_target), metrics in self._computed[rows.samples is not None].items():
+            source = rows if of is None else rows.of_paths[of]
+            source = source.with_targets if at_target else source
             columns: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
             for part in source.parts():
                 for metric in metrics:
@@ -99,7 +105,11 @@ class Average:
                         column_parts.append(metric.of_batch(*source.whole()).expand(len(source)))
                 if column_parts:
                     whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
-                    values[metric.name] = source, whole
+                    # a user's own function computes its own mean
+                    values[metric.name] = (
+                        source if metric.of_batch is None else replace(source, counts=None),
+                        whole,
+                    )
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
                     raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")
