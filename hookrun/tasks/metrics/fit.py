@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Mistakes, listed, reason
 from hookrun.runtime.rng import generators_kept
-from hookrun.tasks.metrics.losses import ACTIVATION, OF_VALUES, TorchLoss, TrainLoss
+from hookrun.tasks.metrics.losses import ACTIVATION, OF_ANY, OF_VALUES, TorchLoss, TrainLoss
 from hookrun.tasks.metrics.losses import WHERE as TRAIN_LOSS
 from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, METRICS, WHERE, Metric
 from hookrun.tasks.metrics.output import WHERE as TRAIN_OUTPUT
 from hookrun.tasks.metrics.output import Kind, Place, at, named_tensors
-from hookrun.tasks.metrics.rows import RowPart, of_samples, of_tokens
+from hookrun.tasks.metrics.rows import RowPart, main_tensor, of_samples, of_tokens
 from hookrun.values.containers import describe, rebuild, tensors
 from hookrun.values.index import Key, Target, path_text
 from hookrun.values.tensors import computable
@@ -115,6 +115,7 @@ class Fit(Mistakes):
 
     def __post_init__(self) -> None:
         self._reader, function = self.loss.reader, self.loss.function
+        self._path = () if self._reader.path is None else self._reader.path.keys
         self._classes = self.info.vocab_size or self.info.num_classes
         self._target = rebuild(
             self.info.example_target(2),
@@ -160,20 +161,24 @@ class Fit(Mistakes):
 
     def _read(self, kind: Kind | None, path: Target | None = None) -> str:
         """What is read, for the plan: `` of output[1] [2, 10]``."""
-        path = path or self._reader.path
-        keys = ("output", *(() if path is None else path.keys))
+        keys = ("output", *(self._path if path is None else path.keys))
         if (found := self._found(kind, path)) is not None:
             place, tensor = found
             shape = list(tensor.movedim(1, place.class_dim).shape)
             dim = "" if place.class_dim == 1 else ", classes in the last dimension"
             return f" of {path_text((*keys, *place.keys))} {shape}{dim}"
-        if kind is not None and path is None:
+        if kind is not None and len(keys) == 1:
             return " of the first tensor that fits, which is not known before the run"
         return f" of {path_text(keys)}"
 
     # ---- the loss --------------------------------------------------------------------------------------------------
 
     def _name_of_loss(self) -> str:
+        if self.loss.name in OF_ANY and self.seen.is_known:
+            named = self._reader.named(self.seen.output)
+            read = main_tensor(named)
+            keys = next(keys for keys, tensor in named_tensors(named) if tensor is read)
+            return f"{self.loss.name} of {path_text(('output', *self._path, *keys))} {list(read.shape)}"
         reads_output = self._kind is not None or self.loss.code is not None
         return f"{self.loss.name}{self._read(self._kind) if reads_output else ''}"
 
@@ -252,8 +257,7 @@ class Fit(Mistakes):
             self.notes.append(f"{text}: the last dimension may have the classes too; class_dim: -1 takes it")
         if (beyond := self._scores_beyond()) > 0 and self._kind == "scores":
             self.notes.append(f"{text}: these are {beyond} scores more than the data has classes")
-        path = () if self._reader.path is None else self._reader.path.keys
-        made_by = self.seen.made_by.get((*path, *place.keys))
+        made_by = self.seen.made_by.get((*self._path, *place.keys))
         if made_by and (not is_value or self.loss.name.startswith("bce")):
             takes = "log-probabilities" if self.loss.name == "nll" else "the numbers before it"
             self.notes.append(f"{text}: these come from a {made_by}, and this loss takes {takes}")

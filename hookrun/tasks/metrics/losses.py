@@ -149,6 +149,9 @@ LOSSES: Mapping[str, Loss] = {
 }
 """`output` is the loss that the model returns; `output_mean` and `output_sum` are computed from any output."""
 
+OF_ANY = ("output_mean", "output_sum")
+"""Losses of the main tensor, whatever it is."""
+
 SUMS = frozenset({"output_sum"})
 """Losses that are a sum over the batch; all others are a mean."""
 

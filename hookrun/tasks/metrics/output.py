@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError, listed
@@ -20,8 +21,8 @@ Kind = Literal["scores", "tokens", "values", "rows"]
 token at each position; `values`: as many elements as the targets; `rows`: scores if the targets are labels, else
 values."""
 
-_PREFERRED = ("logits", "out")
-"""The names of members that are taken before others that fit as well."""
+_PREFERRED = (("logits",), ("out",))
+"""The ends of paths that are taken before others that fit as well."""
 
 
 @dataclass(frozen=True)
@@ -101,21 +102,25 @@ class OutputReader:
     def _chosen(
         self, there: list[tuple[tuple[Key, ...], Tensor]], target: Tensor, kind: Kind
     ) -> Place | None:
-        fitting = list[tuple[Place, bool]]()
+        shapes = {keys: tensor.shape for keys, tensor in there}
+        fitting = dict[tuple[Key, ...], int]()
         for keys, tensor in there:
             class_dim = self._fit(tensor, target, kind) if tensor.is_floating_point() else None
-            if class_dim is None:
-                continue
-            size = tensor.shape[class_dim] if tensor.dim() > class_dim else None
-            fitting.append((Place(keys, class_dim), self.classes == size or tensor.shape == target.shape))
-        closest = [place for place, is_exact in fitting if is_exact] or [place for place, _ in fitting]
+            if class_dim is not None:
+                fitting[keys] = class_dim
+        closest = list(fitting)
+        if any(self._is_exact(shapes[keys], target, class_dim) for keys, class_dim in fitting.items()):
+            closest = [keys for keys in closest if self._is_exact(shapes[keys], target, fitting[keys])]
         if not closest:
             return None
-        best = next(
-            (place for place in closest if place.keys[-1:] in [(name,) for name in _PREFERRED]), closest[0]
-        )
-        others = tuple(path_text(place.keys) for place in closest if place is not best)
-        return Place(best.keys, best.class_dim, others)
+        named = [keys for keys in closest if keys[-1:] in _PREFERRED]
+        best = (named or closest)[0]
+        others = [keys for keys in closest if keys != best and (not named or shapes[keys] == shapes[best])]
+        return Place(best, fitting[best], tuple(map(path_text, others)))
+
+    def _is_exact(self, shape: torch.Size, target: Tensor, class_dim: int) -> bool:
+        """Whether the tensor has one score for each class of the data, or the shape of the targets."""
+        return shape == target.shape or self.classes in shape[class_dim : class_dim + 1]
 
     def _fit(self, tensor: Tensor, target: Tensor, kind: Kind) -> int | None:
         """The dimension of the classes in a tensor that fits; None: it does not."""
