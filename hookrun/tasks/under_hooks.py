@@ -293,7 +293,7 @@ class TaskUnderHooks(Task):
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
-        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
+        from hookrun.tasks.metrics.losses import ACTIVATION
         from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
@@ -308,14 +308,7 @@ class TaskUnderHooks(Task):
         yield from metric_problems(self, settings, info)
         if (scored := self.scored()) is not None:
             yield from score_problems(*scored, info)
-        loss = "" if train.loss is None else train.loss.name
-        if info and info.target is None and loss in NEED_TARGET and self.scores_with_loss(settings):
-            yield Problem(
-                "train.loss",
-                f"{loss!r} needs targets, and the data {info.name!r} has none",
-                "use output, output_mean or output_sum, or name a target",
-            )
-        if settings.compute.compile and loss == ACTIVATION:
+        if settings.compute.compile and train.loss is not None and train.loss.name == ACTIVATION:
             yield Problem(
                 "train.loss",
                 "'activation' reads the output of a module, which a compiled model does not have",

@@ -189,11 +189,9 @@ class Fit(Mistakes):
             there = f"the targets are {str(target.dtype).removeprefix('torch.')} {list(self._target.shape)}"
         if not self.loss.name:
             return f"is not given, and {there}"
-        if (
-            not self.seen.is_known
-            or self.loss.name == ACTIVATION
-            or (target is None and self._kind is not None)
-        ):
+        if target is None and self._kind is not None:
+            return f"{self.loss.name!r} needs targets, and {there}"
+        if not self.seen.is_known or self.loss.name == ACTIVATION:
             return None
         wrong = self._failure(self.loss, self.seen.output, self._target, TRAIN_LOSS)
         beyond = self._scores_beyond()
@@ -228,7 +226,11 @@ class Fit(Mistakes):
         return None
 
     def _what_fits(self) -> str:
-        """The names of the losses that fit output and targets."""
+        """The next step: the names of the losses that fit output and targets; empty for a user's own loss."""
+        if self.loss.code is not None:
+            return ""
+        if self._scores_beyond() < 0:
+            return "give the model as many classes as the data has, such as model.args.num_classes"
         if self.info.target is None:
             return "use output, output_mean or output_sum, or name a target"
         fitting = list[str]()

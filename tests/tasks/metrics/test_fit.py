@@ -10,6 +10,8 @@ import torch
 from strangers import SOURCE
 from torch.nn import functional as F
 
+from hookrun.cli import main
+from hookrun.store.reader import open_run
 from hookrun.tasks.run.batches import Batches
 
 Overrides = Callable[..., tuple[str, ...]]
@@ -61,6 +63,20 @@ def test_of_two_that_fit_the_first_is_taken_and_the_other_is_named(strange: Over
     second = told(ready(*strange("twice", "labels"), "train.output='[1]'"))
     of = "of output[1] [2, 10]"
     assert second == [f"loss: cross_entropy {of}", f"metrics: loss, accuracy {of}"]
+
+
+def test_where_the_classes_are_not_known_an_embedding_that_fits_too_is_named(
+    strange: Overrides, ready: Any
+) -> None:
+    line, _, note = told(ready(*strange("pair", "unknown")))
+    assert line == "loss: cross_entropy of output[0] [2, 6]" and "[1] would fit too" in note
+    assert len(told(ready(*strange("dataclass", "unknown")))) == 2, "a member named logits is no guess"
+
+
+def test_a_loss_of_any_tensor_names_the_one_that_it_reads(strange: Overrides, ready: Any) -> None:
+    for form, place in (("pair", "[0] [2, 6]"), ("dataclass", ".logits [2, 10]"), ("one", " [2, 1]")):
+        lines = told(ready(*strange(form, "numbers"), "train.loss=output_mean"))
+        assert lines == [f"loss: output_mean of output{place}", "metrics: loss"]
 
 
 def test_loss_and_metrics_read_the_tensor_that_was_named(
@@ -132,7 +148,7 @@ VALUES = "use mse, l1, smooth_l1, huber, bce_with_logits"
     ("one", "labels", {}, VALUES),
     ("labels", "labels", {}, "use a function of your own"),
     ("nothing", "labels", {}, "use a function of your own"),
-    ("embedding", "labels", {}, "use cross_entropy"),
+    ("embedding", "labels", {}, "give the model as many classes as the data has"),
 ])  # fmt: skip
 def test_training_without_a_loss_that_fits_is_refused_with_those_that_fit(
     strange: Overrides, refused: Any, model: str, kind: str, args: dict[str, Any], hint: str
@@ -233,6 +249,41 @@ def test_a_loss_and_a_metric_of_one_s_own_run_before_the_run_without_a_trace(
     assert told(prepared) == ["loss: wants_a_label of output", "metrics: share"]
     ctc = executed(*strange("Words", "short", time_first=True), "train.loss=strangers:ctc")
     assert ctc.metrics[-1]["loss"] > 0 and "accuracy" not in ctc.metrics[-1]
+
+
+def test_of_a_large_output_the_shapes_are_checked(
+    strange: Overrides, ready: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookrun.tasks.metrics.fit.MOST_NUMBERS", 0)
+    of = "of output[1] [2, 10]"
+    assert told(ready(*strange("pair", "labels"))) == [
+        f"loss: cross_entropy {of}",
+        f"metrics: loss, accuracy {of}",
+    ]
+    assert "train.loss: is not given" in refused(*strange("one", "labels"))
+    own = ready(*strange("pair", "labels"), "train.loss=strangers:wants_one_tensor")
+    assert told(own)[0] == "loss: wants_one_tensor of output"
+
+
+def test_the_jobs_of_a_sweep_share_the_trial_run_and_not_the_loss(strange: Overrides, capsys: Any) -> None:
+    sweep = ("-m", *strange("one", "numbers"), "task=evaluate", "hydra.sweep.dir=swept")
+    assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,l1"]) == 0
+    losses = [open_run(f"swept/{job}").metrics[-1]["loss"] for job in (0, 1)]
+    assert losses[0] != losses[1]
+    assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,nll"]) == 2
+    assert "train.loss: nll: the model returned shape [2, 1]" in capsys.readouterr().err
+
+
+def test_effects_read_the_tensor_that_a_metric_names(strange: Overrides, executed: Any) -> None:
+    zero = "+hooks.zero={select: body, hook: forward, action: scale, factor: 0}"
+    moved = (*strange("twice", "labels"), "task=effects", zero, "task.hook=zero", "task.over={factor: [1]}")
+    for place in (0, 1):
+        metrics = f"{{name: accuracy, of: '[{place}]'}}"
+        effects = executed(*moved, f"task.metric={metrics}").effects
+        [line] = executed(*strange("twice", "labels"), "task=evaluate", f"task.metrics=[{metrics}]").metrics
+        assert effects["exact"].item() == pytest.approx(line["accuracy"])
+        other = executed(*moved, "task.metric=accuracy", f"train.output='[{place}]'").effects
+        assert torch.equal(other["exact"], effects["exact"])
 
 
 # ---- labels at many places -----------------------------------------------------------------------------------------
