@@ -280,7 +280,7 @@ def test_captures_are_kept_without_their_graph() -> None:
     findings = TrialSink()
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
-    ((first, second),) = findings.captured["h", "fc"]
+    ((first, second),) = (firing.values() for firing in findings.captured["h", "fc"])
     assert (first.shape, second.shape) == ((2,), (3,)) and not first.requires_grad
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -17,8 +18,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, distributed, nn
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import HookrunError, listed, reason
-from hookrun.prove.trial import Plan, compile_plan
+from hookrun.errors import HookrunError, HookrunWarning, listed, reason
+from hookrun.prove.trial import Plan, compile_plan, locate_batch
 from hookrun.report import try_report
 from hookrun.runtime import Installation
 from hookrun.spec import Spec, parse_spec
@@ -128,11 +129,24 @@ class Recording(Installation):
             self._remove()
             return
         try:
+            if kind is None:
+                self._warn_of_unknown()
             super().__exit__(kind, error, trace)
         except BaseException as idle:  # under `strict`: hooks that did nothing
             self._finish(idle)
             raise
         self._finish(error)
+
+    def _warn_of_unknown(self) -> None:
+        """Warn of captures that have no row for each sample because nothing says which dimension is the batch."""
+        for hook, modules in self._rows.without_batch.items():
+            where = listed([path or "(root)" for path in modules], _SHOWN)
+            warnings.warn(
+                f"{hook} has captured a row for each firing on {where}, not for each sample: it is not known which "
+                f"dimension is the batch; say it: batch_dim: 0 in hooks.{hook}",
+                HookrunWarning,
+                stacklevel=self._stacklevel,
+            )
 
     def log(
         self, *, step: int | None = None, epoch: int | None = None, split: str | None = None, **values: Any
@@ -228,6 +242,9 @@ class Recording(Installation):
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
+        if not self._model_ran:
+            samples = None if self.clock.samples is None else len(self.clock.samples)
+            locate_batch(self, self._model, "", (args, kwargs), samples)
         self._model_ran = True
         if not self._counts:
             return

@@ -330,6 +330,11 @@ class CurrentCall(local):
         self.clock, self.calls = clock, calls
         self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
 
+    @property
+    def path(self) -> str:
+        """The path of the tensor that the action is given, in the value that the hook gets."""
+        return self.within + self.at
+
     def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
         """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
         self.of_call, self.of_pass = number, tokens

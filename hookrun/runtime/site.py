@@ -260,11 +260,14 @@ class HookSite(SiteValues):
     def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
         self._require("flipped")
         given, clock, sink, index = self._values.get("faults"), self.clock, self.sink, None
+        dim = self.batch.of(self.current.path) if x.dim() else None
         if self.part is not None and given is None:
-            if self.part.nothing_of(x):
+            # elements are numbered with the batch first; the part is one of the tensor as the module has it
+            places = torch.arange(x.numel(), device="cpu").view(x.shape).movedim(0, dim or 0)
+            if self.part.nothing_of(places):
                 self.found_nothing()
                 return x.clone()
-            index = self.part.of(torch.arange(x.numel(), device="cpu").view(x.shape)).reshape(-1)
+            index = self.part.of(places).reshape(-1)
         # a rank without rows of the batch: NaN in its pass would reach the gradients of the others
         of_ranks = distributed.is_available() and distributed.is_initialized()
         without_rows = clock.stands_in and clock.rows is None and self.hook_type.of_rows and of_ranks
@@ -276,7 +279,7 @@ class HookSite(SiteValues):
         there = Faulty(
             x,
             clock.rows if self.hook_type.of_rows else None,
-            samples if self.hook_type.batch else None,
+            samples if self.hook_type.batch and dim is not None else None,
             {**dict(zip(RECORD_KEYS, self._start(), strict=True)), "split": sink.split},
         )
         number = self._draws.next()

@@ -158,7 +158,7 @@ class Wiring:
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         if (hook.spec.name, path) in self._passing:
-            site.passes_on, site.passed_part = True, part_of(hook, path, site.current)
+            site.passes_on, site.passed_part = True, part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
 
@@ -183,7 +183,10 @@ class Wiring:
 
     def _ops(self, site: HookSite) -> tuple[Op, Op | None]:
         """What the site does to a value, schedule included; and a faster version for new tensors, if there is one."""
-        open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
+        when = site.spec.keys.when
+        if not site.has_values and site.spec.action.observes:  # a trial run shows what it will see later
+            when = when.model_copy(update={"step": None, "epoch": None, "probability": 1.0})
+        open_gate = gate(when, self.clock, lambda: site.call, site.chance)
 
         def finished(op: Op) -> Op:
             if site.hook_type.phase == "backward" and self.clock.scaler is not None:

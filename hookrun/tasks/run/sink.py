@@ -31,6 +31,8 @@ class RunSink(RecordSink):
     of_rows:  the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
     bytes:    hook -> the total bytes of the tensors that it has counted
     numbered: how many rows of batches whose sample ids are not known were numbered
+    without_batch: hook -> the modules where its captures have a row for each firing, because it is not known which
+              dimension is the batch
     """
 
     wants_calls = True
@@ -40,6 +42,7 @@ class RunSink(RecordSink):
         super().__init__()
         self.bytes = Counter[str]()
         self.of_rows: Collection[str] = ()
+        self.without_batch = dict[str, dict[str, None]]()
         self.split: Split | None = None
         self.loggers = loggers if loggers is not None else Loggers()
         self._texts_known = set[int]()
@@ -52,6 +55,18 @@ class RunSink(RecordSink):
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
+
+        def first(path: str) -> int | None:
+            return 0
+
+        def batch_dim(path: str) -> int | None:
+            if site.captured.is_known:
+                return site.captured.of(path)
+            samples = clock.samples if clock.samples is not None else self.counted
+            if samples is not None and len(samples) == 1:  # all of the value is of this sample
+                return 0
+            self.without_batch.setdefault(site.hook_name, {})[site.path] = None
+            return None
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if self.muted or (value := in_reach(value)) is TRACED:
@@ -69,6 +84,7 @@ class RunSink(RecordSink):
                     site.path,
                     value,
                     sample_ids=samples if rows is None or samples is None else samples[rows],
+                    batch_dim=first if rows is not None or tokens is not None else batch_dim,
                     epoch=clock.epoch,
                     step=clock.step,
                     call=site.call,
