@@ -263,7 +263,9 @@ def test_the_mode_can_be_chosen() -> None:
     assert hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=False).unchecked is None
 
 
-SITE: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
+SITE: Any = SimpleNamespace(
+    hook_name="h", path="fc", where="hook h at fc", current=SimpleNamespace(within="")
+)
 
 
 def test_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:

@@ -60,7 +60,10 @@ def one_more_sample(example: Arguments, samples: int | None = None) -> TwoSizes 
         return torch.cat([leaf.detach(), leaf.detach()[:1]])
 
     positional, keywords = example
-    larger = rebuild((tuple(positional), dict(keywords)), longer)
+    try:
+        larger = rebuild((tuple(positional), dict(keywords)), longer)
+    except RuntimeError:  # quantized tensors, for example, cannot be joined
+        return None
     return TwoSizes(larger, (rows, rows + 1))
 
 

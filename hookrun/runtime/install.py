@@ -21,7 +21,6 @@ from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, l
 from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import listen
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
@@ -103,13 +102,12 @@ class Installation:
                 self._wiring.install()
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
-                    self._first_call = listen(
+                    self._first_call = self._wiring.listen(
                         self._model.register_forward_pre_hook,
                         partial(_note_call, ref(self)),
                         prepend=self._reads_calls,
                         with_kwargs=True,
                     )
-                    self._wiring.closing.callback(self._first_call.remove)
             except BaseException:
                 self._wiring.remove()
                 raise

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookrun.actions.values import is_by_sample
 from hookrun.plan.batch import BatchDims
 from hookrun.plan.plan import HeadCount, PlannedHook
 from hookrun.runtime.clock import CurrentCall
@@ -75,12 +76,20 @@ class BatchFirst(TensorPart):
     """The part with the batch as its first dimension, which hooks that treat each sample by itself get.
 
     required: raise ValueError for a tensor without a batch dimension, instead of leaving it as it is
+    takes_values: each sample has a value of its own
     """
 
     def __init__(
-        self, inner: TensorPart | None, batch: BatchDims, current: CurrentCall, *, required: bool
+        self,
+        inner: TensorPart | None,
+        batch: BatchDims,
+        current: CurrentCall,
+        *,
+        required: bool,
+        takes_values: bool = False,
     ) -> None:
-        self._inner, self._batch, self._current, self._required = inner, batch, current, required
+        self._inner, self._batch, self._current = inner, batch, current
+        self._required, self._takes_values = required, takes_values
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The part, and the index of all of it."""
@@ -113,22 +122,29 @@ class BatchFirst(TensorPart):
             dim = None
         place = dim if dim is None or self._inner is None else self._inner.place_of(dim, tensor.dim())
         if place is None and self._required:
-            raise ValueError(no_batch(tensor) if dim is None else _picks_samples(tensor))
+            if dim is None:
+                raise ValueError(no_batch(tensor))
+            raise ValueError(_PICKS_ROWS if self._takes_values else _picks_samples(tensor))
         return place
 
 
 def _picks_samples(tensor: Tensor) -> str:
     return (
-        f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and the hook needs all of "
-        "them: let `index` begin with ..., leave it out, or add at: same to a value for each sample"
+        f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens`, `when` or `keep` "
+        "need all of them: let `index` begin with ..., or leave it out"
     )
+
+
+_PICKS_ROWS = (
+    "`index` picks rows of the batch, and the value has a row for each sample: add at: same to the value"
+)
 
 
 def no_batch(tensor: Tensor) -> str:
     """Why a hook cannot treat each sample of this tensor by itself."""
     return (
-        f"the hook treats each sample by itself, and no dimension of this tensor of shape {list(tensor.shape)} follows "
-        "the batch: hook another module, name a tensor with `target`, or name the dimension with `batch_dim`"
+        "the hook treats each sample by itself, and no dimension of the tensor follows the batch: it has shape "
+        f"{list(tensor.shape)}; hook another module, name a tensor with `target`, or the dimension with `batch_dim`"
     )
 
 
@@ -136,8 +152,7 @@ class Part(TensorPart):
     """The part of a tensor that an index selects: a view, or a copy if the index has a list.
 
     in_order:  the rows of the first dimension, which are samples, must stay in their order
-    whole:     the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
-               or `when` samples
+    whole:     the dimensions that must stay whole and in their places, because `tokens` selects positions along them
     """
 
     def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
@@ -369,18 +384,18 @@ class TokensPart(TensorPart):
 
 
 def part_of(
-    hook: PlannedHook, path: str, current: CurrentCall, batch: BatchDims, *, once: bool = False
+    hook: PlannedHook, path: str, current: CurrentCall, batch: BatchDims | None = None, *, once: bool = False
 ) -> TensorPart | None:
     """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor.
 
-    batch: which dimension is the batch there; hooks that treat each sample by itself get it first
+    batch: which dimension is the batch there; hooks that treat each sample by itself get it first. None: as planned
     once:  positions that a generation computes again are left out, as captures do
     """
-    keys, action = hook.spec.keys, hook.spec.action
+    keys, action, batch = hook.spec.keys, hook.spec.action, batch or hook.batch_of(path)
     has_batch, draws_elements = hook.spec.hook_type.batch, "flipped" in action.uses
     # elements of any part may be drawn, whose samples are then those of the whole tensor
     by_sample = hook.spec.works_by_sample and (not draws_elements or bool(keys.when.of_samples))
-    moves_batch = has_batch and (by_sample or action.by_row) and not batch.is_first
+    needs_batch = has_batch and (by_sample or action.by_row)
     parts = list[TensorPart]()
     tokens = None
     if keys.tokens is not None:
@@ -389,15 +404,12 @@ def part_of(
         not_dim = -1 if tokens is None else tokens.dims[0]
         parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: batch.of(current.path)))
     if keys.index is not None:
-        whole: Sequence[int] = ()
-        if tokens is not None:
-            whole = tokens.dims
-        elif by_sample and not moves_batch:
-            whole = (0,)
+        whole = () if tokens is None else tokens.dims
         parts.append(Part(keys.index, in_order=has_batch and action.captures, whole=whole))
-    if moves_batch:
+    if needs_batch and (keys.index is not None or not batch.is_first):
         inner = reduce(PartOfPart, parts) if parts else None
-        parts = [BatchFirst(inner, batch, current, required=by_sample)]
+        takes_values = any(map(is_by_sample, action.outside_values().values()))
+        parts = [BatchFirst(inner, batch, current, required=by_sample, takes_values=takes_values)]
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

@@ -62,6 +62,7 @@ class Now:
 
     clock = SimpleNamespace(samples=None)
     chosen: Chosen
+    path = ""
 
     def __init__(self, real: Tensor = REAL) -> None:
         self.tokens: Pass | None = of(real)
