@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 from torch import Tensor, distributed, nn
 
@@ -21,6 +21,7 @@ from hookrun.errors import HookrunError, listed, reason
 from hookrun.prove.trial import Plan, compile_plan
 from hookrun.report import try_report
 from hookrun.runtime import Installation
+from hookrun.runtime.install import note_call
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
@@ -60,7 +61,6 @@ class Recording(Installation):
     """
 
     _stacklevel = 3
-    _reads_calls = True
 
     def __init__(
         self,
@@ -93,6 +93,7 @@ class Recording(Installation):
             strict=strict,
             restored=restored,
         )
+        self.clock.calls.begins.append(partial(note_call, WeakMethod(self._begin_batch)))
 
     def __enter__(self) -> Recording:
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
@@ -205,11 +206,11 @@ class Recording(Installation):
 
     @numbered.setter
     def numbered(self, count: int) -> None:
-        self._rows.numbered = count
+        self._rows.number_from(count)
 
     def begin_forward(self) -> None:
-        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
-        self.clock.forward.number += 1
+        """A forward begins: calls of each module are counted from 0 again. A call of the model or a part does this."""
+        self.clock.calls.forwards += 1
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -226,16 +227,15 @@ class Recording(Installation):
             self._rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
-        self._model_ran = True
+    def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
         if not self._counts:
             return
         self._called_in = self.clock.step
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
         if not continues and (size := batch_size((args, kwargs))) is not None:
-            self._rows.number(size)
+            self._rows.number(size, of=module)
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:
@@ -427,7 +427,6 @@ class LoopFollower:
         hooks = self.following
         if hooks is None:
             return
-        hooks.begin_forward()
         own = isinstance(batch, Batch)
         hooks.split = batch.split if own else split
         hooks.samples = self._samples(batch) if self._samples else batch.ids if own else None

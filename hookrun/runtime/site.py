@@ -17,8 +17,9 @@ from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import FaultList, PendingRun
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.clock import Clock, CurrentCall
 from hookrun.runtime.faults import Draw, Faulty
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.rng import derived_seed, kept_samples

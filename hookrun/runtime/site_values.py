@@ -21,8 +21,9 @@ from hookrun.errors import HookError
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import require_no_checkpoint
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.clock import Clock, CurrentCall
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn
 from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
@@ -248,7 +249,7 @@ class SiteValues:
     def _passed(self, value: PassValue, like: Tensor) -> Tensor:
         """What another hook has seen in this forward."""
         require_no_checkpoint()
-        if (seen := self.clock.forward.passed_on.get((value.hook, value.module))) is None:
+        if (seen := self.clock.calls.forward.passed_on.get((value.hook, value.module))) is None:
             raise HookError(
                 f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
                 "model: it must fire before this hook"

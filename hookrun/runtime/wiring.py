@@ -20,8 +20,10 @@ from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
-from hookrun.runtime.clock import Calls, Clock, gate
+from hookrun.runtime.call_stack import CallFunction, Calls, with_callers
+from hookrun.runtime.clock import Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
+from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -84,7 +86,7 @@ class Wiring:
         self._model = model
         self._restored = restored
         self._reduced = reduced
-        self._shared = Shared(model)
+        self._shared = Shared(model, clock.calls)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
         self.hooked = HookedParameters(model)
@@ -99,26 +101,35 @@ class Wiring:
         self._require_same_model(modules)
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
-            self.clock.passes = Sequences(model)
-            for module, reads in self.clock.passes.readers():
-                self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
-        if self._passing:
-            self._listen(model.register_forward_pre_hook, self.clock.forward.renew, prepend=True)
-        if self._tracks_calls and any(self._planned(ModuleHook)):
-            self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
+            self.clock.passes = Sequences(model, self.clock.calls)
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
-        if self.clock.passes is not None:
-            self._listen(model.register_forward_hook, self.clock.passes.leave, always_call=True)
-        if self._passing:
-            self._listen(model.register_forward_hook, self.clock.forward.renew, always_call=True)
+        self._watch()
         move_inside_sharding(model, {handle.id for handle in self._handles})
 
-    def _listen(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
-    ) -> None:
-        self._handles.append(listen(register, function, **options))
+    def _watch(self) -> None:
+        """Follow the calls of the modules that need it, and of those around them, outside all other hooks."""
+        stack, model, passes = self.clock.calls, self._model, self.clock.passes
+        takers = [hook.spec.name for hook in self.plan.hooks if passed_on([hook])]
+        watched = [model] if stack.begins else []
+        watched += [
+            site.module
+            for site in self.sites
+            if stack.begins or site.calls is not None or site.hook_name in takers
+        ]
+        reads = defaultdict[nn.Module, list[CallFunction]](list)
+        for module, read in passes.readers() if passes is not None else ():
+            reads[module].append(read)
+        numbers = {id(site.module): site.calls for site in self.sites if site.calls is not None}
+        followed = with_callers(model, [*watched, *reads], around=self._shared.ending)
+        for key, module in followed.items():
+            enter = partial(stack.enter, module, numbers.get(key), reads[module])
+            self._handles += [
+                listen(module.register_forward_pre_hook, enter, prepend=True, with_kwargs=True),
+                listen(module.register_forward_hook, stack.leave, always_call=True),
+            ]
+        call_through_torch(followed.values())
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
@@ -227,8 +238,7 @@ class Wiring:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
         calls: Calls | None = None
         if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
-            calls = Calls(self.clock)
-            self._listen(module.register_forward_pre_hook, calls.count)
+            calls = Calls(self.clock.calls, self.clock.tokens)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         for hook, match in planned:
             action = hook.spec.action
@@ -294,14 +304,14 @@ class Wiring:
         return self._zeros.setdefault(id(place.parameter), KeptZero(place))
 
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
-        self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
+        self.clock.calls.begins.append(self._fill_changed)
         for zeros in self._zeros.values():
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:
                 gradients.add(zeros.place, zeros)
 
-    def _fill_changed(self, module: nn.Module, args: Any) -> None:
+    def _fill_changed(self, *call: object) -> None:
         for zeros in self._zeros.values():
             if zeros.is_changed:
                 zeros.fill()
@@ -321,8 +331,8 @@ class Wiring:
             return None
         gradients = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
-        self._listen(self._model.register_forward_pre_hook, gradients.forward_begins, prepend=True)
-        self._listen(self._model.register_forward_hook, gradients.forward_ended)
+        self.clock.calls.begins.append(gradients.forward_begins)
+        self.clock.calls.ends.append(gradients.forward_ended)
         return gradients
 
     @contextmanager
@@ -356,6 +366,9 @@ class Wiring:
         self._zeros.clear()
         self.hooked.places.clear()
         self.clock.passes = None
+        self.clock.calls.drop_ended()
+        self.clock.calls.begins.clear()
+        self.clock.calls.ends.clear()
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 

@@ -150,7 +150,7 @@ def _open_scopes() -> list[Scope]:
 
 def _storages(shared: Shared) -> Callable[[], set[int | None]]:
     """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy any more."""
-    model, known = shared.model, set[int | None]()
+    model, known = shared.model, shared.storages
 
     def storages() -> set[int | None]:
         if known:
@@ -175,7 +175,7 @@ class SavedTensors(AroundForward):
 
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         super().__init__(firings, shared)
-        self.of_parameters = shared.once(_storages)
+        self.of_parameters = _storages(shared)
         self.edits = any(not firing.site.spec.action.observes for firing in firings)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
