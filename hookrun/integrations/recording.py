@@ -209,8 +209,8 @@ class Recording(Installation):
         self._rows.number_from(count)
 
     def begin_forward(self) -> None:
-        """A forward begins: calls of each module are counted from 0 again. A call of the model or a part does this."""
-        self.clock.calls.forwards += 1
+        """Count the calls of each module from 0 again, which each outermost call of the model or a part does too."""
+        self.clock.calls.forward.numbers.clear()
 
     @contextmanager
     def muted(self) -> Iterator[None]:

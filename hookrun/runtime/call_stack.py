@@ -16,7 +16,7 @@ KeyboardInterrupt and SystemExit torch runs no hook: the frame of such a call ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from threading import local
@@ -41,6 +41,7 @@ CallFunction = Callable[[nn.Module, Any, Any], object]
 class Forward:
     """What belongs to one forward, and is dropped when it ends.
 
+    numbers:   how many calls each `Calls` has numbered in it
     tokens:    the pass over the tokens that it computes; None: not known, or not read yet
     source:    the call whose arguments have them
     labels:    which tokens of the decoder have a label, if it makes the tokens from labels
@@ -48,6 +49,7 @@ class Forward:
     at_end:    functions that are called when it ends, the last one first
     """
 
+    numbers: Counter[Calls] = field(default_factory=Counter)
     tokens: Pass | None = None
     source: OpenCall | None = None
     labels: Tensor | None = None
@@ -79,7 +81,6 @@ class CallStack(local):
 
     open:     the open calls, the outermost first
     upcoming: the forward that begins next
-    forwards: how many forwards have begun
 
     begins: called at the beginning of each forward, in any thread
     ends:   called at the end of each forward, with the outermost module, its arguments and its output
@@ -89,7 +90,6 @@ class CallStack(local):
         # called once for each thread, with the same arguments
         self.open = list[OpenCall]()
         self.upcoming = Forward()
-        self.forwards = 0
         self.begins = begins
         self.ends = ends
 
@@ -118,9 +118,9 @@ class CallStack(local):
         calls = self.open
         repeats = not calls and repeating() is not None
         begins = not repeats and (not calls or calls[0].module is watched)
-        forward = Forward() if repeats or (begins and calls) else self.forward
-        if begins and not calls:
-            self.forwards += 1
+        forward = Forward() if repeats else self.forward
+        if begins and calls:
+            forward = Forward(forward.numbers)
         call = OpenCall(watched, call_frame(), forward, numbers)
         calls.append(call)
         for function in (*(self.begins if begins else ()), *reads):
@@ -173,21 +173,6 @@ def with_callers(
     return found
 
 
-class _CallNumbers(local):
-    """The last number given to a call of one module in one thread.
-
-    forward: the number of the forward that the last call was in
-    number:  of the last call within that forward
-    latest:  the last call
-    """
-
-    forward = -1
-    number = -1
-
-    def __init__(self) -> None:
-        self.latest = Call(0, 0, None, Counter())
-
-
 class Calls:
     """Numbers the calls of one module, separately in each thread.
 
@@ -200,7 +185,7 @@ class Calls:
         self._stack = stack
         self._tokens = tokens
         self.total = 0
-        self._here = _CallNumbers()
+        self._here = local()  # `latest`: the last call in each thread
         self._totals = count()
         self._logs = WeakKeyDictionary[object, Log]()
 
@@ -210,7 +195,8 @@ class Calls:
         for call in reversed(self._stack.open):
             if call.numbers is self and call.number is not None:
                 return call.number
-        return self._here.latest
+        latest: Call = self._here.__dict__.setdefault("latest", Call(0, 0, None, Counter()))
+        return latest
 
     def begin(self) -> Call:
         """Number a call of the module that begins, or find the one that is repeated."""
@@ -223,23 +209,12 @@ class Calls:
         return call
 
     def _next(self) -> Call:
-        here, forward = self._here, self._stack.forwards
-        here.number = here.number + 1 if here.forward == forward else 0
-        here.forward = forward
-        number = next(self._totals)
-        self.total = number + 1
-        return Call(here.number, number, self._tokens(), Counter())
+        numbers, total = self._stack.forward.numbers, next(self._totals)
+        self.total = total + 1
+        numbers[self] += 1
+        return Call(numbers[self] - 1, total, self._tokens(), Counter())
 
     def go_on_from(self, total: int) -> None:
         """Continue numbering as after `total` calls."""
         self._totals = count(total)
         self.total = total
-
-    def state_dict(self) -> dict[str, int]:
-        """The last numbers, to be read between two calls; numbers within a forward are those of this thread."""
-        return {"total": self.total, "number": self._here.number, "forward": self._here.forward}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue numbering from a `state_dict`."""
-        self.go_on_from(state["total"])
-        self._here.number, self._here.forward = state["number"], state["forward"]

@@ -141,18 +141,12 @@ class Clock:
         return "train" if self.model.training else "eval"
 
     def state_dict(self) -> dict[str, Any]:
-        """The position between two steps; forwards are counted in this thread only."""
-        return {
-            "step": self._step,
-            "epoch": self._epoch,
-            "by_hand": self._counted_by_hand,
-            "forward": self.calls.forwards,
-        }
+        """The position between two steps."""
+        return {"step": self._step, "epoch": self._epoch, "by_hand": self._counted_by_hand}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._counted_by_hand = state["by_hand"]
-        self.calls.forwards = state["forward"]
         self.epoch = state["epoch"]
         self.step = state["step"]
 
@@ -227,7 +221,7 @@ class CurrentCall(local):
     @property
     def model_tokens(self) -> Pass | None:
         """The pass over the tokens of the model, or of its decoder; None: not known."""
-        if self.of_pass is not None or self.clock.passes is None:
+        if self.of_pass is not None:
             return self.of_pass
         # recomputation by activation checkpointing
         if self.calls is not None and graph_task() != NO_BACKWARD:

@@ -193,7 +193,7 @@ class HookSite(SiteValues):
             "changed": int(self.changed),
             "total": self.total,
             "draws": self._draws.state_dict(),
-            "calls": None if self.calls is None else self.calls.state_dict(),
+            "calls": None if self.calls is None else {"total": self.calls.total},
             "held": [self._of_object(own, "state_dict") for own in self._held],
             "in_graphs": self.firings - self.fired,
         }
@@ -204,7 +204,7 @@ class HookSite(SiteValues):
         self.changed, self.total = state["changed"], state["total"]
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
-            self.calls.load_state_dict(state["calls"])
+            self.calls.go_on_from(state["calls"]["total"])
         if self.fired_in_graphs is None:  # it cannot be in a graph now
             self.fired += state["in_graphs"]
         else:

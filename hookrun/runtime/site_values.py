@@ -267,7 +267,9 @@ class SiteValues:
     def like(self) -> Tensor:
         """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
         parameters = chain(self.module.parameters(), self.clock.model.parameters())
-        return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
+        return next(
+            (each for each in parameters if each.is_floating_point() and not each.is_meta), torch.empty(0)
+        )
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
-from hookrun.errors import CompileError, HookrunError, Problem, refuse
+from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
+from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.call_stack import CallFunction, Calls, with_callers
 from hookrun.runtime.clock import Clock, gate
@@ -110,21 +110,16 @@ class Wiring:
 
     def _watch(self) -> None:
         """Follow the calls of the modules that need it, and of those around them, outside all other hooks."""
-        stack, model, passes = self.clock.calls, self._model, self.clock.passes
-        takers = [hook.spec.name for hook in self.plan.hooks if passed_on([hook])]
-        watched = [model] if stack.begins else []
-        watched += [
-            site.module
-            for site in self.sites
-            if stack.begins or site.calls is not None or site.hook_name in takers
-        ]
+        stack, passes = self.clock.calls, self.clock.passes
+        everywhere = [self._model, *(site.module for site in self.sites)]
+        numbers: dict[nn.Module, Calls | None] = dict.fromkeys(everywhere if stack.begins else ())
+        numbers |= {site.module: site.calls for site in self.sites if site.calls is not None}
         reads = defaultdict[nn.Module, list[CallFunction]](list)
         for module, read in passes.readers() if passes is not None else ():
             reads[module].append(read)
-        numbers = {id(site.module): site.calls for site in self.sites if site.calls is not None}
-        followed = with_callers(model, [*watched, *reads], around=self._shared.ending)
-        for key, module in followed.items():
-            enter = partial(stack.enter, module, numbers.get(key), reads[module])
+        followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
+        for module in followed.values():
+            enter = partial(stack.enter, module, numbers.get(module), reads[module])
             self._handles += [
                 listen(module.register_forward_pre_hook, enter, prepend=True, with_kwargs=True),
                 listen(module.register_forward_hook, stack.leave, always_call=True),
@@ -136,6 +131,7 @@ class Wiring:
         if (reason := unhookable(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         problems, added = [], set(self.plan.added())
+        elsewhere = defaultdict[str, list[str]](list)
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
             of_parameter = hook.spec.hook_type.on_parameters
@@ -151,11 +147,24 @@ class Wiring:
             ):
                 what = f"the parameter {match.path}, which this model does not have"
             else:
+                changes = of_parameter or hook.spec.hook_type.phase == "installation" or hook.added
+                own = module.parameters(recurse=not of_parameter) if changes and self.sink.has_values else ()
+                if any(parameter.is_meta for parameter in own):
+                    elsewhere[hook.spec.where].append(match.path or "(root)")
                 continue
             problems.append(
                 Problem(hook.spec.where, f"the plan is for {what}", "compile the spec against this model")
             )
         problems += sharded_too_early(self.plan, self._model)
+        problems += [
+            Problem(
+                where,
+                f"the parameters of {listed(paths, SHOWN)} lie on the meta device: the forward gets their values from "
+                "elsewhere (offloaded to the CPU or a disk), where no hook sees them",
+                "hook the module's forward, or load the model without offloading",
+            )
+            for where, paths in elsewhere.items()
+        ]
         refuse(problems, CompileError)
 
     def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
@@ -374,12 +383,12 @@ class Wiring:
 
 
 def _needs_calls(hook: PlannedHook) -> bool:
-    """Whether the calls must be numbered, so that a recomputation under activation checkpointing can be identified."""
+    """Whether the calls are followed: a recomputation is identified by them, a value is of the same forward."""
     spec = hook.spec
     draws = spec.draws_in_forward
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
-    return draws or spec.keys.tokens is not None
+    return draws or spec.keys.tokens is not None or bool(passed_on([hook]))
 
 
 def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:

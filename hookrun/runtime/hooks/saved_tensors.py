@@ -149,7 +149,7 @@ def _open_scopes() -> list[Scope]:
 
 
 def _storages(shared: Shared) -> Callable[[], set[int | None]]:
-    """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy any more."""
+    """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy or elsewhere."""
     model, known = shared.model, shared.storages
 
     def storages() -> set[int | None]:
@@ -157,7 +157,7 @@ def _storages(shared: Shared) -> Callable[[], set[int | None]]:
             return known
         parameters = list(model.parameters())
         there = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
-        if not any(map(is_lazy, parameters)):
+        if not any(is_lazy(parameter) or parameter.is_meta for parameter in parameters):
             known.update(there)
         return there
 

@@ -207,11 +207,11 @@ def positional(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, parameter in parameters_of(module).items() if parameter.kind in kinds)
 
 
-def sources(model: nn.Module) -> list[list[nn.Module]]:
-    """The modules whose calls are read for tokens, each with those inside it that may be called instead.
+def sources(model: nn.Module) -> dict[nn.Module, int]:
+    """The modules whose calls are read for tokens, each with the number of the sequences that it takes.
 
-    These are the outermost modules whose forward takes `input_ids`, but encoder and decoder instead of an
-    encoder-decoder; empty if there is no such module.
+    These are the outermost modules whose forward takes `input_ids`, and those inside them that may be called instead;
+    encoder and decoder instead of an encoder-decoder. Empty if there is no such module.
     """
     outermost, seen, ahead = list[nn.Module](), set[int](), [model]
     while ahead:
@@ -224,9 +224,12 @@ def sources(model: nn.Module) -> list[list[nn.Module]]:
             outermost.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
         else:
             ahead += reversed(list(module.children()))  # in the order of the model
-    return [
-        [each for each in module.modules() if IDS in parameters_of(each)] or [module] for module in outermost
-    ]
+    return {
+        each: number
+        for number, module in enumerate(outermost)
+        for each in module.modules()
+        if each is module or IDS in parameters_of(each)
+    }
 
 
 def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:

@@ -67,9 +67,8 @@ class Sequences:
 
     def readers(self) -> Iterable[tuple[nn.Module, Callable[..., None]]]:
         """Modules with the functions that read their calls."""
-        for number, modules in enumerate(self._sources):
-            for module in modules:
-                yield module, partial(self.enter, number, CallReader(module))
+        for module, number in self._sources.items():
+            yield module, partial(self.enter, number, CallReader(module))
         for module in made_from_labels(self._model):
             yield module, self.label
 
@@ -117,7 +116,7 @@ class Sequences:
         running = session(self._model)
         forward.tokens = new = self._find_pass(number, tokens, running)
         if new is not None:
-            encodes = len(self._sources) > 1 and not number
+            encodes = not number and 1 in self._sources.values()
             if running is not None and tokens is not None and not encodes:
                 new.drafts = _drafts(running, tokens, here.latest.get(number))
             here.latest[number] = new
@@ -132,10 +131,9 @@ class Sequences:
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the module with these arguments continues the sequences of an earlier call."""
         running, latest = session(self._model), self._here.latest
-        numbers = [number for number, modules in enumerate(self._sources) if module in modules]
-        if self._sources and not numbers:
+        if self._sources and module not in self._sources:
             return running is not None and any(earlier.session is running for earlier in latest.values())
-        number = numbers[0] if numbers else 0
+        number = self._sources.get(module, 0)
         tokens = CallReader(module).read(args, kwargs)
         return tokens is not None and self._continued_pass(number, tokens, running) is not None
 
