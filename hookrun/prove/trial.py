@@ -227,6 +227,9 @@ def on_a_copy(
     lazy = next((name for name, each in nn.Module.named_parameters(model) if is_lazy(each)), None)
     if lazy is not None:
         return f"{lazy} has no shape yet: a lazy module gets it at its first call"
+    elsewhere = next((name for name, each in nn.Module.named_parameters(model) if each.is_meta), None)
+    if elsewhere is not None and not all(tensor.is_meta for tensor in tensors(example)):
+        return f"{elsewhere} lies on the meta device: the forward gets its values from elsewhere"
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)

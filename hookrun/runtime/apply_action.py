@@ -103,7 +103,7 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
         require_no_checkpoint()
         seen = value if site.passed_part is None else site.passed_part.of(value)
         # a copy, since it may be written in place later
-        site.clock.forward.passed_on[site.hook_name, site.path] = seen.clone()
+        site.clock.calls.forward.passed_on[site.hook_name, site.path] = seen.clone()
         return None if site.clock.stands_in else capture(value)
 
     return capture_and_pass

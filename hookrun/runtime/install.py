@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,6 @@ class Installation:
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
-    _reads_calls = False  # before all hooks of a call
     _is_inside = False
     sites: list[HookSite]
 
@@ -103,10 +102,7 @@ class Installation:
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
                     self._first_call = self._wiring.listen(
-                        self._model.register_forward_pre_hook,
-                        partial(_note_call, ref(self)),
-                        prepend=self._reads_calls,
-                        with_kwargs=True,
+                        self._model.register_forward_pre_hook, partial(note_call, WeakMethod(self._called))
                     )
             except BaseException:
                 self._wiring.remove()
@@ -114,7 +110,7 @@ class Installation:
         self._is_inside = True
         return self
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _called(self, *call: object) -> None:
         """Note that the model is called."""
         self._model_ran = True
         self._first_call.remove()  # later calls cost nothing
@@ -411,10 +407,10 @@ class Installation:
                 remove_parameter(module, name)
 
 
-def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any, kwargs: Any) -> None:
-    """A call of the model, which must not keep the installation alive."""
-    if (hooks := installation()) is not None:
-        hooks._called(module, args, kwargs)
+def note_call(method: WeakMethod[Callable[..., None]], *call: object) -> None:
+    """Give a call to a method of an installation, which the model must not keep alive."""
+    if (note := method()) is not None:
+        note(*call)
 
 
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------

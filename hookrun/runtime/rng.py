@@ -16,7 +16,8 @@ from torch._prims_common import suggest_memory_format
 
 from hookrun.actions.fields import Keep
 from hookrun.errors import HookError
-from hookrun.runtime.clock import Calls, Clock, RowsOfRank
+from hookrun.runtime.call_stack import Calls
+from hookrun.runtime.clock import Clock, RowsOfRank
 from hookrun.values.tensors import holds_data
 
 

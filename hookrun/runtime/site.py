@@ -17,8 +17,9 @@ from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import FaultList, PendingRun
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.clock import Clock, CurrentCall
 from hookrun.runtime.faults import Draw, Faulty
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.rng import derived_seed, kept_samples
@@ -192,7 +193,7 @@ class HookSite(SiteValues):
             "changed": int(self.changed),
             "total": self.total,
             "draws": self._draws.state_dict(),
-            "calls": None if self.calls is None else self.calls.state_dict(),
+            "calls": None if self.calls is None else {"total": self.calls.total},
             "held": [self._of_object(own, "state_dict") for own in self._held],
             "in_graphs": self.firings - self.fired,
         }
@@ -203,7 +204,7 @@ class HookSite(SiteValues):
         self.changed, self.total = state["changed"], state["total"]
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
-            self.calls.load_state_dict(state["calls"])
+            self.calls.go_on_from(state["calls"]["total"])
         if self.fired_in_graphs is None:  # it cannot be in a graph now
             self.fired += state["in_graphs"]
         else:

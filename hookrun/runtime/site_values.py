@@ -21,8 +21,9 @@ from hookrun.errors import HookError
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import require_no_checkpoint
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.clock import Clock, CurrentCall
 from hookrun.runtime.part import no_batch, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn
 from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
@@ -253,7 +254,7 @@ class SiteValues:
     def _passed(self, value: PassValue, like: Tensor) -> Tensor:
         """What another hook has seen in this forward."""
         require_no_checkpoint()
-        if (seen := self.clock.forward.passed_on.get((value.hook, value.module))) is None:
+        if (seen := self.clock.calls.forward.passed_on.get((value.hook, value.module))) is None:
             raise HookError(
                 f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
                 "model: it must fire before this hook"
@@ -271,7 +272,9 @@ class SiteValues:
     def like(self) -> Tensor:
         """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
         parameters = chain(self.module.parameters(), self.clock.model.parameters())
-        return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
+        return next(
+            (each for each in parameters if each.is_floating_point() and not each.is_meta), torch.empty(0)
+        )
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.

@@ -36,7 +36,6 @@ class RunSink(RecordSink):
     """
 
     wants_calls = True
-    numbered = 0
 
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
@@ -46,6 +45,7 @@ class RunSink(RecordSink):
         self.split: Split | None = None
         self.loggers = loggers if loggers is not None else Loggers()
         self._texts_known = set[int]()
+        self.number_from(0)
         self._run_dir = run_dir
         self._show = show
 
@@ -99,11 +99,20 @@ class RunSink(RecordSink):
 
         return self.within_budget(site, keep)
 
-    def number(self, count: int) -> None:
-        """Begin a batch of `count` rows whose sample ids are not known: they are numbered on."""
+    def number_from(self, first: int) -> None:
+        """Number the following rows from this number on."""
+        self.numbered = self._first = first
+        self._numbered_of = dict[int, int]()
+
+    def number(self, count: int, of: object = None) -> None:
+        """Begin a batch of `count` rows whose sample ids are not known: they are numbered on.
+
+        of: the module that gets them; two encoders that get the same samples, one after the other, number them alike
+        """
         if not self.muted:
-            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
-            self.numbered += count
+            first = self._numbered_of.get(id(of), self._first)
+            self.numbered = self._numbered_of[id(of)] = first + count
+            self.counted = torch.arange(first, self.numbered, device="cpu")
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
@@ -129,7 +138,7 @@ class RunSink(RecordSink):
         self.bytes = Counter(state["bytes"])
         self.split = state["split"]
         self._texts_known = set(state["texts"])
-        self.numbered = state.get("numbered", 0)  # states of earlier versions lack it
+        self.number_from(state.get("numbered", 0))  # states of earlier versions lack it
 
     def log_texts(self, decode: Callable[[int], str | None], tokens: Iterable[int]) -> None:
         """Record the texts of tokens that are not recorded yet; tokens that `decode` does not know are left out."""
