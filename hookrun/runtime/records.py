@@ -90,7 +90,7 @@ class RecordSink(Sink):
                 budget.used += size // count * fitting
                 if fitting:
                     first = torch.arange(fitting, device="cpu")
-                    part = copied(value, lambda tensor: tensor.detach().narrow(dim, 0, fitting))
+                    part = copied(value, lambda tensor: self.first_rows(tensor.detach(), dim, fitting))
                     places = first if rows is None else rows[:fitting]
                     keep(part, places, None if tokens is None else tokens.at(first))
             used = f"{budget.used:,} of {budget.limit:,} bytes"
@@ -101,6 +101,10 @@ class RecordSink(Sink):
             site.emit({"spent": budget.limit})
 
         return limited
+
+    def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
+        """The first rows of a batch along a dimension of the tensor."""
+        return tensor.narrow(dim, 0, count)
 
     def size(self, value: Any) -> int:
         """The bytes that a captured value takes: those of all its tensors, as on disk."""

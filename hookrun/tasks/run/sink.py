@@ -104,6 +104,10 @@ class RunSink(RecordSink):
         self.numbered = self._first = first
         self._numbered_of = dict[int, int]()
 
+    def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
+        """The first rows, as they are written: with the batch first."""
+        return super().first_rows(tensor, dim, count).movedim(dim, 0)
+
     def number(self, count: int, of: object = None) -> None:
         """Begin a batch of `count` rows whose sample ids are not known: they are numbered on.
 
