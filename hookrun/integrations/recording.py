@@ -231,9 +231,11 @@ class Recording(Installation):
         self._model_ran = True
         if not self._counts:
             return
-        self._called_in = self.clock.step
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
+        if not continues:
+            self.clock.count_batch()
+        self._called_in = self.clock.step
         if not continues and (size := batch_size((args, kwargs))) is not None:
             self._rows.number(size)
 
