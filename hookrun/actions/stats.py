@@ -36,10 +36,10 @@ CPU_BLOCK = 1 << 19
 _MOST_SQUARES = 1 << 18
 """Elements whose squares are added up in float32 by one call of `dot`, which has few accumulators."""
 MOST_LOST = 8
-"""The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits."""
+"""The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits.
+Else it is computed around the mean in float64, as where x² is out of range; this takes longer."""
 LEAST_SQUARE = 1e-30
-"""Where x² is smaller in the mean, too many digits of it are below the range of float32. torch's own `std` squares in
-float64 on the CPU, so that neither this nor an overflow of x² matters there, but takes longer."""
+"""Where x² is smaller in the mean, too many of its digits are below the range of float32."""
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
 
 Measure = Callable[..., dict[str, Any]]
@@ -178,9 +178,7 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
         known["norm"] = math.sqrt(squares)
     if variance_wanted:
         spread = squares - total * total / n
-        if not squares < MOST_LOST * spread:
-            spread = _spread_around(parts, total / n)
-        if not n * LEAST_SQUARE < spread < math.inf:
+        if not n * LEAST_SQUARE < squares < MOST_LOST * spread:
             deviation = flat.std(correction=0).item()
             spread = deviation * deviation * n
         known["var"] = spread / (n - 1) if n > 1 else math.nan
@@ -188,14 +186,3 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
     if extremes_wanted:
         known["extremes"] = torch.return_types.aminmax((torch.stack(lows).amin(), torch.stack(highs).amax()))
     return known
-
-
-def _spread_around(parts: Sequence[Tensor], mean: float) -> float:
-    """The sum of (x - mean)² over all parts, corrected for the rounding of the mean."""
-    off, squares, n = 0.0, 0.0, 0
-    for part in parts:
-        around = part - mean
-        off += around.sum().item()
-        squares += around.dot(around).item()
-        n += len(part)
-    return squares if math.isnan(squares) else max(squares - off * off / n, 0.0)

@@ -36,18 +36,17 @@ MOST_KEPT = 1_000
 class ComposedJob:
     """One job of a sweep.
 
-    app, sweep:     what composes it: the configuration of the sweep
-    cfg:            its configuration with Hydra's section; None if it is not kept
-    config:         the hash that identifies it when the sweep is resumed; "" if it was not composed
-    is_hooked:      whether its hooks are installed; false for `hooked: false`
-    wants_baseline: whether it has hooks and is to be compared with the same job without them
-    without_hooks:  the hash of what it is without hooks; "" if no baseline is to be found for it
-    has_number:     whether the user's part of the configuration refers to the number of the job
-    error:          why it does not compose, else None
-    number:         its `hydra.job.num`
-    name:           of a resumed sweep, its directory, relative to the sweep's; None: `hydra.sweep.subdir` gives it
-    exit_code:      of a job that has finished before; it is not run again
-    run_dir:        its directory, which is known when it has been validated
+    app, sweep:    what composes it: the configuration of the sweep
+    cfg:           its configuration with Hydra's section; None if it is not kept
+    config:        the hash that identifies it when the sweep is resumed; "" if it was not composed
+    is_hooked:     whether its hooks are installed; false for `hooked: false`
+    without_hooks: the hash of what it is without hooks; "" if it has hooks and is not compared with a baseline
+    has_number:    whether the user's part of the configuration refers to the number of the job
+    error:         why it does not compose, else None
+    number:        its `hydra.job.num`
+    name:          of a resumed sweep, its directory, relative to the sweep's; None: `hydra.sweep.subdir` gives it
+    exit_code:     of a job that has finished before; it is not run again
+    run_dir:       its directory, which is known when it has been validated
     """
 
     app: App
@@ -56,7 +55,6 @@ class ComposedJob:
     cfg: DictConfig | None = None
     config: str = ""
     is_hooked: bool = True
-    wants_baseline: bool = False
     without_hooks: str = ""
     has_number: bool = False
     error: SpecError | None = None
@@ -96,9 +94,9 @@ def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compose
         job = app.job_config(cfg, overrides, 0)
         is_hooked = OmegaConf.select(job, HOOKED) is not False
         wants_baseline = is_hooked and bool(job.get("hooks")) and job.get("baseline") is True
-        without = "" if is_hooked and not wants_baseline else _without_hooks(job, overrides)
+        without = _without_hooks(job, overrides) if wants_baseline or not is_hooked else ""
     has_number = "${hydra:job." in str(written(job))
-    return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, wants_baseline, without, has_number)
+    return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, without, has_number)
 
 
 def jobs_of(
@@ -128,13 +126,12 @@ def jobs_of(
         refused += job.error is not None
         jobs.append(job)
     unhooked = {job.without_hooks: job for job in reversed(jobs) if not job.is_hooked}
-    compared = [job for job in jobs if job.wants_baseline and job.without_hooks not in unhooked]
-    fixed = {str(each.input_line) for each in app.swept(cfg) if not each.is_sweep_override()}
+    compared = [job for job in jobs if job.without_hooks and job.without_hooks not in unhooked]
     baselines = list[ComposedJob]()
     for alike in grouped(compared, lambda job: job.without_hooks).values():
         own = [text for text in alike[0].overrides if root_of(text) != HOOKED]
         shared = [text for text in own if all(text in job.overrides for job in alike)]
-        fewest = [text for text in shared if text in fixed or not is_about_hooks(text)]
+        fewest = [text for text in shared if not is_about_hooks(text)]
         for kept in (fewest, shared, own):  # fewer, unless another key has a value of what is left out
             baseline = compose([*kept, f"{HOOKED}=false"])
             if baseline.without_hooks == alike[0].without_hooks:

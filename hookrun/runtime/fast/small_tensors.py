@@ -180,7 +180,7 @@ def _norm(rows: Tensor) -> Tensor:
 
 
 def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
-    """[R]: the variance; where E[x²] - E[x]² loses digits, around the rounded mean, and else from torch's std.
+    """[R]: the variance; where E[x²] - E[x]² loses digits, around the mean in float64.
 
     From Python's numbers: with so few rows a call of torch takes longer than the arithmetic.
     """
@@ -190,13 +190,8 @@ def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
     least = n * LEAST_SQUARE
     is_exact = [least < square < spread * MOST_LOST for square, spread in zip(squares, spreads, strict=True)]
     if not all(is_exact):
-        around = rows - known["mean"].unsqueeze(1)
-        off, norms = around.sum(1).double(), _norm(around).double()
-        corrected = (norms.square() - off.square() / n).clamp_min_(0)
-        spread = torch.where(torch.tensor(is_exact, device="cpu"), spread, corrected)
-        beyond = ~((spread > least) & spread.isfinite())
-        if beyond.any():
-            spread[beyond] = rows[beyond].std(1, correction=0).double().square_() * n
+        around = rows - rows.double().mean(1, keepdim=True)
+        spread = torch.where(torch.tensor(is_exact, device="cpu"), spread, around.square_().sum(1))
     return spread / (n - 1)
 
 
