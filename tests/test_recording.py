@@ -315,6 +315,16 @@ def test_a_loop_without_an_optimizer_counts_its_batches(tmp_path: Path, mode: st
     assert run.captures["c"]["0"].steps.tolist() == [0, 0, 2, 2, 4, 4]
 
 
+def test_parts_that_a_loop_calls_for_one_batch_are_of_one_step(tmp_path: Path) -> None:
+    pair = nn.ModuleDict({"image": nn.Linear(4, 2), "text": nn.Linear(4, 2)}).eval()
+    seen = {"s": {"select": ["image", "text"], "hook": "forward", "action": "stats", "of": ["mean"]}}
+    with hookrun.record(pair, seen, tmp_path / "mine"):
+        for _ in range(3):
+            pair["image"](X)
+            pair["text"](X)
+    assert steps_of(tmp_path / "mine") == [0, 0, 1, 1, 2, 2]
+
+
 def test_a_loop_that_calls_step_counts_by_itself(tmp_path: Path) -> None:
     model = network().eval()
     with hookrun.record(model, SEEN, tmp_path / "mine") as hooks:

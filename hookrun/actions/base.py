@@ -21,6 +21,7 @@ from hookrun.actions.values import (
     Ramp,
     RunFaults,
     RunValue,
+    is_by_sample,
 )
 from hookrun.config.validation import Section
 from hookrun.errors import HookError
@@ -177,6 +178,26 @@ class Action(Section):
     def of_call(self) -> bool:
         """Whether it acts on the call of its module, not on a value."""
         return self.does in ("skip", "stop")
+
+    @property
+    def works_by_sample(self) -> bool:
+        """Whether it treats each sample of a batch by itself: some are kept, or each has a value of its own."""
+        of_samples = [
+            value
+            for value in self.outside_values().values()
+            if is_by_sample(value) and isinstance(value, OutsideValue) and value.at is None
+        ]
+        return self.value_of(Meaning.SAMPLES) is not None or bool(of_samples)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it computes numbers for each row of the first dimension, which is then the batch."""
+        return False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether what it stores of a tensor has another shape."""
+        return False
 
     @property
     def draws(self) -> bool:

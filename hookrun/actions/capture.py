@@ -68,6 +68,17 @@ class Capture(Action):
     keep: KeptSamples = None
     max_bytes: ByteLimit = None
 
+    @property
+    def by_row(self) -> bool:
+        """A reduction is one of each row, unless it names dimensions."""
+        reduction = self.reduce
+        return reduction is not None and reduction.topk is None and not (reduction.mean or reduction.norm)
+
+    @property
+    def reduces(self) -> bool:
+        """A reduction takes dimensions away."""
+        return self.reduce is not None
+
     def build(self, site: HookSite) -> Edit:
         """A function that stores the value of each firing."""
         keep, changes = site.keep(), self._changes(site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -12,15 +13,16 @@ from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from torch import Tensor, distributed, nn
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import HookrunError, listed, reason
-from hookrun.prove.trial import Plan, compile_plan
+from hookrun.errors import HookrunError, HookrunWarning, listed, reason
+from hookrun.prove.trial import Plan, compile_plan, locate_batch
 from hookrun.report import try_report
 from hookrun.runtime import Installation
+from hookrun.runtime.install import note_call
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
@@ -60,7 +62,6 @@ class Recording(Installation):
     """
 
     _stacklevel = 3
-    _reads_calls = True
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Recording(Installation):
         self._run_dir = RunDir(path)
         self._rows = RunSink(self._run_dir, print)
         self._counts, self._is_open = True, False
+        self._located = WeakSet[nn.Module]()  # modules whose calls have shown which dimensions are the batch
         self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
@@ -93,6 +95,7 @@ class Recording(Installation):
             strict=strict,
             restored=restored,
         )
+        self.clock.calls.begins.append(partial(note_call, WeakMethod(self._begin_batch)))
 
     def __enter__(self) -> Recording:
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
@@ -128,11 +131,24 @@ class Recording(Installation):
             self._remove()
             return
         try:
+            if kind is None:
+                self._warn_of_unknown()
             super().__exit__(kind, error, trace)
         except BaseException as idle:  # under `strict`: hooks that did nothing
             self._finish(idle)
             raise
         self._finish(error)
+
+    def _warn_of_unknown(self) -> None:
+        """Warn of captures that have no row for each sample because nothing says which dimension is the batch."""
+        for hook, modules in self._rows.without_batch.items():
+            where = listed([path or "(root)" for path in modules], _SHOWN)
+            warnings.warn(
+                f"{hook} has captured a row for each firing on {where}, not for each sample: it is not known which "
+                f"dimension is the batch; say it: batch_dim: 0 in hooks.{hook}",
+                HookrunWarning,
+                stacklevel=self._stacklevel,
+            )
 
     def log(
         self, *, step: int | None = None, epoch: int | None = None, split: str | None = None, **values: Any
@@ -205,11 +221,11 @@ class Recording(Installation):
 
     @numbered.setter
     def numbered(self, count: int) -> None:
-        self._rows.numbered = count
+        self._rows.number_from(count)
 
     def begin_forward(self) -> None:
-        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
-        self.clock.forward.number += 1
+        """Count the calls of each module from 0 again, which each outermost call of the model or a part does too."""
+        self.clock.calls.forward.numbers.clear()
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -226,18 +242,23 @@ class Recording(Installation):
             self._rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
-        self._model_ran = True
+    def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
+        if module not in self._located:
+            self._located.add(module)
+            samples = None if self.clock.samples is None else len(self.clock.samples)
+            entry = next((path for path, each in self._model.named_modules() if each is module), None)
+            if entry is not None:  # else it is a replica
+                locate_batch(self, self._model, entry, (args, kwargs), samples)
         if not self._counts:
             return
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
         if not continues:
-            self.clock.count_batch()
+            self.clock.count_batch(module)
         self._called_in = self.clock.step
         if not continues and (size := batch_size((args, kwargs))) is not None:
-            self._rows.number(size)
+            self._rows.number(size, of=module)
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:
@@ -429,7 +450,6 @@ class LoopFollower:
         hooks = self.following
         if hooks is None:
             return
-        hooks.begin_forward()
         own = isinstance(batch, Batch)
         hooks.split = batch.split if own else split
         hooks.samples = self._samples(batch) if self._samples else batch.ids if own else None

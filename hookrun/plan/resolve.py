@@ -317,6 +317,7 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         "index": keys.index is not None,
         "tokens": keys.tokens is not None,
         "heads": keys.heads is not None,
+        "batch_dim": keys.batch_dim is not None,
         "when": not keys.when.always,
         "when.call": keys.when.call is not None and "when" in kind.takes,
     }

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, l
 from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import listen
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
@@ -64,7 +63,6 @@ class Installation:
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
-    _reads_calls = False  # before all hooks of a call
     _is_inside = False
     sites: list[HookSite]
 
@@ -103,20 +101,16 @@ class Installation:
                 self._wiring.install()
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
-                    self._first_call = listen(
-                        self._model.register_forward_pre_hook,
-                        partial(_note_call, ref(self)),
-                        prepend=self._reads_calls,
-                        with_kwargs=True,
+                    self._first_call = self._wiring.listen(
+                        self._model.register_forward_pre_hook, partial(note_call, WeakMethod(self._called))
                     )
-                    self._wiring.closing.callback(self._first_call.remove)
             except BaseException:
                 self._wiring.remove()
                 raise
         self._is_inside = True
         return self
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _called(self, *call: object) -> None:
         """Note that the model is called."""
         self._model_ran = True
         self._first_call.remove()  # later calls cost nothing
@@ -413,10 +407,10 @@ class Installation:
                 remove_parameter(module, name)
 
 
-def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any, kwargs: Any) -> None:
-    """A call of the model, which must not keep the installation alive."""
-    if (hooks := installation()) is not None:
-        hooks._called(module, args, kwargs)
+def note_call(method: WeakMethod[Callable[..., None]], *call: object) -> None:
+    """Give a call to a method of an installation, which the model must not keep alive."""
+    if (note := method()) is not None:
+        note(*call)
 
 
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------

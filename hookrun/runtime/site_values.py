@@ -21,9 +21,10 @@ from hookrun.errors import HookError
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import require_no_checkpoint
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
-from hookrun.runtime.part import part_of
+from hookrun.runtime.clock import Clock, CurrentCall
+from hookrun.runtime.part import no_batch, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn
 from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
 
@@ -33,6 +34,8 @@ class SiteValues:
 
     has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
+    batch:      which dimension of the tensors is the batch
+    captured:   the same of what it captures
     part:       the part of a tensor that the action acts on; None: all of it
     target_keys: where the target is in the value that the hook gets; None: the value itself
     needs_whole: a part of a value is taken, the same as of the whole tensor
@@ -63,7 +66,8 @@ class SiteValues:
         # output_grad is attached to the target itself
         target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
         self.target_keys = None if target is None else target.keys
-        self.part = part_of(hook, path, self.current, once=action.observes)
+        self.batch, self.captured = hook.batch_of(path), hook.captured_of(path)
+        self.part = part_of(hook, path, self.current, self.batch, once=action.observes)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
@@ -143,11 +147,15 @@ class SiteValues:
 
         def constant_part(like: Tensor) -> Tensor:
             whole = like if self.current.whole is None else self.current.whole
-            value = constant(whole)
+            dim = self.batch.of(self.current.path) if isinstance(source, Rows) else 0
+            if dim is None:
+                raise ValueError(no_batch(whole))
+            batch_first = whole.movedim(dim, 0)
+            value = constant(batch_first)
             if isinstance(source, Rows):
-                value = self._with_token_dim(value, whole)
-            check_broadcast(value, whole)
-            return part.of(value.expand(whole.shape))
+                value = self._with_token_dim(value, batch_first)
+            check_broadcast(value, batch_first)
+            return part.of(value.expand(batch_first.shape).movedim(0, dim))
 
         return constant_part
 
@@ -168,7 +176,7 @@ class SiteValues:
                 return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
             case None:
                 return self._in_form(torch.tensor(given, dtype=torch.float64))
-        return partial(self._rows, source)
+        return partial(self._rows, source, is_whole=given.at is not None)
 
     def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
         """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
@@ -223,8 +231,8 @@ class SiteValues:
             raise HookError(f"{self.where}: the run {source.name!r} that its value comes from was not made")
         return like.new_empty(like.shape)
 
-    def _rows(self, source: Rows, like: Tensor) -> Tensor:
-        """The rows of the samples of the current batch."""
+    def _rows(self, source: Rows, like: Tensor, *, is_whole: bool) -> Tensor:
+        """The rows of the samples of the current batch. is_whole: `like` is not only the part that `tokens` selects."""
         if not self.has_values:  # a trial run has no real samples
             return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
         samples, chosen = self.clock.samples, self.current.chosen
@@ -235,9 +243,7 @@ class SiteValues:
             )
         rows = source.of(samples, self._draws.generator(torch.device("cpu")))
         if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
-            of_rows = (
-                chosen.of.samples_of_rows(len(samples)) if like is self.current.whole else chosen.rows.samples
-            )
+            of_rows = chosen.of.samples_of_rows(len(samples)) if is_whole else chosen.rows.samples
             rows = rows[of_rows]
         elif not like.dim() or like.shape[0] != len(samples):
             raise HookError(
@@ -248,7 +254,7 @@ class SiteValues:
     def _passed(self, value: PassValue, like: Tensor) -> Tensor:
         """What another hook has seen in this forward."""
         require_no_checkpoint()
-        if (seen := self.clock.forward.passed_on.get((value.hook, value.module))) is None:
+        if (seen := self.clock.calls.forward.passed_on.get((value.hook, value.module))) is None:
             raise HookError(
                 f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
                 "model: it must fire before this hook"
@@ -266,7 +272,9 @@ class SiteValues:
     def like(self) -> Tensor:
         """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
         parameters = chain(self.module.parameters(), self.clock.model.parameters())
-        return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
+        return next(
+            (each for each in parameters if each.is_floating_point() and not each.is_meta), torch.empty(0)
+        )
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
@@ -343,7 +351,8 @@ class SiteValues:
         """Random numbers in shape, dtype and device of `like`."""
         self._require("drawn")
         rows = self.clock.rows if self.hook_type.of_rows else None
-        return drawn(like, fill, self._draws.generator(like.device), rows)
+        dim = self.batch.of(self.current.path)
+        return drawn(like, fill, self._draws.generator(like.device), rows, dim)
 
     def seed_of(self, parameter: str, seed: int | None) -> int:
         tensor = getattr(self.module, parameter, None)

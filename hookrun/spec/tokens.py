@@ -230,7 +230,7 @@ class Tokens(TokenFilter):
 
     missing: `skip` leaves out positions that a sample does not have; otherwise they are an error
     padding: padding counts as tokens too
-    dim:     the dimension of the sequence, by default 1; torch allows at most 64 dimensions
+    dim:     the dimension of the sequence, counted with the batch first, by default 1
     query:   on attention patterns [..., queries, keys]: which queries; then `key` may say which keys
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
@@ -103,11 +104,11 @@ class TaskUnderHooks(Task):
             "use task=train, or leave the hook out",
         )
 
-    def example(self, info: DataInfo, model: Module) -> Example:
-        """The arguments of a model call with an example of the data, for the trial run of the hooks."""
-        from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call
+    def example(self, info: DataInfo, model: Module, samples: int) -> Example:
+        """The arguments of a model call with so many samples of the data, for the trial run of the hooks."""
+        from hookrun.tasks.run.prepare import as_call
 
-        return as_call(info.example(EXAMPLE_BATCH), model)
+        return as_call(info.example(samples), model)
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterable[Problem]:
         """Problems of the model for this task, and of the runs with which its metrics compare the model.
@@ -172,7 +173,7 @@ class TaskUnderHooks(Task):
                 info,
                 model,
                 self.only_split(),
-                example=self.example(info, model),
+                example=partial(self.example, info, model),
                 training=self.trains,
                 score=score,
                 cache=cache,

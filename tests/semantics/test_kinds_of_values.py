@@ -253,7 +253,8 @@ def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, caps
         expected = [model(x).dequantize() for _ in range(3)]
     assert all(torch.equal(entry.dequantize(), expected[0]) for entry in hooks.captures["h"]["0"])
     torch.testing.assert_close(torch.tensor(hooks.records[0]["value"]), expected[0])
-    with hookrun.record(model, one_hook("0"), tmp_path / "run"):
+    captured = {"select": "0", "hook": "forward", "action": "capture", "batch_dim": 0}
+    with hookrun.record(model, {"h": captured}, tmp_path / "run"):
         model(x)
     assert torch.equal(hookrun.open_run(tmp_path / "run").captures["h"]["0"][:], expected[0])
 

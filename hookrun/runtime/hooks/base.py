@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.discovery import own_subclasses
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
+from hookrun.runtime.call_stack import CallStack
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.site import HookSite
@@ -53,18 +54,17 @@ class BoundHook:
 class Shared:
     """State that all registered hooks of one installation share.
 
+    calls:   the open calls of the model's modules
     closing: the callbacks to run when the hooks are removed
+    ending:  modules whose hooks need the end of the forward that their calls belong to
+    storages: those of the model's parameters, when they are known
     """
 
     model: nn.Module
+    calls: CallStack
     closing: ExitStack = field(default_factory=ExitStack)
-    _made: dict[Any, Any] = field(default_factory=dict)
-
-    def once(self, make: Callable[[Shared], T]) -> T:
-        """The result of `make`, which is called only the first time."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
+    ending: list[nn.Module] = field(default_factory=list)
+    storages: set[int | None] = field(default_factory=set)
 
 
 class RegisteredHook:

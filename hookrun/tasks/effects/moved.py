@@ -116,8 +116,7 @@ class Moved:
 
         own = rebuild(value, copied)
         plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
-        passes = site.clock.passes
-        self.kept.append(Activation(site, plain, held, None if passes is None else passes.current, site.call))
+        self.kept.append(Activation(site, plain, held, site.clock.tokens(), site.call))
         # what follows may write into it
         return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 

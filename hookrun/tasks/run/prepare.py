@@ -19,6 +19,7 @@ from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
+from hookrun.prove.batch import TwoSizes
 from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
@@ -115,7 +116,8 @@ def prepare_alone(experiment: Experiment, hooks: Spec, split: Split, trust: froz
     assert info is not None and model is not None  # else there is a mistake
     runs = RunReferences.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
-    plan = compile_plan(hooks, model, runs=runs, example=example, training=True)
+    two = two_sizes(lambda samples: as_call(info.example(samples), model), EXAMPLE_BATCH)
+    plan = compile_plan(hooks, model, runs=runs, example=example, two=two, training=True)
     return parts.prepared(plan, experiment.notes)
 
 
@@ -275,7 +277,7 @@ def compiled(
     model: nn.Module,
     split: Split | None,
     *,
-    example: Example,
+    example: Callable[[int], Example],
     training: bool,
     score: Score | None,
     cache: JobCache | None = None,
@@ -283,7 +285,7 @@ def compiled(
     """Compile the hooks for the model, and check them by a trial run with an example.
 
     split:    the split whose samples the hooks see first; None if they see several splits without training
-    example:  the arguments of a model call
+    example:  a number of samples -> the arguments of a model call with them
     training: whether the model is trained; otherwise a backward pass follows the forward only if there is a score
     score:    (output, targets) -> the score from which a backward pass without training starts
     cache:    of a sweep, for one trial run for all jobs with the same structure of hooks
@@ -299,15 +301,21 @@ def compiled(
     runs = RunReferences.of(parts.experiment, split, info)
     compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
     backward = training if score is None else lambda output: score(output, target, None)
+
+    def proven(samples: int) -> Plan:
+        return compiling(example=example(samples), two=two_sizes(example, samples), backward=backward)
+
     if cache is None:
-        return compiling(example=example, backward=backward)
+        plan = proven(EXAMPLE_BATCH)
+        is_alone = plan.unchecked is not None and settings.data.batch_size == 1
+        return proven(1) if is_alone and score is None else plan
     loss = None if score is None else settings.train.loss.model_dump(mode="json")
     key = json.dumps([model_key(settings), training, loss, structure(hooks)])
     if key not in cache.tried and not cache.is_over:
         cache.proven += 1
         cache.tried[key] = None
         try:
-            return compiling(example=example, backward=backward)
+            return proven(EXAMPLE_BATCH)
         except CompileError as error:
             cache.tried[key] = error
             raise
@@ -315,6 +323,11 @@ def compiled(
         raise refusal
     cache.unproven += key not in cache.tried
     return compiling(backward=training)
+
+
+def two_sizes(example: Callable[[int], Example], samples: int) -> TwoSizes:
+    """The example with one sample more than `samples`."""
+    return TwoSizes(example(samples + 1), (samples, samples + 1))
 
 
 ARGS = "args"
