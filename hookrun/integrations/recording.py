@@ -246,9 +246,11 @@ class Recording(Installation):
         """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
         if not self._counts:
             return
-        self._called_in = self.clock.step
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
+        if not continues:
+            self.clock.count_batch(module)
+        self._called_in = self.clock.step
         if not continues and (size := batch_size((args, kwargs))) is not None:
             self._rows.number(size, of=module)
 

@@ -22,7 +22,7 @@ from hookrun.runtime.snapshot import copied
 from hookrun.values import containers
 from hookrun.values.containers import readable
 from hookrun.values.index import Key
-from hookrun.values.tensors import elements, has_no_shape
+from hookrun.values.tensors import computable, elements, has_no_shape, is_float8, widened
 
 _MODE_OF_BATCHES = torch._C._dispatch_key_parse("VmapMode")
 
@@ -34,6 +34,9 @@ _NOT_SPARSE = (
     "torch cannot compute this on a sparse tensor (scale and clip_norm it can): make it a dense one, as "
     "nn.Embedding(…, sparse=False) does its gradient"
 )
+
+_COMPUTED = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+"""The dtypes in which torch computes; what is float8 is edited in float32 and rounded to its dtype again."""
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -164,18 +167,20 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
         site.spec.works_by_sample and not site.batch.is_uniform
     )
     simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
+    as_stored = records or site.hook_type.until_backward or "flipped" in site.spec.action.uses
+    wide: Op = (lambda leaf: leaf) if as_stored else widened
 
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
             # the common case
-            if simple and checked and isinstance(value, Tensor) and value.is_floating_point():
+            if simple and checked and isinstance(value, Tensor) and value.dtype in _COMPUTED:
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
                 return value if new is None else new
             member = value if path is None else _member(site, value, path)
-            olds = list(filter(acts_on, containers.tensors(member))) if together else []
+            olds = [wide(each) for each in containers.tensors(member) if acts_on(each)] if together else []
             news = iter(function(olds) if olds else ())
             paths = {id(leaf): at for at, leaf in containers.leaves(member)} if records else {}
             acted = False
@@ -187,9 +192,11 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 acted = True
                 if records:
                     site.current.at = paths.get(id(leaf), "")
-                new = next(news) if together else function(leaf)
+                new = next(news) if together else function(wide(leaf))
                 if new is None:
                     return leaf
+                if not as_stored and is_float8(leaf):
+                    new = new.to(leaf.dtype)
                 if not checked:
                     if of_gradient and has_no_shape(leaf):
                         raise RuntimeError("torch takes no other gradient for it")
@@ -436,4 +443,4 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
 
 
 def _unscaled_tensor(tensor: Tensor, scale: Tensor) -> Tensor:
-    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor) / scale
+    return computable(tensor) / scale

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, ref
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.optim import Optimizer
 
 from hookrun.ranks import own_rank
@@ -51,7 +54,7 @@ class Clock:
     in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
-    first call of `advance`.
+    first call of `advance`; in a recorded loop without either, its forwards are (`count_batch`).
     """
 
     def __init__(self, model: nn.Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
@@ -63,6 +66,8 @@ class Clock:
         self.training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
+        self._before_batches: int | None = None  # the step of the first forward that was counted as a batch
+        self._in_batch = set[int]()  # the ids of the modules with which the forwards of this batch began
         self.calls = CallStack([], [])
         self.accumulating = False
         self.rows: RowsOfRank | None = None
@@ -111,8 +116,39 @@ class Clock:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
         counted_already = self._optimizer is not None and not self._counted_by_hand
         self._counted_by_hand = True
+        self._uncount_batches()
         if not counted_already:
             self.step += 1
+
+    def count_batch(self, module: nn.Module) -> None:
+        """A forward of a user's own loop begins with this module: of a new batch, and so step, if one did so before.
+
+        Only where nothing else counts steps. In training mode nothing is counted if an optimizer has parameters of the
+        model: it may step after several forwards.
+        """
+        if self._counted_by_hand or self._optimizer is not None or self.training_at is not None:
+            return
+        if self._before_batches is None:
+            self._before_batches = self.step
+        elif self.model.training and is_grad_enabled() and self._is_optimized:
+            self._uncount_batches()
+        elif id(module) in self._in_batch:
+            self.step += 1
+            self._in_batch.clear()
+        self._in_batch.add(id(module))
+
+    def _uncount_batches(self) -> None:
+        if self._before_batches is not None:
+            self.step = self._before_batches
+        self._before_batches = None
+
+    @cached_property
+    def _is_optimized(self) -> bool:
+        """Whether there is an optimizer with a parameter of the model."""
+        optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        groups = chain.from_iterable(each.param_groups for each in optimizers)
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        return any(id(parameter) in trained for parameter in self.model.parameters())
 
     def place(self, step: int) -> None:
         """Set the step. From now on the loop sets it, and optimizers are ignored."""
@@ -128,6 +164,7 @@ class Clock:
             if all(id(parameter) not in own for parameter in parameters):
                 return
             self._optimizer = ref(optimizer)
+            self._uncount_batches()
         if self._optimizer() is optimizer:
             self.step += 1
 
@@ -142,7 +179,8 @@ class Clock:
 
     def state_dict(self) -> dict[str, Any]:
         """The position between two steps."""
-        return {"step": self._step, "epoch": self._epoch, "by_hand": self._counted_by_hand}
+        step = self._step + (self._before_batches is not None)  # the batch of this step has ended
+        return {"step": step, "epoch": self._epoch, "by_hand": self._counted_by_hand}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Lookup, listed
+from hookrun.errors import HookrunError, Lookup, counted, listed
 from hookrun.store import comparison
 from hookrun.store.captures.read import (
     Leaf,
@@ -425,12 +425,15 @@ def _not_a_run(folder: Path) -> str:
     if not folder.is_dir():
         parent = next(parent for parent in folder.parents if parent.is_dir())
         return f"there is no {folder}; the nearest directory is {parent}, {_content(parent)}"
-    jobs = sorted((entry.parent for entry in folder.glob(f"*/{STATUS}")), key=lambda job: by_number(job.name))
+    found = [entry.parent for entry in folder.glob(f"*/{STATUS}")]
+    # the link `latest` leads to one of them
+    jobs = sorted((job for job in found if not job.is_symlink()), key=lambda job: by_number(job.name))
     if not jobs:
         return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
     names = listed([job.name for job in jobs], _SHOWN)
-    return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"
+    them = "it" if len(jobs) == 1 else "one of them"
+    return f"{folder} is {kind} of {counted(len(jobs), 'run')}: {names}\nOpen {them}: open_run({str(jobs[-1])!r})"
 
 
 def _content(folder: Path) -> str:
