@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
@@ -147,11 +147,11 @@ class ModelNames:
 
     @cached_property
     def own(self) -> set[int]:
-        """The ids of the model's parameters, without those that hooks have added."""
+        """The ids of the model's parameters and buffers, without those that hooks have added."""
         return {
-            id(parameter)
+            id(tensor)
             for module in self.modules.values()
-            for name, parameter in module._parameters.items()
+            for name, tensor in chain(module._parameters.items(), module._buffers.items())
             if not was_added(module, name)
         }
 
