@@ -86,8 +86,7 @@ def add_tensor(module: Module, name: str, tensor: Tensor) -> str | None:
 
 def was_added(module: Module, name: str) -> bool:
     """Whether a hook added the parameter or buffer, in this installation or an earlier one."""
-    there = module._parameters.get(name) is not None or module._buffers.get(name) is not None
-    return there and name in module.__dict__.get(_ADDED, ())
+    return name in module.__dict__.get(_ADDED, ()) and getattr(module, name, None) is not None
 
 
 def added_otherwise(module: Module, name: str, shape: Sequence[int]) -> str | None:

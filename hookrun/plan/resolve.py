@@ -16,7 +16,14 @@ from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunF
 from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest, problems_where
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
-from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
+from hookrun.plan.model_tree import (
+    ModelNames,
+    Unhookable,
+    class_name,
+    computed_before,
+    is_scripted,
+    unhookable_model,
+)
 from hookrun.plan.plan import SHOWN, HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_fields, unknown_spans
 from hookrun.run_values import Source, read_faults, read_value
@@ -40,7 +47,7 @@ def resolve(
     Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
     the model.
     """
-    if (reason := unhookable(model)) is not None:
+    if (reason := unhookable_model(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
     names, runs = ModelNames(model), runs or RunReferences()
     # the sort is stable: equal priorities keep declaration order
@@ -378,7 +385,10 @@ def _fitting(
         of_calls = not kind.on_parameters or kind.on == "reading"
         if of_calls and id(module) in names.unhookable and kind.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
-        if not kind.on_parameters:
+        of_values = kind.of_rows and not (spec.action.of_call or own or spec.action.adds(spec.name))
+        if is_scripted(module) and not of_values:
+            reason = "a TorchScript module takes hooks on the values of its calls only"
+        elif not kind.on_parameters:
             reason = _incompatibility(spec, match, names, own)
         elif of_calls:
             reason = computed_before(module, parameter)

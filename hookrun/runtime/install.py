@@ -104,7 +104,7 @@ class Installation:
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
                     self._first_call = listen(
-                        self._model.register_forward_pre_hook,
+                        partial(nn.Module.register_forward_pre_hook, self._model),
                         partial(_note_call, ref(self)),
                         prepend=self._reads_calls,
                         with_kwargs=True,

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem, refuse
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
+from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable_model
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
@@ -101,18 +101,31 @@ class Wiring:
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.clock.passes = Sequences(model)
             for module, reads in self.clock.passes.readers():
-                self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
+                self._listen(
+                    partial(nn.Module.register_forward_pre_hook, module),
+                    reads,
+                    prepend=True,
+                    with_kwargs=True,
+                )
         if self._passing:
-            self._listen(model.register_forward_pre_hook, self.clock.forward.renew, prepend=True)
+            self._listen(
+                partial(nn.Module.register_forward_pre_hook, model), self.clock.forward.renew, prepend=True
+            )
         if self._tracks_calls and any(self._planned(ModuleHook)):
-            self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
+            self._listen(
+                partial(nn.Module.register_forward_pre_hook, model), self.clock.count_forward, prepend=True
+            )
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
         if self.clock.passes is not None:
-            self._listen(model.register_forward_hook, self.clock.passes.leave, always_call=True)
+            self._listen(
+                partial(nn.Module.register_forward_hook, model), self.clock.passes.leave, always_call=True
+            )
         if self._passing:
-            self._listen(model.register_forward_hook, self.clock.forward.renew, always_call=True)
+            self._listen(
+                partial(nn.Module.register_forward_hook, model), self.clock.forward.renew, always_call=True
+            )
         move_inside_sharding(model, {handle.id for handle in self._handles})
 
     def _listen(
@@ -122,7 +135,7 @@ class Wiring:
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
-        if (reason := unhookable(self._model)) is not None:
+        if (reason := unhookable_model(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         problems, added = [], set(self.plan.added())
         for hook, match in self._planned():
@@ -228,7 +241,7 @@ class Wiring:
         calls: Calls | None = None
         if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
             calls = Calls(self.clock)
-            self._listen(module.register_forward_pre_hook, calls.count)
+            self._listen(partial(nn.Module.register_forward_pre_hook, module), calls.count)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         for hook, match in planned:
             action = hook.spec.action
@@ -294,7 +307,9 @@ class Wiring:
         return self._zeros.setdefault(id(place.parameter), KeptZero(place))
 
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
-        self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
+        self._listen(
+            partial(nn.Module.register_forward_pre_hook, self._model), self._fill_changed, prepend=True
+        )
         for zeros in self._zeros.values():
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
@@ -321,8 +336,10 @@ class Wiring:
             return None
         gradients = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
-        self._listen(self._model.register_forward_pre_hook, gradients.forward_begins, prepend=True)
-        self._listen(self._model.register_forward_hook, gradients.forward_ended)
+        self._listen(
+            partial(nn.Module.register_forward_pre_hook, self._model), gradients.forward_begins, prepend=True
+        )
+        self._listen(partial(nn.Module.register_forward_hook, self._model), gradients.forward_ended)
         return gradients
 
     @contextmanager

@@ -130,7 +130,7 @@ class Skip(CallHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Give the module a forward of its own."""
-        handle = module.register_forward_pre_hook(self.mark)
+        handle = nn.Module.register_forward_pre_hook(module, self.mark)
         self.number = handle.id
         SkippableForward.add(module, self)
         yield handle
@@ -222,7 +222,7 @@ class Stop(CallHook):
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Replace the calls of the module and of the model."""
-        handle = module.register_forward_hook(self.mark)
+        handle = nn.Module.register_forward_hook(module, self.mark)
         self.number = handle.id
         for called in dict.fromkeys((module, self.shared.model)):
             call_through_torch([called])

@@ -63,7 +63,7 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
     outputs = {call: output for call, (_, output) in calls.items()}
     scores = own_token_scores(outputs["", 0])
     makers = [path for (path, _), output in outputs.items() if output is scores]
-    linear = [path for path in makers if isinstance(model.get_submodule(path), nn.Linear)]
+    linear = [path for path in makers if isinstance(nn.Module.get_submodule(model, path), nn.Linear)]
     is_called_once = len(linear) == 1 and (linear[0], 1) not in outputs
     numbers = [x.numel() for output in outputs.values() for x in tensors(output) if x is not scores]
     return Scouted(
@@ -85,7 +85,7 @@ def _run(model: nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tupl
         numbers[path] += 1
 
     handles = [
-        module.register_forward_hook(partial(ends, path), with_kwargs=True)
+        nn.Module.register_forward_hook(module, partial(ends, path), with_kwargs=True)
         for path, module in model.named_modules()
     ]
     try:

@@ -74,7 +74,7 @@ def _run(path: str, model: nn.Module, args: Any, kwargs: Any) -> list[tuple[int,
     def see(module: nn.Module, args: Any, output: Any) -> None:
         seen.extend(tuple(tensor.shape) for tensor in tensors(output) if tensor.is_floating_point())
 
-    handle = model.get_submodule(path).register_forward_hook(see)
+    handle = nn.Module.register_forward_hook(nn.Module.get_submodule(model, path), see)
     for factor in (None, *_FACTORS):
         seen.clear()
         call = (args, kwargs) if factor is None else rebuild((args, kwargs), partial(_larger, factor))
