@@ -411,7 +411,7 @@ def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[tuple[s
         if not hook.spec.hook_type.on_parameters
         for match in hook.matches
     }:
-        modules[path].register_forward_hook(partial(note, path, of_arguments), with_kwargs=True)
+        nn.Module.register_forward_hook(modules[path], partial(note, path, of_arguments), with_kwargs=True)
     return shapes
 
 

@@ -16,7 +16,7 @@ from weakref import WeakMethod, WeakSet
 import torch
 from torch import Tensor, nn
 
-from hookrun.actions.base import remove_parameter, was_added
+from hookrun.actions.base import remove_added, was_added
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
 from hookrun.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
@@ -111,7 +111,8 @@ class Installation:
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
                     self._first_call = self._wiring.listen(
-                        self._model.register_forward_pre_hook, partial(note_call, WeakMethod(self._called))
+                        partial(nn.Module.register_forward_pre_hook, self._model),
+                        partial(note_call, WeakMethod(self._called)),
                     )
             except BaseException:
                 self._wiring.remove()
@@ -408,21 +409,27 @@ class Installation:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that these hooks added, with their names in the model."""
+        for name, tensor in self.named_tensors():
+            if isinstance(tensor, nn.Parameter):
+                yield name, tensor
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters and buffers that these hooks added, with their names in the model."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
-                yield f"{owner}.{name}" if owner else name, module.get_parameter(name)
+                yield f"{owner}.{name}" if owner else name, getattr(module, name)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that these hooks added, for an optimizer that was created before the hooks were installed."""
         return list(dict.fromkeys(parameter for _, parameter in self.named_parameters()))
 
     def uninstall_parameters(self) -> None:
-        """Delete the parameters that these hooks added. Without it they stay: trained and saved."""
+        """Delete the parameters and buffers that these hooks added. Without it they stay: trained and saved."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
-                remove_parameter(module, name)
+                remove_added(module, name)
 
 
 Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], None]

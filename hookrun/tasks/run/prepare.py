@@ -18,7 +18,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
-from hookrun.plan.model_tree import unhookable
+from hookrun.plan.model_tree import unhookable_model
 from hookrun.prove.batch import TwoSizes
 from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.run_values import Rows, RunReferences, with_found_weights
@@ -105,7 +105,9 @@ class Parts(Mistakes):
         return Prepared(**built, plan=plan, notes=tuple(notes), **more)
 
 
-def prepare_alone(experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str]) -> Prepared:
+def prepare_alone(
+    experiment: Experiment, hooks: Callable[[nn.Module], Spec], split: Split, trust: frozenset[str]
+) -> Prepared:
     """The experiment with these hooks instead of its own, tried in training mode, without the checks of its task.
 
     Raises SpecError or CompileError with every mistake.
@@ -117,12 +119,16 @@ def prepare_alone(experiment: Experiment, hooks: Spec, split: Split, trust: froz
     runs = RunReferences.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
     two = two_sizes(lambda samples: as_call(info.example(samples), model), EXAMPLE_BATCH)
-    plan = compile_plan(hooks, model, runs=runs, example=example, two=two, training=True)
+    plan = compile_plan(hooks(model), model, runs=runs, example=example, two=two, training=True)
     return parts.prepared(plan, experiment.notes)
 
 
 def without_data(
-    experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
+    experiment: Experiment,
+    hooks: Callable[[nn.Module], Spec],
+    split: Split | None,
+    error: SpecError,
+    trust: frozenset[str],
 ) -> Prepared:
     """Compile the hooks for a model that does not depend on the data, which is missing, as `error` says.
 
@@ -138,7 +144,7 @@ def without_data(
     experiment = parts.experiment
     parts.data = DataInfo(experiment.settings.data.name, {}, None, None, {"train": 0, "val": 0})
     runs = RunReferences.of(experiment, split)
-    plan = compile_plan(hooks, parts.model, runs=runs)
+    plan = compile_plan(hooks(parts.model), parts.model, runs=runs)
     why = "; ".join(f"{problem.where}: {problem.what}" for problem in error.errors)
     return parts.prepared(replace(plan, unchecked=why), experiment.notes)
 
@@ -259,7 +265,9 @@ def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[
 def trained_parameters(parts: Parts) -> Trained | None:
     """The parameters that the task trains, with all others frozen; None if the model is not valid."""
     model, train = parts.model, parts.experiment.settings.train
-    if model is None or unhookable(model) is not None:  # compiling the hooks reports an unhookable model
+    if (
+        model is None or unhookable_model(model) is not None
+    ):  # compiling the hooks reports an unhookable model
         return None
     trained, problems = chosen(train, parts.experiment.hooks, model)
     misnamed = any(problem.where.startswith((OPTIMIZER, SCHEDULER)) for problem in parts.problems)
