@@ -15,7 +15,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Sample, Samples, unit_float
+from hookrun.data.samples import NO_TARGET, Sample, Samples, unit_float
 from hookrun.data.source import Source, require_root, stratified_part
 from hookrun.errors import HookrunError, listed, printable, spec_error
 from hookrun.spec.when import typed
@@ -201,7 +201,7 @@ def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, number: int
         raise HookrunError(
             f"{printable(path)} cannot be read as an image: {printable(str(error))}"
         ) from error
-    return unit_float(pixels), torch.empty(0) if label is None else torch.tensor(label)
+    return unit_float(pixels), NO_TARGET if label is None else torch.tensor(label)
 
 
 def _decoded(path: str, max_pixels: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Sample, Samples
+from hookrun.data.samples import NO_TARGET, Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
 from hookrun.errors import Mistakes, Problem, nearest, refuse, refused_at, spec_error
 
@@ -120,7 +120,7 @@ class Tensors(Source):
         """A row, converted when it is read: the file may be larger than memory."""
         row = {name: tensor[rows[number]] for name, tensor in tensors.items()}
         inputs = {name: row[name].to(self.converted(row[name].dtype)) for name in self.inputs}
-        target = torch.empty(0)
+        target = NO_TARGET
         if self.target:
             target = row[self.target].to(self.converted(row[self.target].dtype, target=True))
         return inputs[self.input] if isinstance(self.input, str) else inputs, target

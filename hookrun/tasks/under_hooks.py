@@ -39,11 +39,13 @@ class TaskUnderHooks(Task):
 
     scores:       the task computes `train.loss`, which may need targets
     not_compiled: why it cannot run a compiled model; empty if it can
+    takes_apart:  it takes the rows of batches apart, so that samples have to be stacked
     """
 
     has_plan: ClassVar[bool] = True
     scores: ClassVar[bool] = False
     not_compiled: ClassVar[str] = ""
+    takes_apart: ClassVar[bool] = False
 
     loggers: tuple[str, ...] = ()
     tensorboard: bool = False
@@ -196,7 +198,7 @@ class TaskUnderHooks(Task):
             runs=(*plan.runs, *other_runs(experiment)),
         )
         prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
-        return replace(prepared, lines=tuple(self.lines(prepared)))
+        return replace(prepared, lines=(*data_lines(info, model), *self.lines(prepared)))
 
     def _idle_hooks(self, parts: Parts) -> list[str]:
         """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
@@ -286,8 +288,16 @@ class TaskUnderHooks(Task):
         if info and info.target is None and needs_target:
             yield Problem(
                 "train.loss",
-                f"{train.loss.name!r} needs targets, and the data {info.name!r} has none",
+                f"{train.loss.name!r} needs targets"
+                + (" in one tensor" if info.collated else "")
+                + f", and the data {info.name!r} has none",
                 "use output, output_mean or output_sum, or name a target",
+            )
+        if self.takes_apart and not settings.data.stacks:
+            yield Problem(
+                "data.collate" if settings.data.batch_size else "data.batch_size",
+                f"task={self.name} takes batches apart into their samples, and these batches have no rows for them",
+                "leave it out, or use another task",
             )
         if settings.compute.compile and train.loss.name == ACTIVATION:
             yield Problem(
@@ -329,9 +339,20 @@ class TaskOfSplits(TaskOfOneSplit):
     split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
 
 
+def data_lines(info: DataInfo, model: Module) -> Iterator[str]:
+    """Lines for the plan: how the model is called if samples are not stacked, and what the data's files show."""
+    from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call, call_text
+    from hookrun.values.containers import describe
+
+    if info.collated is not None:
+        inputs, targets = info.example_of(EXAMPLE_BATCH)
+        yield f"batches, for example: {call_text(*as_call(inputs, model))}, targets {describe(targets)}"
+    yield from info.remarks()
+
+
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:
     """How many of a split's `size` samples a pass uses under `train.limit_batches`; None: not known."""
     limit = settings.train.limit_batches
     if limit is None or size is None:
         return size
-    return min(size, limit * settings.data.batch_size)
+    return min(size, limit * settings.data.samples_of_batch)

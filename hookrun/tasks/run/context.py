@@ -28,7 +28,7 @@ from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
-from hookrun.tasks.run.prepare import Prepared, as_call
+from hookrun.tasks.run.prepare import Prepared, as_call, unlike_call
 from hookrun.tasks.run.progress import Screen, numbers
 from hookrun.tasks.run.resuming import Resuming
 from hookrun.tasks.run.sample_names import SampleNames
@@ -121,7 +121,10 @@ class RunContext:
         self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
-            return self._called(*args, **kwargs)
+            if self.settings.data.stacks:
+                return self._called(*args, **kwargs)
+            with unlike_call(self.settings.data, args, kwargs):
+                return self._called(*args, **kwargs)
 
     def set_batch(self, batch: Batch) -> None:
         """Tell the hooks that the next calls of the model are for the samples of this batch.
@@ -188,7 +191,7 @@ class RunContext:
         if data.tokenizer is not None:
             decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
             log_texts = None if decode is None else partial(self.sink.log_texts, decode)
-        return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
+        return SampleNames(self.run_dir, parts, data.num_classes, data.has_target_of_sample, log_texts)
 
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it, one without rows with an empty Average."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,10 +14,21 @@ from torch import Tensor, nn
 
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
+from hookrun.data.collate import WHERE as COLLATE
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
-from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
+from hookrun.errors import (
+    CompileError,
+    HookrunError,
+    Mistakes,
+    Problem,
+    Refusal,
+    SpecError,
+    at_module,
+    listed,
+    reason,
+)
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
@@ -24,6 +36,7 @@ from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
+from hookrun.spec.experiment import Data
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, Task, metrics_of, model_key
@@ -35,8 +48,9 @@ from hookrun.tasks.run.session import device_named, session
 from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
 from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
-from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
+from hookrun.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
+from hookrun.values.containers import describe
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 MOST_CHECKED = 4_096
@@ -218,13 +232,18 @@ def load_model(
     return model, leftover, models.applied_hooks(weights), []
 
 
-def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model call for a batch: (positional, keyword); named inputs are keyword arguments.
+def as_call(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for the inputs of a batch: (positional, keyword).
+
+    Named inputs, a mapping, are keyword arguments; the members of a tuple are positional ones; anything else, also a
+    named tuple or a list, is one argument.
 
     An encoder-decoder derives its decoder's input from `labels`, shifted by one position. A mask of the padding in it
     is added if the batch does not have one.
     """
-    if isinstance(batch, Tensor):
+    if type(batch) is tuple:
+        return batch, {}
+    if not isinstance(batch, Mapping):
         return (batch,), {}
     named = dict(batch)
     makes_tokens = "labels" in named and DECODER_IDS not in named and DECODER_MASK not in named
@@ -233,10 +252,36 @@ def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tup
     return (), named
 
 
+def call_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The shapes of a call: ``model([7, 5], size=[4])``."""
+    given = [describe(each) for each in args]
+    given += [f"{name}={describe(each)}" for name, each in kwargs.items()]
+    return f"model({', '.join(given)})"
+
+
+@contextmanager
+def unlike_call(settings: Data, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """A block that calls the model with a batch that is not stacked; an error of the model tells how it is called."""
+    try:
+        yield
+    except HookrunError:
+        raise
+    except Exception as error:
+        where = COLLATE if settings.batch_size else "data.batch_size"
+        raise HookrunError(
+            f"{where}: the model fails: {reason(error)}{at_module(error)}; the batch calls {call_text(args, kwargs)}: "
+            "of inputs, a tuple is its arguments, a dict its keywords, and anything else one argument"
+        ) from error
+
+
 def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:
     """Key path -> its code, for everything that the task loads by name from a trusted package."""
     train = settings.train
-    named = {"model.factory": (settings.model.factory, MODELS), "data.factory": (settings.data.factory, DATA)}
+    named = {
+        "model.factory": (settings.model.factory, MODELS),
+        "data.factory": (settings.data.factory, DATA),
+        COLLATE: (settings.data.collate, COLLATES),
+    }
     if task.trains:
         named["train.optimizer.name"] = train.optimizer.name, OPTIMIZERS
     if task.trains and train.scheduler is not None:
