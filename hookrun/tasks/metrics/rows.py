@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.values.containers import children, rebuild, tensors
+from hookrun.values.containers import children, rebuild
 from hookrun.values.tensors import computable
 
 MOST_NUMBERS = 2**23
@@ -189,8 +189,8 @@ def of_samples(output: Any, target: Tensor, given: Any = None) -> BatchRows:
 
     given: the targets as the data gives them; None: `target`
     """
-    is_tensor = isinstance(output, Tensor)
-    scores = main_tensor(output).detach() if is_tensor or next(tensors(output), None) is not None else None
+    held = [output, *(member for _, member in children(output))]
+    scores = main_tensor(output).detach() if any(isinstance(each, Tensor) for each in held) else None
     if scores is not None and scores.dim() == 1 and isinstance(given, Tensor) and not given.dim():
         scores = scores[None]
     if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
