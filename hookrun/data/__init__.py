@@ -75,7 +75,9 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
     assert info is not None  # else there is a mistake
     described = info
     for key, steps in transforms.items():  # those of the other split have to fit too
-        inputs = mistakes.tried(after_transforms, steps or {}, info.inputs, f"data.{key}", equal=config.stacks)
+        inputs = mistakes.tried(
+            after_transforms, steps or {}, info.inputs, f"data.{key}", equal=not config.unstacked
+        )
         if inputs is not None and key == _transforms_key(config, split):
             described = replace(info, inputs=inputs)
             if info.samples is not None and steps:
@@ -117,12 +119,10 @@ def _root(config: Data) -> Path | None:
 def _source(config: Data) -> Source:
     """The data set with its arguments. Raises SpecError with every mistake that shows before any file is opened."""
     if config.name == PYTHON:
-        from hookrun.data.own import FACTORY, Form, OwnData
+        from hookrun.data.own import FACTORY, OwnData
 
-        form: Form = "tensors" if config.stacks else "pair"
-        if config.has_own_collate:
-            form = "any"
-        return OwnData(factory=load_trusted(config.factory or "", DATA, FACTORY), args=config.args, form=form)
+        factory = load_trusted(config.factory or "", DATA, FACTORY)
+        return OwnData(factory=factory, args=config.args, as_given=config.has_own_collate)
     if config.name not in _SOURCES:
         raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
     module, name = _SOURCES[config.name]

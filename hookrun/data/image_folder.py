@@ -18,7 +18,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import NO_TARGET, Sample, Samples, unit_float
+from hookrun.data.samples import Sample, Samples, unit_float
 from hookrun.data.source import Source, require_root, stratified_part
 from hookrun.errors import HookrunError, listed, printable, spec_error
 from hookrun.spec.when import typed
@@ -123,10 +123,9 @@ class _ClassFolders(Source):
                 turned += is_turned and (self.exif or image.format != "TIFF")  # these Pillow itself turns
                 animated += getattr(image, "is_animated", False)
         among = f"of {len(chosen)} images that were opened, of {len(images):,}"
-        if turned and self.exif:
-            yield f"{among}, {turned} are turned as their EXIF orientation says; data.args.exif=false leaves them"
-        elif turned:
-            yield f"{among}, {turned} have an EXIF orientation, which is ignored: data.args.exif=false"
+        if turned:
+            applied = "applied; data.args.exif=false" if self.exif else "not applied; data.args.exif=true"
+            yield f"{among}, {turned} have an EXIF orientation, which is {applied} changes that"
         if animated:
             yield f"{among}, {animated} have several frames, of which the first is read"
 
@@ -236,7 +235,7 @@ def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, exif: bool,
         raise HookrunError(
             f"{printable(path)} cannot be read as an image: {printable(str(error))}"
         ) from error
-    return pixels, NO_TARGET if label is None else torch.tensor(label)
+    return pixels, torch.empty(0) if label is None else torch.tensor(label)
 
 
 def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:

@@ -37,17 +37,11 @@ class TensorInfo:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
     def example(self, batch_size: int) -> Tensor:
-        """Zeros, or what it is filled with, of shape [batch_size, *shape]."""
+        """Zeros, or what it is filled with, of shape [batch_size, *shape]; 64 for a size that differs."""
         import torch
 
-        return torch.full((batch_size, *self.shape), self.fill, dtype=self.dtype)
-
-    def of_sample(self, number: int) -> Tensor:
-        """One sample of zeros, or what it is filled with; a size that differs between samples grows with the number."""
-        import torch
-
-        sizes = [64 + 8 * number if size == -1 else size for size in self.shape]
-        return torch.full(sizes, self.fill, dtype=self.dtype)
+        sizes = [64 if size == -1 else size for size in self.shape]
+        return torch.full((batch_size, *sizes), self.fill, dtype=self.dtype)
 
 
 InputsInfo = TensorInfo | Mapping[str, TensorInfo]

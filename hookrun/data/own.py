@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookrun.config.validation import takes, wrong_call
 from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
-from hookrun.data.samples import NO_TARGET, Samples
+from hookrun.data.samples import Samples
 from hookrun.data.source import Source
 from hookrun.errors import HookrunError, reason, refuse, refused_at, spec_error
 from hookrun.trust.load import Trusted
@@ -25,10 +25,6 @@ FACTORY = "data.factory"
 _ARGS = "data.args"
 _FORM = "(input, target): a tensor, or a dict, tuple or dataclass of tensors, and a tensor or a number"
 
-Form = Literal["tensors", "pair", "any"]
-"""What is checked of a sample: `tensors` it is such a pair; `pair`: of anything, whose numbers become tensors; `any`:
-nothing."""
-
 
 class OwnData(Source):
     """``factory(split, **args)`` returns a data set with a length, whose sample i is (input, target), or None.
@@ -37,11 +33,11 @@ class OwnData(Source):
     The attribute `num_classes` of the data set, or the length of its `classes`, is the number of labels.
 
     args: the factory's arguments, checked against its signature
-    form: of its samples; `any` for a collate function of the user's own
+    as_given: samples may be anything, for a collate function of the user's own
     """
 
     name = "python"
-    form: Form = "tensors"
+    as_given: bool = False
     factory: InstanceOf[Trusted]
     args: dict[str, Any] = {}
 
@@ -57,7 +53,7 @@ class OwnData(Source):
         hint = f"sample i is {_FORM}; for anything else set data.collate=mypkg.data:collate"
         with refused_at(FACTORY, hint, tell=lambda error: str(error).removeprefix(f"{FACTORY}: ")):
             first = samples[0]
-        inputs, target = first if isinstance(first, tuple | list) and len(first) == 2 else ({}, None)
+        inputs, target = ({}, torch.empty(0)) if self.as_given else first
         count = getattr(data, "num_classes", None)
         if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
             count = len(classes)
@@ -77,7 +73,7 @@ class OwnData(Source):
         return self._samples(data)
 
     def _samples(self, data: Any) -> Samples:
-        return Samples(len(data), partial(_read, data, self.factory.text, self.form))
+        return Samples(len(data), partial(_read, data, self.factory.text, self.as_given))
 
     def _made(self, split: Split, seed: int) -> Any:
         """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
@@ -108,7 +104,7 @@ def _info_of_inputs(inputs: Any) -> InputsInfo:
     return {}
 
 
-def _read(data: Any, name: str, form: Form, index: int) -> Any:
+def _read(data: Any, name: str, as_given: bool, index: int) -> Any:
     """Sample `index` of the data set that the factory `name` has made, checked and converted to tensors."""
     at = f"{FACTORY}: sample {index} of '{name}'"
     try:
@@ -117,37 +113,29 @@ def _read(data: Any, name: str, form: Form, index: int) -> Any:
         raise
     except Exception as error:
         raise HookrunError(f"{at} failed: {reason(error)}") from error
-    if form == "any":
+    if as_given:
         return sample
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
     inputs, target = sample
     if target is None:
-        target = NO_TARGET
+        target = torch.empty(0)
     elif isinstance(target, bool):
         target = int(target)
-    return _converted(inputs, at, form), _converted(target, at, form)
+    return _converted(inputs, at), _converted(target, at)
 
 
-def _converted(value: Any, at: str, form: Form) -> Any:
+def _converted(value: Any, at: str) -> Any:
     """The value with tensors in place of its numbers and arrays.
 
     A tuple of numbers is a tensor; one that holds tensors or arrays stays a tuple.
     """
     if isinstance(value, Mapping):
-        return {str(key): _converted(member, at, form) for key, member in value.items()}
+        return {str(key): _converted(member, at) for key, member in value.items()}
     held = [] if isinstance(value, list) else children(value)
     if any(isinstance(member, Tensor | np.ndarray) for member in members(dict(held))):
-        return replaced(value, {key: _converted(member, at, form) for key, member in held})
-    if isinstance(value, Tensor) or (form == "pair" and not isinstance(value, _NUMBERS)):
-        return value
+        return replaced(value, {key: _converted(member, at) for key, member in held})
     try:
-        return torch.as_tensor(value)
+        return value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        if form == "pair":
-            return value
         raise HookrunError(f"{at} holds a {type(value).__qualname__}, expected {_FORM}") from error
-
-
-_NUMBERS = (int, float, complex, np.ndarray, np.generic, list, tuple)
-"""What becomes a tensor where other objects stay as they are; lists and tuples if they hold numbers only."""

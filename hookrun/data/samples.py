@@ -16,9 +16,6 @@ from hookrun.spec.when import Scalar
 IGNORED = -100
 """The target of positions without a target; the default `ignore_index` of torch's cross_entropy."""
 
-NO_TARGET = torch.empty(0)
-"""The target of samples that have none; it can be batched."""
-
 Inputs = Tensor | dict[str, Tensor]
 Sample = tuple[Inputs, Tensor]
 Step = Callable[[Tensor], Tensor]

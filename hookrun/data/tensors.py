@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import NO_TARGET, Sample, Samples
+from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
 from hookrun.errors import Mistakes, Problem, nearest, refuse, refused_at, spec_error
 
@@ -73,7 +73,7 @@ class Tensors(Source):
     def converted(self, dtype: torch.dtype, *, target: bool = False) -> torch.dtype:
         """The dtype that a sample's tensor has in the end."""
         if dtype is torch.uint8 and not target:
-            dtype = torch.float32  # divided by the scale
+            return torch.float32  # divided by the scale
         if dtype.is_floating_point:
             return getattr(torch, self.dtype) if self.dtype else dtype
         return torch.int64 if target and dtype != torch.bool else dtype
@@ -129,7 +129,7 @@ class Tensors(Source):
                 "data.args.target",
                 f"'{self.target}' is {row[self.target].dtype}, and data.args.num_classes={self.num_classes} says that "
                 "it is a label",
-                "write labels as integers, or for targets that are numbers leave data.args.num_classes out",
+                "write labels as integers; for targets that are numbers leave it out, and set model.args.num_classes",
             )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
@@ -145,15 +145,14 @@ class Tensors(Source):
         """A row, converted when it is read: the file may be larger than memory."""
         row = {name: tensor[rows[number]] for name, tensor in tensors.items()}
         inputs = {name: self._input(row[name]) for name in self.inputs}
-        target = NO_TARGET
+        target = torch.empty(0)
         if self.target:
             target = row[self.target].to(self.converted(row[self.target].dtype, target=True))
         return inputs[self.input] if isinstance(self.input, str) else inputs, target
 
     def _input(self, value: Tensor) -> Tensor:
         if value.dtype is torch.uint8:
-            assert self.scale is not None  # else it was refused
-            return value.to(torch.float32).div_(self.scale).to(self.converted(value.dtype))
+            return value.to(torch.float32).div_(self.scale or 1)
         return value.to(self.converted(value.dtype))
 
     def _files(self, root: Path | None) -> dict[str, _File]:

@@ -160,9 +160,11 @@ class Data(FromRegistry):
     workers: int = Field(default=0, ge=0, le=256)
 
     @property
-    def stacks(self) -> bool:
-        """Whether the samples of a batch are stacked, so that each tensor has the batch as its first dimension."""
-        return self.collate == STACK and self.batch_size is not None
+    def unstacked(self) -> str:
+        """The key that keeps the samples of a batch from being stacked; empty if they are, each tensor to [B, ...]."""
+        if self.batch_size is None:
+            return "data.batch_size"
+        return "" if self.collate == STACK else "data.collate"
 
     @property
     def samples_of_batch(self) -> int:

@@ -141,7 +141,7 @@ def write_predictions(context: RunContext, batch: Batch, output: Any) -> None:
     ids: Tensor | None = batch.ids
     if context.settings.data.batch_size is None:
         output = rebuild(output, lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf)
-    elif isinstance(output, list) and not context.settings.data.stacks:
+    elif isinstance(output, list) and context.settings.data.unstacked:
         ids = None
     context.run_dir.predictions.add(
         *PREDICTED,

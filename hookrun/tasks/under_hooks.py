@@ -288,14 +288,12 @@ class TaskUnderHooks(Task):
         if info and info.target is None and needs_target:
             yield Problem(
                 "train.loss",
-                f"{train.loss.name!r} needs targets"
-                + (" in one tensor" if info.collated else "")
-                + f", and the data {info.name!r} has none",
-                "use output, output_mean or output_sum, or name a target",
+                f"{train.loss.name!r} needs targets, and the data {info.name!r} has none that are one tensor",
+                "use output, output_mean, output_sum or a loss of your own, or name a target",
             )
-        if self.takes_apart and not settings.data.stacks:
+        if self.takes_apart and settings.data.unstacked:
             yield Problem(
-                "data.collate" if settings.data.batch_size else "data.batch_size",
+                settings.data.unstacked,
                 f"task={self.name} takes batches apart into their samples, and these batches have no rows for them",
                 "leave it out, or use another task",
             )
@@ -339,14 +337,15 @@ class TaskOfSplits(TaskOfOneSplit):
     split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
 
 
-def data_lines(info: DataInfo, model: Module) -> Iterator[str]:
+def data_lines(info: DataInfo, model: Module | None) -> Iterator[str]:
     """Lines for the plan: how the model is called if samples are not stacked, and what the data's files show."""
-    from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call, call_text
-    from hookrun.values.containers import describe
+    from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call
+    from hookrun.values.containers import arguments, describe
 
-    if info.collated is not None:
+    if info.collated is not None and model is not None:
         inputs, targets = info.example_of(EXAMPLE_BATCH)
-        yield f"batches, for example: {call_text(*as_call(inputs, model))}, targets {describe(targets)}"
+        call = describe(arguments(*as_call(inputs, model)))
+        yield f"a batch, for example: the model's arguments {call}, targets {describe(targets)}"
     yield from info.remarks()
 
 

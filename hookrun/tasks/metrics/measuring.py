@@ -152,7 +152,11 @@ class Measuring:
 
         others: the output of the model without its hooks, if a metric compares with it
         """
-        found = self._tokens(output, batch) if batch.data.of_tokens else of_samples(output, batch.targets, batch.target)
+        found = (
+            self._tokens(output, batch)
+            if batch.data.of_tokens
+            else of_samples(output, batch.targets, batch.target)
+        )
         return self._compared(found, batch, others) if KL in self._names else found
 
     def _loss(self, rows: BatchRows) -> Tensor:

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hookrun import data
 from hookrun.data import Split
 from hookrun.data.collate import Collate, collate_of, stacked
 from hookrun.data.samples import IGNORED, Samples, TensorSamples
+from hookrun.errors import HookrunError
 from hookrun.ranks import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
@@ -98,16 +99,16 @@ class Batch:
 
     def copied(self) -> Batch:
         """The batch with copies of its inputs, into which a model may write."""
-        return replace(self, inputs=rebuild(self.inputs, _copied))
+        inputs = rebuild(
+            self.inputs,
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
+        )
+        return replace(self, inputs=inputs)
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay on the CPU."""
         inputs = moved(self.inputs, device, **options)
         return replace(self, inputs=inputs, target=moved(self.target, device, **options))
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
 def moved(value: Any, device: torch.device | str, **options: Any) -> Any:
@@ -159,8 +160,17 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
     def __getitems__(self, indices: list[int]) -> Any:
         """The numbers of a batch [B], its inputs and targets [B, ...]; torch's loader calls this method.
 
-        The index `~n` is sample n used as a pattern, see `rows_of_rank`.
+        The index `~n` is sample n used as a pattern, see `rows_of_rank`. A worker returns an error alone, since to one
+        that is raised torch adds the worker's traceback.
         """
+        try:
+            return self._read(indices)
+        except HookrunError as error:
+            if get_worker_info() is None:
+                raise
+            return (HookrunError(str(error)),)
+
+    def _read(self, indices: list[int]) -> Any:
         numbers = [max(index, ~index) for index in indices]
         read = None
         if self.seeded is None and self.collate is stacked:
@@ -228,7 +238,7 @@ class Batches:
         self._length = count if limit is None else min(limit, count)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
         loads = self._loader.num_workers > 0 or self._loader.pin_memory or draws is not None or ranks.several
-        loads = loads or not settings.data.stacks
+        loads = loads or bool(settings.data.unstacked)
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         in_reach = self.samples if shuffle else self._length * self._batch_size
         self._population = min(self.samples, in_reach)
@@ -253,9 +263,11 @@ class Batches:
             return
         self._numbered.epoch = number
         self._indices[:] = [rows_of_rank(ids.tolist(), self._ranks.rank, self._ranks.size) for ids in batches]
-        for at, (ids, inputs, target) in enumerate(self._loader, start):
-            batch = self._batch(at, ids, inputs, target)
-            yield batch if int(ids[0]) >= 0 else _without_rows(batch)
+        for at, read in enumerate(self._loader, start):
+            if isinstance(read[0], HookrunError):
+                raise read[0]
+            batch = self._batch(at, *read)
+            yield batch if int(read[0][0]) >= 0 else _without_rows(batch)
 
     def _order(self, epoch: int) -> Tensor:
         """[samples]: their numbers in the order of torch's loader, which draws one number first."""

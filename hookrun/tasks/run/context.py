@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 
 from hookrun.actions.fields import Meaning
 from hookrun.data import Split
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, at_module, reason
 from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.ranks import share
 from hookrun.runtime import Installation
@@ -28,7 +28,7 @@ from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
-from hookrun.tasks.run.prepare import Prepared, as_call, unlike_call
+from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.progress import Screen, numbers
 from hookrun.tasks.run.resuming import Resuming
 from hookrun.tasks.run.sample_names import SampleNames
@@ -36,6 +36,7 @@ from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, gathered_trees, sum_of
 from hookrun.tasks.sharded.sharding import DTYPES, reshard
+from hookrun.values.containers import arguments, describe
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -120,11 +121,19 @@ class RunContext:
             self._others = self.without_hooks(batch)
         self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
-        with self.autocast():
-            if self.settings.data.stacks:
+        try:
+            with self.autocast():
                 return self._called(*args, **kwargs)
-            with unlike_call(self.settings.data, args, kwargs):
-                return self._called(*args, **kwargs)
+        except HookrunError:
+            raise
+        except Exception as error:
+            if not (where := self.settings.data.unstacked):
+                raise
+            raise HookrunError(
+                f"{where}: the model fails: {reason(error)}{at_module(error)}; it was called with "
+                f"{describe(arguments(args, kwargs)):.300}: a tuple of inputs is its arguments, a dict its keywords, and "
+                "anything else one argument"
+            ) from error
 
     def set_batch(self, batch: Batch) -> None:
         """Tell the hooks that the next calls of the model are for the samples of this batch.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,17 +17,7 @@ from hookrun.data.collate import WHERE as COLLATE
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
-from hookrun.errors import (
-    CompileError,
-    HookrunError,
-    Mistakes,
-    Problem,
-    Refusal,
-    SpecError,
-    at_module,
-    listed,
-    reason,
-)
+from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
@@ -36,7 +25,6 @@ from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
-from hookrun.spec.experiment import Data
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, Task, metrics_of, model_key
@@ -50,7 +38,6 @@ from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
 from hookrun.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
-from hookrun.values.containers import describe
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 MOST_CHECKED = 4_096
@@ -250,28 +237,6 @@ def as_call(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, An
     if makes_tokens and {DECODER_IDS, DECODER_MASK} <= parameters_of(model).keys():
         named[DECODER_MASK] = (named["labels"] != IGNORED).to(named["labels"].dtype)
     return (), named
-
-
-def call_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The shapes of a call: ``model([7, 5], size=[4])``."""
-    given = [describe(each) for each in args]
-    given += [f"{name}={describe(each)}" for name, each in kwargs.items()]
-    return f"model({', '.join(given)})"
-
-
-@contextmanager
-def unlike_call(settings: Data, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """A block that calls the model with a batch that is not stacked; an error of the model tells how it is called."""
-    try:
-        yield
-    except HookrunError:
-        raise
-    except Exception as error:
-        where = COLLATE if settings.batch_size else "data.batch_size"
-        raise HookrunError(
-            f"{where}: the model fails: {reason(error)}{at_module(error)}; the batch calls {call_text(args, kwargs)}: "
-            "of inputs, a tuple is its arguments, a dict its keywords, and anything else one argument"
-        ) from error
 
 
 def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:

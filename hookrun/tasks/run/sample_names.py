@@ -115,8 +115,7 @@ class SampleNames:
             if batches is None or batches.data.of_tokens or not 0 <= number < batches.samples:
                 continue
             sample: Any = batches.data[number]
-            value = sample[0] if isinstance(sample, tuple | list) and sample else sample
-            if (picture := picture_of(value)) is None:
+            if not isinstance(sample, tuple) or (picture := picture_of(sample[0])) is None:
                 break  # then the other samples are not images either
             lines.append({"split": split, "sample": number, "png": picture})
         if lines:

@@ -41,9 +41,9 @@ def settings_misfits(settings: Settings, *, scores: bool) -> Iterator[Problem]:
             "the gradient scaler of fp16 is not known to be correct with sharded gradients",
             "use bf16, or compute=ddp",
         )
-    if not settings.data.stacks:
+    if settings.data.unstacked:
         yield Problem(
-            "data.collate" if settings.data.batch_size else "data.batch_size",
+            settings.data.unstacked,
             "the ranks split the rows of stacked batches, and these batches have none",
             "use compute.strategy=none",
         )
