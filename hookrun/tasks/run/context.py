@@ -131,8 +131,8 @@ class RunContext:
                 raise
             raise HookrunError(
                 f"{where}: the model fails: {reason(error)}{at_module(error)}; it was called with "
-                f"{describe(arguments(args, kwargs)):.300}: a tuple of inputs is its arguments, a dict its keywords, and "
-                "anything else one argument"
+                f"{describe(arguments(args, kwargs)):.300}: a tuple of inputs is its arguments, a dict its "
+                "keywords, and anything else one argument"
             ) from error
 
     def set_batch(self, batch: Batch) -> None:
