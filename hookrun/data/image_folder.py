@@ -122,12 +122,12 @@ class _ClassFolders(Source):
                 is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
                 turned += is_turned and (self.exif or image.format != "TIFF")  # these Pillow itself turns
                 animated += getattr(image, "is_animated", False)
-        among = f"of {len(chosen)} images that were opened, of {len(images):,}"
+        among = f"of {len(chosen)} images opened ({len(images):,} in all)"
         if turned:
             applied = "applied; data.args.exif=false" if self.exif else "not applied; data.args.exif=true"
-            yield f"{among}, {turned} have an EXIF orientation, which is {applied} changes that"
+            yield f"EXIF orientation in {turned} {among}: {applied} changes that"
         if animated:
-            yield f"{among}, {animated} have several frames, of which the first is read"
+            yield f"several frames in {animated} {among}: the first is read"
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
