@@ -291,12 +291,11 @@ class TaskUnderHooks(Task):
                 f"{train.loss.name!r} needs targets, and the data {info.name!r} has none that are one tensor",
                 "use output, output_mean, output_sum or a loss of your own, or name a target",
             )
-        if self.takes_apart and settings.data.unstacked:
-            yield Problem(
-                settings.data.unstacked,
-                f"task={self.name} takes batches apart into their samples, and these batches have no rows for them",
-                "leave it out, or use another task",
-            )
+        ranks = settings.compute.strategy
+        if settings.data.unstacked and (self.takes_apart or ranks != "none"):
+            by = f"task={self.name}" if self.takes_apart else f"compute.strategy={ranks}"
+            what = f"{by} takes the rows of stacked batches apart, and these batches are not stacked"
+            yield Problem(settings.data.unstacked, what, "leave one of them out")
         if settings.compute.compile and train.loss.name == ACTIVATION:
             yield Problem(
                 "train.loss",

@@ -331,9 +331,7 @@ def test_lines_of_the_plan_count_what_was_opened(pictures: Path, monkeypatch: py
     ]
     assert "not applied; data.args.exif=true" in remarks(exif=False)[0]
     monkeypatch.setattr("hookrun.data.image_folder._MOST_OPENED", 3)
-    assert remarks() == [
-        "several frames in 1 of 3 images opened (7 in all): the first is read"
-    ]
+    assert remarks() == ["several frames in 1 of 3 images opened (7 in all): the first is read"]
     first = pil_to_tensor(COLOURS).float() / 255
     (pictures / "broken.png").unlink()
     for name in ("y.png", "z.tiff"):

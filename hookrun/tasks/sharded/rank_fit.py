@@ -41,12 +41,6 @@ def settings_misfits(settings: Settings, *, scores: bool) -> Iterator[Problem]:
             "the gradient scaler of fp16 is not known to be correct with sharded gradients",
             "use bf16, or compute=ddp",
         )
-    if settings.data.unstacked:
-        yield Problem(
-            settings.data.unstacked,
-            "the ranks split the rows of stacked batches, and these batches have none",
-            "use compute.strategy=none",
-        )
     loss = settings.train.loss
     given = [key for key in _WEIGHTED if key in loss.args]
     if scores and loss.name in _MEAN_OF_LABELS and given:
