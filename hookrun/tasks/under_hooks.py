@@ -291,10 +291,8 @@ class TaskUnderHooks(Task):
                 f"{train.loss.name!r} needs targets, and the data {info.name!r} has none that are one tensor",
                 "use output, output_mean, output_sum or a loss of your own, or name a target",
             )
-        ranks = settings.compute.strategy
-        if settings.data.unstacked and (self.takes_apart or ranks != "none"):
-            by = f"task={self.name}" if self.takes_apart else f"compute.strategy={ranks}"
-            what = f"{by} takes the rows of stacked batches apart, and these batches are not stacked"
+        if settings.data.unstacked and (by := self._taking_apart(settings, info)):
+            what = f"{by} needs a row for each sample, and these batches are not stacked"
             yield Problem(settings.data.unstacked, what, "leave one of them out")
         if settings.compute.compile and train.loss.name == ACTIVATION:
             yield Problem(
@@ -306,6 +304,15 @@ class TaskUnderHooks(Task):
             yield Problem("compute.compile", self.not_compiled, "set it to false")
         yield from not_installed("task.loggers", self.loggers)
         yield from not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
+
+    def _taking_apart(self, settings: Settings, info: DataInfo | None) -> str:
+        """What takes batches apart into the rows of samples, in this task and these settings; empty: nothing."""
+        if self.takes_apart:
+            return f"task={self.name}"
+        if (strategy := settings.compute.strategy) != "none":
+            return f"compute.strategy={strategy}"
+        by_sample = settings.data.batch_size is not None and info is not None and info.has_target_of_sample
+        return "" if by_sample or self.scored() is None else "task.backward"
 
 
 class TaskOfOneSplit(TaskUnderHooks):

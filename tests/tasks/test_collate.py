@@ -353,8 +353,13 @@ def test_the_plan_shows_a_batch(ready) -> None:
         (["data.factory=setpkg:Clouds"], "cannot be joined: RuntimeError: stack expects each tensor to be equal size"),
         (["data.factory=setpkg:Clouds"], "use data.collate=list, a function of your own"),
         (["data.factory=setpkg:Scenes", "data.collate=list"], "train.loss: 'cross_entropy' needs targets"),
-        (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp takes the rows of stacked batches apart"),
-        (["data.collate=setpkg:join", "task=attribute"], "data.collate: task=attribute takes the rows of stacked batches apart"),
+        (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp needs a row for each sample"),
+        (["data.collate=setpkg:join", "task=attribute"], "data.collate: task=attribute needs a row for each sample"),
+        (["data.collate=setpkg:join", "task=export"], "data.collate: task=export needs a row for each sample"),
+        (
+            ["data.collate=setpkg:join_nodes", "task=evaluate", "task.backward={score: loss}"],
+            "data.collate: task.backward needs a row for each sample",
+        ),
         (["data=names", "data.batch_size=null", "model=mlp"], "data.batch_size: sequences of tokens"),
         (
             ["data.collate=setpkg:join_nodes", "task=evaluate", "task.metrics=[{name: accuracy, by: sample}]"],
