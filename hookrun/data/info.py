@@ -147,12 +147,10 @@ class DataInfo:
             return self.collated(count)
         import torch
 
-        inputs = (
-            self.inputs.example(count)
-            if isinstance(self.inputs, TensorInfo)
-            else {name: info.example(count) for name, info in self.inputs.items()}
-        )
-        return inputs, self.target.example(count) if self.target else torch.zeros(count, 0)
+        targets = self.target.example(count) if self.target else torch.zeros(count, 0)
+        if isinstance(self.inputs, TensorInfo):
+            return self.inputs.example(count), targets
+        return {name: info.example(count) for name, info in self.inputs.items()}, targets
 
     def example(self, count: int) -> Any:
         """The inputs of `example_of`."""

@@ -17,6 +17,7 @@ from transformers import BatchEncoding
 import hookrun
 from hookrun.cli import main
 from hookrun.data import describe
+from hookrun.errors import HookrunError
 from hookrun.spec.experiment import Data
 from hookrun.store.format import SAMPLES
 from hookrun.store.reader import Run
@@ -260,6 +261,14 @@ def test_a_label_for_each_node_gives_accuracy_over_nodes_and_a_loss_over_graphs(
     assert all("class" not in line for line in lines_of(found)), "a node has a label, a graph has none"
 
 
+def test_labels_are_read_again_through_the_function(executed) -> None:
+    found = executed(*GRAPHS, "task=predict", "data.collate=setpkg:join")
+    assert found.labels_of(found.predictions).tolist() == [index % 3 for index in range(7)]
+    of_nodes = executed(*GRAPHS, "task=predict", "data.collate=setpkg:join_nodes")
+    with pytest.raises(HookrunError, match="'setpkg:join_nodes' does not return one target for each sample"):
+        of_nodes.labels(torch.tensor([0]), "val")
+
+
 def test_workers_change_nothing_and_draws_of_the_function_follow_the_seed(executed) -> None:
     noisy = (*GRAPHS, "train.epochs=1", "data.collate=setpkg:join_noisily")
     losses = [executed(*noisy, f"data.workers={count}").metrics for count in (0, 2)]
@@ -353,7 +362,7 @@ def test_the_plan_shows_a_batch(ready) -> None:
         (["data.factory=setpkg:Clouds"], "cannot be joined: RuntimeError: stack expects each tensor to be equal size"),
         (["data.factory=setpkg:Clouds"], "use data.collate=list, a function of your own"),
         (["data.factory=setpkg:Scenes", "data.collate=list"], "train.loss: 'cross_entropy' needs targets"),
-        (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp needs a row for each sample"),
+        (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp needs a row"),
         (["data.collate=setpkg:join", "task=attribute"], "data.collate: task=attribute needs a row for each sample"),
         (["data.collate=setpkg:join", "task=export"], "data.collate: task=export needs a row for each sample"),
         (
