@@ -118,7 +118,7 @@ class Tensors(Source):
         if of_bytes and self.scale is None:
             yield Problem(
                 "data.args.scale",
-                f"is not given, and the input {', '.join(of_bytes)} is uint8, with which models cannot compute",
+                f"is not given, and models cannot compute with uint8 inputs: {', '.join(of_bytes)}",
                 "set data.args.scale=255 for float32 in 0..1, or 1 for the numbers as they are",
             )
         if self.scale is not None and not of_bytes:

@@ -269,7 +269,7 @@ class TaskUnderHooks(Task):
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
-        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
+        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET, OF_LABELS
         from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
@@ -290,6 +290,13 @@ class TaskUnderHooks(Task):
                 "train.loss",
                 f"{train.loss.name!r} needs targets, and the data {info.name!r} has none that are one tensor",
                 "use output, output_mean, output_sum or a loss of your own, or name a target",
+            )
+        is_number = info and info.target and info.target.dtype.is_floating_point and not info.target.shape
+        if is_number and needs_target and train.loss.name in OF_LABELS:
+            yield Problem(
+                "data.args.target" if "target" in settings.data.args else "train.loss",
+                f"{train.loss.name!r} needs integer labels, and the data has one floating-point number a sample",
+                "write labels as integers, or set train.loss=mse",
             )
         if settings.data.unstacked and (by := self._taking_apart(settings, info)):
             what = f"{by} needs a row for each sample, and these batches are not stacked"

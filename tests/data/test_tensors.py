@@ -143,8 +143,8 @@ def test_bytes_are_divided_by_the_scale_in_float32(root: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "where", "says"),
     [
-        ({"input": "bytes"}, "data.args.scale", "the input bytes is uint8"),
-        ({"input": ["input", "bytes"]}, "data.args.scale", "the input bytes is uint8"),
+        ({"input": "bytes"}, "data.args.scale", "uint8 inputs: bytes"),
+        ({"input": ["input", "bytes"]}, "data.args.scale", "uint8 inputs: bytes"),
         ({"input": "double", "scale": 255}, "data.args.scale", "divides uint8 inputs, and found double torch.float64"),
         ({"input": "bytes", "scale": 0}, "data.args.scale", "greater than 0"),
         ({"target": "double", "num_classes": 3}, "data.args.target", "data.args.num_classes=3 says that it is a label"),

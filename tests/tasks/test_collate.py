@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -379,6 +380,16 @@ def test_the_plan_shows_a_batch(ready) -> None:
 def test_what_cannot_be_a_batch_is_refused_before_the_run(refused, given: list[str], says: str) -> None:
     overrides = GRAPHS if "data=names" not in given else ()
     assert says in refused(*overrides, *given).replace("\n      ", " ")
+
+
+def test_float_labels_are_refused_with_the_argument_and_numbers_to_predict_are_not(
+    refused, ready, tmp_path
+) -> None:
+    np.savez(tmp_path / "x.npz", input=np.ones((8, 4), np.float32), target=np.arange(8.0))
+    own = ("data=tensors", "data.args.file=x.npz", "model=mlp", "model.args.num_classes=1")
+    for loss in ("cross_entropy", "nll"):
+        assert f"data.args.target: '{loss}' needs integer labels" in refused(*own, f"train.loss={loss}")
+    ready(*own, "train.loss=mse")
 
 
 def test_a_condition_on_labels_needs_a_label_for_each_sample(refused) -> None:

@@ -142,6 +142,9 @@ SUMS = frozenset({"output_sum"})
 
 NEED_TARGET = frozenset(loss.name for loss in _OF_TORCH)
 
+OF_LABELS = frozenset(loss.name for loss in _OF_TORCH if loss.kind == "scores")
+"""Losses whose targets are labels, or probabilities of classes."""
+
 NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
 """Names that mean the next-token loss if targets are tokens."""
 
