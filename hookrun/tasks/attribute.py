@@ -61,6 +61,7 @@ class AttributeTask(TaskOfOneSplit):
         "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
     )
     repeats_passes: ClassVar[bool] = True
+    takes_apart: ClassVar[bool] = True
     metrics: ClassVar[None] = None
 
     method: Literal["integrated_gradients", "grad_cam", "guided_backprop"] = "integrated_gradients"

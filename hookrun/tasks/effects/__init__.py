@@ -63,6 +63,7 @@ class EffectsTask(TaskOfOneSplit):
     """
 
     task_name: ClassVar[str] = "effects"
+    takes_apart: ClassVar[bool] = True
 
     hook: str | None = None
     over: Over | None = None

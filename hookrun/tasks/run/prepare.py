@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
+from hookrun.data.collate import WHERE as COLLATE
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
@@ -36,7 +37,7 @@ from hookrun.tasks.run.session import device_named, session
 from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
 from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
-from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
+from hookrun.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
@@ -226,13 +227,18 @@ def load_model(
     return model, leftover, models.applied_hooks(weights), []
 
 
-def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model call for a batch: (positional, keyword); named inputs are keyword arguments.
+def as_call(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for the inputs of a batch: (positional, keyword).
+
+    Named inputs, a mapping, are keyword arguments; the members of a tuple are positional ones; anything else, also a
+    named tuple or a list, is one argument.
 
     An encoder-decoder derives its decoder's input from `labels`, shifted by one position. A mask of the padding in it
     is added if the batch does not have one.
     """
-    if isinstance(batch, Tensor):
+    if type(batch) is tuple:
+        return batch, {}
+    if not isinstance(batch, Mapping):
         return (batch,), {}
     named = dict(batch)
     makes_tokens = "labels" in named and DECODER_IDS not in named and DECODER_MASK not in named
@@ -244,7 +250,11 @@ def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tup
 def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:
     """Key path -> its code, for everything that the task loads by name from a trusted package."""
     train = settings.train
-    named = {"model.factory": (settings.model.factory, MODELS), "data.factory": (settings.data.factory, DATA)}
+    named = {
+        "model.factory": (settings.model.factory, MODELS),
+        "data.factory": (settings.data.factory, DATA),
+        COLLATE: (settings.data.collate, COLLATES),
+    }
     if task.trains:
         named["train.optimizer.name"] = train.optimizer.name, OPTIMIZERS
     if task.trains and train.scheduler is not None:
