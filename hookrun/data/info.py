@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -57,6 +57,7 @@ class DataInfo:
     spans:       names of the spans that samples of tokens may have
     has_wrong:   whether samples of tokens have a right and a wrong answer
     fields:      name -> the values, as `typed` has them, in a field of the data's own; None: not all are known
+    remarks:     makes lines about the files of the data for the plan
     """
 
     name: str
@@ -68,6 +69,7 @@ class DataInfo:
     spans: tuple[str, ...] = ()
     has_wrong: bool = False
     fields: Mapping[str, Collection[tuple[bool, Scalar]] | None] = field(default_factory=dict)
+    remarks: Callable[[], Iterator[str]] = tuple[str, ...]().__iter__
 
     @property
     def known_fields(self) -> dict[str, Collection[tuple[bool, Scalar]] | None]:
