@@ -228,10 +228,9 @@ def _stripped(state: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str,
         raise spec_error(
             _STRIPS, f"no name in {path} begins with {prefix!r}; {nearest(prefix, there)}", "correct it"
         )
-    stripped = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    if len(stripped) < len(state):
+    if any(prefix + name in state for name in state):
         raise spec_error(_STRIPS, f"{path} has a name both with and without {prefix!r}", "leave it out")
-    return stripped
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
@@ -318,8 +317,7 @@ def change_of(stored: Tensor, there: Tensor) -> str:
 def _is_plain(tensor: Tensor) -> bool:
     import torch
 
-    is_dense = tensor.layout is torch.strided and not tensor.is_nested
-    if not is_dense or tensor.is_meta or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
         return False
     return tensor.nbytes <= max(tensor.untyped_storage().nbytes(), 2**20)  # a few repeated values do no harm
 

@@ -73,9 +73,6 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
 
 Ids = tuple[int, ...]
 
-_BEFORE = ("(", "a", "\n")
-"""What may stand before a text, to see its tokens there."""
-
 
 def texts_of(
     clause: Tokens | None, owner: str, found_tokenizer: FoundTokenizer
@@ -122,14 +119,13 @@ def texts_of(
 
 
 def _ways(encode: Callable[[str], Ids], text: str) -> tuple[Ids, ...]:
-    """The tokens of a text at the start of a text, and those behind another one, with which it shares none."""
-    start = encode(text)
-    for before in _BEFORE:
-        with suppress(Exception):  # a tokenizer that is not ours may raise anything
-            first, both = encode(before), encode(before + text)
-            if both[: len(first)] == first and len(both) > len(first):
-                return tuple({start, both[len(first) :]})
-    return (start,)
+    """The tokens of a text at the start of a text, and those behind a bracket with which it shares no token."""
+    ways = {encode(text)}
+    with suppress(Exception):  # a tokenizer that is not ours may raise anything
+        bracket, both = encode("("), encode("(" + text)
+        if both[: len(bracket)] == bracket and len(both) > len(bracket):
+            ways.add(both[len(bracket) :])
+    return tuple(ways)
 
 
 def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> Iterator[Problem]:

@@ -98,7 +98,8 @@ def tokenizer_folder(folder: Path, kind: str, around: str = "$A") -> tuple[str, 
     if around != "$A":
         ids = [(token, tokenizer.token_to_id(token)) for token in (START, END)]
         tokenizer.post_processor = TemplateProcessing(single=around, special_tokens=ids)
-    made = transformers.PreTrainedTokenizerFast(
+    kind_of_folder: Any = transformers.PreTrainedTokenizerFast
+    made = kind_of_folder(
         tokenizer_object=tokenizer, bos_token=START, eos_token=END, unk_token=UNKNOWN, pad_token=END
     )
     made.save_pretrained(folder)
