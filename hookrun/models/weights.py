@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import mmap
 import os
 import re
 import zipfile
@@ -201,18 +202,15 @@ def _tensors(path: Path, where: str) -> dict[str, Tensor]:
 
 def _require_bounded(path: Path) -> None:
     """Raises ValueError for a pickle that may take much more memory than its file has bytes."""
-    with path.open("rb") as file:
-        is_archive = file.read(4) == b"PK\x03\x04"  # else a pickle, as old versions of torch have written it
-    if is_archive:
+    if zipfile.is_zipfile(path):  # else a pickle, as old versions of torch have written it
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
-            if sum(part.file_size for part in parts) > path.stat().st_size:
-                raise ValueError("its parts are compressed, or overlap")
-            content = b"".join(archive.read(part) for part in parts if part.filename.endswith(".pkl"))
-    else:
-        content = path.read_bytes()
-    if (found := _ALLOCATES.search(content)) is not None:
-        raise ValueError(f"it holds a {found[1].decode()}, which may be of any size")
+        size = sum(part.file_size for part in parts)
+        if size > path.stat().st_size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("its parts are compressed, or overlap")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if (found := _ALLOCATES.search(content)) is not None:
+            raise ValueError(f"it holds a {found[1].decode()}, which may be of any size")
 
 
 def _why_refused(error: BaseException) -> str:

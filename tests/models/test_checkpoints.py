@@ -257,6 +257,17 @@ def packed(path: Path) -> None:
             archive.writestr(name, content)
 
 
+def partly_packed(path: Path) -> None:
+    """The pickle compressed, so that its bytes do not show what it calls, and an unused part that is as large."""
+    filled(path)
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as source:
+        parts = {name: source.read(name) for name in source.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            packing = zipfile.ZIP_DEFLATED if name.endswith(".pkl") else zipfile.ZIP_STORED
+            archive.writestr(name, content, packing)
+
+
 class Calls:
     def __init__(self, function: Callable[..., object], *args: object) -> None:
         self.call = function, args
@@ -292,6 +303,7 @@ def repeated(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "said"),
     [
+        (partly_packed, "its parts are compressed, or overlap"),
         (packed, "its parts are compressed, or overlap"),
         (filled, "it holds a bytearray"),
         (filled_in_the_old_format, "it holds a bytearray"),
@@ -310,6 +322,17 @@ def test_a_small_file_that_would_fill_memory_is_refused(
     write(path)
     assert path.stat().st_size < 20_000
     assert said in refused(lambda: load_weights(model(), str(path))).what
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    source, model = net(), net()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(source.state_dict(), tmp_path / "w.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    load_weights(model, str(tmp_path / "w.pt"))
+    assert equal(model.state_dict(), source.state_dict())
 
 
 def test_a_file_of_an_old_version_of_torch_is_read(tmp_path: Path) -> None:
