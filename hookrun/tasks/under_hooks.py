@@ -196,7 +196,7 @@ class TaskUnderHooks(Task):
             runs=(*plan.runs, *other_runs(experiment)),
         )
         prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
-        return replace(prepared, lines=tuple(self.lines(prepared)))
+        return replace(prepared, lines=(*info.remarks(), *self.lines(prepared)))
 
     def _idle_hooks(self, parts: Parts) -> list[str]:
         """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""

@@ -242,7 +242,7 @@ def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> N
         weights += (
             f", and task={task.name} does not train them (model.weights takes a file or a published name)"
         )
-    for line in (f"weights: {weights}", *prepared.data.remarks(), *prepared.lines):
+    for line in (f"weights: {weights}", *prepared.lines):
         console.print(line)
     screen.note(prepared.notes)
 
