@@ -98,7 +98,7 @@ class PlannedHook:
     values:    field of the action -> path of a match -> its tensor, for values from a file or another run
     functions: field of the action -> the user's own function that it names
     heads:     path of a match -> how many heads its value has, if the hook has `heads`
-    texts:     text in its `tokens` -> the token ids of that text
+    texts:     text in its `tokens` -> the ways in which it may be tokens
     tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
     own:       the parameters of the user's own module that each match gets: name -> shape
     buffers:   its buffers that each match gets: name -> shape
@@ -109,7 +109,7 @@ class PlannedHook:
     values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
     functions: Mapping[str, Trusted | InlineFunction] = field(default_factory=dict, compare=False, repr=False)
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
-    texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    texts: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
     own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)

@@ -148,7 +148,7 @@ def _resolve_hook(
             "reads the data of a run, which a model in a loop of your own does not have",
             "leave it out, or choose the rows in the loop; `when: {value: …}` needs no data",
         )
-    tokenizer, texts = None, dict[str, tuple[int, ...]]()
+    tokenizer, texts = None, dict[str, tuple[tuple[int, ...], ...]]()
     if spec.keys.tokens is not None:
         mistakes.add(unknown_spans(spec.keys.tokens, spec.where, runs.data))
         lookup = tokenizer_of(names.model, runs.tokenizer)

@@ -127,10 +127,12 @@ class FromRegistry(Section):
 class Model(FromRegistry):
     """Which network: a name of the closed registry, its arguments, and where its weights come from.
 
-    weights: a path, the name of published weights, or the weights of another run
+    weights:      a path, the name of published weights, or the weights of another run
+    strip_prefix: what is removed from the names in the file that begin with it
     """
 
     weights: Weights | None = None
+    strip_prefix: str | None = None
 
     @property
     def own_weights(self) -> str | None:

@@ -221,7 +221,7 @@ def load_model(
             )
         if (weights := settings.model.own_weights) is None:
             return model, {}, frozenset(), []
-        leftover = models.load_weights(model, weights)
+        leftover = models.load_weights(model, weights, settings.model.strip_prefix)
     except Refusal as error:
         return model, {}, frozenset(), error.errors
     return model, leftover, models.applied_hooks(weights), []
