@@ -251,7 +251,10 @@ class Recording(Installation):
         if not continues:
             self.clock.count_batch(module)
         self._called_in = self.clock.step
-        if not continues and (size := batch_size((args, kwargs))) is not None:
+        if (
+            not continues
+            and (size := batch_size((args, kwargs), self.batch_of_calls.get(module))) is not None
+        ):
             self._rows.number(size, of=module)
 
     @property
@@ -297,9 +300,10 @@ class Recording(Installation):
             try_report(self.path)
 
 
-def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor with dimensions in a batch; None if there is none."""
-    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), None)
+def batch_size(batch: Any, dim: int | None = None) -> int | None:
+    """The size of a dimension, by default the first, of the first tensor in a batch; None: there is none."""
+    first = next((tensor for tensor in tensors(batch) if tensor.dim()), None)
+    return None if first is None else first.shape[dim or 0]
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:

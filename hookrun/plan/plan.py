@@ -166,6 +166,7 @@ class ResolvedPlan:
     model:     the model's class
     unchecked: why shapes were not checked; None if they were, or if no example was given
     batch_unknown: why it is not known which dimensions are the batch, though shapes were checked; else None
+    batch_as_sequence: modules of torch that have the steps of a sequence first, and get the samples there
     samples:   how many samples a run will see; None: not known
     code:      key path -> the user's own Python that the run uses outside its hooks
     runs:      the runs that values come from
@@ -176,6 +177,7 @@ class ResolvedPlan:
     seed: int = 0
     unchecked: str | None = None
     batch_unknown: str | None = None
+    batch_as_sequence: tuple[str, ...] = ()
     samples: int | None = None
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
     runs: tuple[UsedRunRecord, ...] = ()

@@ -120,6 +120,14 @@ def notes(plan: ResolvedPlan) -> list[str]:
             for where, code in {**codes, **plan.code}.items()
         ),
         *([f"shapes unchecked: {plan.unchecked}"] if plan.unchecked else []),
+        *(
+            [
+                f"{listed(plan.batch_as_sequence, SHOWN)}: batch_first is false, and dimension 0 of the input has the "
+                "samples: a batch is taken for one sequence"
+            ]
+            if plan.batch_as_sequence
+            else []
+        ),
         *([f"batch dimensions unknown: {plan.batch_unknown}"] if plan.batch_unknown else []),
         *([] if plan.hooks else ["no hooks"]),
         f"plan {plan.hash[:12]}",

@@ -44,21 +44,21 @@ class TwoSizes:
     sizes: tuple[int, int]
 
 
-def one_more_sample(example: Arguments, samples: int | None = None) -> TwoSizes | None:
-    """The example with its first sample once more at the end; None where it has no tensor with a row for each sample.
+def one_more_sample(example: Arguments, samples: int | None = None, *, dim: int = 0) -> TwoSizes | None:
+    """The example with its first sample once more at the end; None where that is not possible.
 
-    The batch is dimension 0 of the first tensor, and of every other tensor of the same length.
-
-    samples: how many samples the example has; None: as many as the first tensor has rows
+    dim:     the dimension of the first tensor that is the batch, and of every other tensor as long in it
+    samples: how many samples the example has; None: as many as the first tensor has there
     """
-    rows = next((tensor.shape[0] for tensor in tensors(example) if tensor.dim()), 0)
-    if not rows or rows != (rows if samples is None else samples):
+    first = next((tensor for tensor in tensors(example) if tensor.dim()), None)
+    if first is None or first.dim() <= dim or samples not in (None, first.shape[dim]):
         return None
+    rows = first.shape[dim]
 
     def longer(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != rows:
+        if not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != rows:
             return leaf
-        return torch.cat([leaf.detach(), leaf.detach()[:1]])
+        return torch.cat([leaf.detach(), leaf.detach().narrow(dim, 0, 1)], dim=dim)
 
     positional, keywords = example
     try:
@@ -84,6 +84,7 @@ class BatchRuns:
     entry: str = ""
     why_unknown: str | None = None
     again: Arguments | None = None
+    _steps_first: set[str] = field(default_factory=set)
     _small: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
     _large: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
 
@@ -118,7 +119,10 @@ class BatchRuns:
         for hook in self.plan.hooks:
             matches = [replace(match, batch=self._followers(hook, match.path)) for match in hook.matches]
             hooks.append(replace(hook, matches=tuple(matches)))
-        return replace(self.plan, hooks=tuple(hooks), batch_unknown=self.why_unknown)
+        against = tuple(self.against_layout())
+        return replace(
+            self.plan, hooks=tuple(hooks), batch_unknown=self.why_unknown, batch_as_sequence=against
+        )
 
     def run_hooked(self, model: nn.Module, backward: Callable[[Any], None] | None) -> None:
         """Run the hooked copy with the larger batch; a failure leaves unknown what it would show.
@@ -146,9 +150,14 @@ class BatchRuns:
             calls.setdefault(path, []).append((arguments(args, kwargs), output))
 
         of_batch = [hook for hook in self.plan.hooks if hook.spec.hook_type.batch]
+        paths = {match.path for hook in of_batch for match in hook.matches}
         inside = f"{self.entry}." if self.entry else ""
         handles = list[RemovableHandle]()
-        for path in {match.path for hook in of_batch for match in hook.matches}:
+        for name, module in modules.items():
+            if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first:
+                self._steps_first.add(inside + name if name else self.entry)
+        paths |= self._steps_first
+        for path in paths:
             name = "" if path == self.entry else path.removeprefix(inside)
             if path == self.entry or path.startswith(inside):
                 watched = modules[name]
@@ -158,6 +167,23 @@ class BatchRuns:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @property
+    def has_steps_first(self) -> bool:
+        """Whether modules that have the steps of sequences first ran, all with the batch behind them."""
+        return bool(self._steps_first & self._large.keys()) and not self.against_layout()
+
+    def against_layout(self) -> list[str]:
+        """Modules with the steps of sequences first, whose input has the batch there; each is asked for its layout."""
+        against = list[str]()
+        for path in self._steps_first & self._large.keys():
+            if self.two is None or path not in self._small:
+                continue
+            (small, _), (large, _) = self._small[path][0], self._large[path][0]
+            seen = followers_of(_shapes_of_tensors(small), _shapes_of_tensors(large), self.two.sizes)
+            if next(iter(seen.values()), ()) == (0,):  # of the first argument
+                against.append(path)
+        return sorted(against)
 
     def _followers(self, hook: PlannedHook, path: str) -> Followers | None:
         """What dimensions of the tensors that the hook sees at the module follow the batch; None: not known."""

@@ -127,8 +127,12 @@ def compile_plan(
     plan, problems = resolve(spec, model, runs)
     mistakes = Mistakes(problems=problems)
     if example is not None:
-        two = one_more_sample(example) if two is None else two
-        plan = mistakes.tried(prove, plan, model, example, two, training=training, backward=backward) or plan
+        proving = partial(prove, plan, model, example, training=training, backward=backward)
+        proven = mistakes.tried(proving, one_more_sample(example) if two is None else two) or plan
+        if proven.batch_as_sequence and two is None:  # the example itself may have the steps first
+            steps_first = mistakes.tried(proving, one_more_sample(example, dim=1)) or proven
+            proven = proven if steps_first.batch_as_sequence else steps_first
+        plan = proven
     if mistakes.problems:
         mistakes.problems = with_origins(mistakes.problems, spec, runs)
         mistakes.refuse()
@@ -180,8 +184,11 @@ def prove(
     return replace(plan, unchecked=found) if isinstance(found, str) else found
 
 
-def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> None:
+def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> int | None:
     """Find out, at a call in a user's own loop, what dimension of each tensor is the batch.
+
+    Returns which dimension of the arguments is the batch: the first, or the second if modules of torch that have the
+    steps of a sequence first (`batch_first=False`) see it there; None: not known.
 
     The hooks do not run meanwhile. What a trial run with this call does not show stays unknown.
 
@@ -191,22 +198,32 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
     """
     samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
     unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
-    two = one_more_sample(call, samples) if unknown else None
-    if two is None:
-        return
-    runs, module = BatchRuns(hooks.plan, two, entry), model.get_submodule(entry)
-    with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
-        on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
-        for hook in runs.located().hooks:
-            for site in unknown:
-                if site.hook_name == hook.spec.name:
-                    site.batch.followers = hook.batch_of(site.path).followers
-                    site.captured.followers = hook.captured_of(site.path).followers
-        if any(map(_captures_part, hooks.plan.hooks)) and module is model:
-            plan = prove(hooks.plan, model, call, two, backward=False)
-            shown = {hook.spec.name: hook for hook in plan.hooks}
-            for site in unknown:
-                site.captured.followers = shown[site.hook_name].captured_of(site.path).followers
+    module = model.get_submodule(entry)
+    for dim in (0, 1) if unknown else ():
+        two = one_more_sample(call, samples, dim=dim)
+        if two is None:
+            continue
+        runs = BatchRuns(hooks.plan, two, entry)
+        with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
+            on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
+            if dim == 0 and runs.against_layout():
+                continue
+            if dim == 1 and not runs.has_steps_first:
+                return None
+            _set_dims(unknown, runs.located())
+            if module is model and any(map(_captures_part, hooks.plan.hooks)):
+                _set_dims(unknown, prove(hooks.plan, model, call, two, backward=False))
+            return dim
+    return None
+
+
+def _set_dims(sites: Sequence[HookSite], shown: ResolvedPlan) -> None:
+    """Tell sites what a run has shown of the dimensions of what they see."""
+    hooks = {hook.spec.name: hook for hook in shown.hooks}
+    for site in sites:
+        hook = hooks[site.hook_name]
+        site.batch.followers = hook.batch_of(site.path).followers
+        site.captured.followers = hook.captured_of(site.path).followers
 
 
 def on_a_copy(

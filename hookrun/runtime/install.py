@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ class Installation:
     captures: hook name -> module path -> live list, one entry for each firing
     records:  what print, stats and check emitted, in order: flat dicts
     fired:    (hook name, module path) -> how often
+    batch_of_calls: module whose call began a forward -> which dimension of its arguments is the batch; None: not known
 
     sink:       where captures and records go; in memory by default
     effects:    count how many elements the edits change
@@ -94,7 +95,7 @@ class Installation:
         self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced, around)
         self.sites = self._wiring.sites
         self._locate = locate
-        self._located = WeakSet[nn.Module]()
+        self.batch_of_calls = WeakKeyDictionary[nn.Module, int | None]()
         if locate is not None and any(
             _needs_batch(hook, stored=self.sink.stores_rows) for hook in plan.hooks
         ):
@@ -127,12 +128,12 @@ class Installation:
 
     def _locate_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Find out, from a call that begins a forward, what dimension is the batch, once for each such module."""
-        if self._locate is None or module in self._located:
+        if self._locate is None or module in self.batch_of_calls:
             return
-        self._located.add(module)
+        self.batch_of_calls[module] = None
         entry = next((path for path, each in self._model.named_modules() if each is module), None)
         if entry is not None:  # else it is a replica
-            self._locate(self, self._model, entry, (args, kwargs))
+            self.batch_of_calls[module] = self._locate(self, self._model, entry, (args, kwargs))
 
     def _remove(self) -> None:
         with changing:
@@ -432,7 +433,7 @@ class Installation:
                 remove_added(module, name)
 
 
-Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], None]
+Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], int | None]
 """(installation, its model, path of the called module, its arguments); see `hookrun.prove.trial.locate_batch`."""
 
 

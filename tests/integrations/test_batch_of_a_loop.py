@@ -96,6 +96,25 @@ def test_conditions_by_value_are_those_of_samples(of: str) -> None:
     torch.testing.assert_close(found, model.head(kept[:, -1]).detach())
 
 
+def test_a_loop_may_have_the_steps_first_too(tmp_path: Path) -> None:
+    model = Net(lambda model, x: model.head(model.rnn(x)[0]), rnn=nn.LSTM(3, 5), head=nn.Linear(5, 2))
+    with hookrun.record(model, one_hook("head"), tmp_path / "run"):
+        model(normal(7, 4, 3))
+        model(normal(4, 4, 3))
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["head"]
+    assert found.sample_ids.tolist() == [*range(8)]
+    with hookrun.record(model, one_hook("head"), tmp_path / "other") as hooks:
+        hooks.samples = [5, 1, 2, 3]
+        model(normal(7, 4, 3))
+    assert hookrun.open_run(tmp_path / "other").captures["h"]["head"].sample_ids.tolist() == [1, 2, 3, 5]
+
+
+def test_an_example_may_have_the_steps_first() -> None:
+    model = net(lambda model, x: model.head(model.rnn(x)[0]))
+    plan = hookrun.compile(one_hook("head"), model, example=((normal(4, 4, 3),), {}))
+    assert "h: batch dimension 1, on head" in str(plan)
+
+
 class Words(nn.Module):
     """Blocks that have the sequence first, as those of OpenAI's CLIP."""
 

@@ -229,3 +229,9 @@ def test_a_probe_reads_samples(argv, executed, tmp_path: Path) -> None:
     )
     assert run.captures["seen"]["rnn"].sample_ids.min() >= 0
     assert run.captures["seen"]["rnn"].shape[1:] == (8, 6)
+
+
+def test_a_batch_that_is_taken_for_a_sequence_is_noted(own_model, ready) -> None:
+    argv = (*own_model(ROWS.replace("rows.transpose(0, 1)", "rows").replace("[-1]", "[:, -1]")), *LINES)
+    said = str(ready(*argv, hook("seen", "rnn", "capture")).plan)
+    assert "rnn: batch_first is false, and dimension 0 of the input has the samples" in said
