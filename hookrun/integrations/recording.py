@@ -49,7 +49,8 @@ class Recording(Installation):
     split: the split of the batches, `train` or `val`, for captures; None: not known
 
     Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
-    in which the model is called with them, which in one pass over unshuffled data is their index.
+    in which the model is called with them, which in one pass over unshuffled data is their index. A loop may call
+    parts of the model instead: the rows of each part are numbered in the order in which that part is called.
 
     When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
     `interrupted` if an exception ended the block. A child that was forked inside the block writes nothing: what its
