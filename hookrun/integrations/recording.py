@@ -230,6 +230,7 @@ class Recording(Installation):
 
     def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
+        self._model_ran = True
         if not self._counts:
             return
         self._called_in = self.clock.step
