@@ -50,7 +50,8 @@ class Recording(Installation):
     split: the split of the batches, `train` or `val`, for captures; None: not known
 
     Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
-    in which the model is called with them, which in one pass over unshuffled data is their index.
+    in which the model is called with them, which in one pass over unshuffled data is their index. A loop may call
+    parts of the model instead: the rows of each part are numbered in the order in which that part is called.
 
     When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
     `interrupted` if an exception ended the block. A child that was forked inside the block writes nothing: what its
@@ -244,6 +245,7 @@ class Recording(Installation):
 
     def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
+        self._model_ran = True
         if not self._counts:
             return
         passes = self.clock.passes

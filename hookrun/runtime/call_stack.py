@@ -37,7 +37,7 @@ CallFunction = Callable[[nn.Module, Any, Any], object]
 """A function of a module and the positional and keyword arguments of a call of it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Forward:
     """What belongs to one forward, and is dropped when it ends.
 
@@ -57,7 +57,7 @@ class Forward:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class OpenCall:
     """A call that has not ended.
 
@@ -114,8 +114,9 @@ class CallStack(local):
         numbers: numbers the calls of the module
         reads:   read the tokens of its calls
         """
-        self.drop_ended()
         calls = self.open
+        if calls:
+            self.drop_ended()
         repeats = not calls and repeating() is not None
         begins = not repeats and (not calls or calls[0].module is watched)
         forward = Forward() if repeats else self.forward
@@ -123,15 +124,17 @@ class CallStack(local):
             forward = Forward(forward.numbers)
         call = OpenCall(watched, call_frame(), forward, numbers)
         calls.append(call)
-        for function in (*(self.begins if begins else ()), *reads):
+        for function in self.begins if begins else ():
+            function(module, args, kwargs)
+        for function in reads:
             function(module, args, kwargs)
         if numbers is not None:
-            call.number = numbers.begin()
+            call.number = numbers.begin(forward.numbers)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook of a watched module, which runs after all others, also when the forward raised."""
         calls, frame = self.open, call_frame()
-        if all(call.frame is not frame for call in calls):
+        if frame not in [call.frame for call in calls]:
             return  # the hooks were installed during the call
         while (call := calls.pop()).frame is not frame:
             pass
@@ -198,21 +201,24 @@ class Calls:
         latest: Call = self._here.__dict__.setdefault("latest", Call(0, 0, None, Counter()))
         return latest
 
-    def begin(self) -> Call:
-        """Number a call of the module that begins, or find the one that is repeated."""
+    def begin(self, counted: Counter[Calls]) -> Call:
+        """Number a call of the module that begins, or find the one that is repeated.
+
+        counted: the calls of the forward so far
+        """
         around = regions()
         log = self._logs.get(around.repeated) if around.repeated is not None else None
-        call = (log.repeat() if log is not None else None) or self._next()
+        call = (log.repeat() if log is not None else None) or self._next(counted)
         for region in around.first:
             self._logs.setdefault(region, Log()).calls.append(call)
         self._here.latest = call
         return call
 
-    def _next(self) -> Call:
-        numbers, total = self._stack.forward.numbers, next(self._totals)
+    def _next(self, counted: Counter[Calls]) -> Call:
+        number, total = counted[self], next(self._totals)
+        counted[self] = number + 1
         self.total = total + 1
-        numbers[self] += 1
-        return Call(numbers[self] - 1, total, self._tokens(), Counter())
+        return Call(number, total, self._tokens(), Counter())
 
     def go_on_from(self, total: int) -> None:
         """Continue numbering as after `total` calls."""

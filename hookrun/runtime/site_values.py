@@ -256,8 +256,8 @@ class SiteValues:
         require_no_checkpoint()
         if (seen := self.clock.calls.forward.passed_on.get((value.hook, value.module))) is None:
             raise HookError(
-                f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
-                "model: it must fire before this hook"
+                f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward: it must fire "
+                "before this hook, within the same outermost call of the model or of a part of it"
             )
         return in_form_of(seen, like)
 
