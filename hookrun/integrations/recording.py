@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakMethod
 
 from torch import Tensor, distributed, nn
 
@@ -82,7 +82,6 @@ class Recording(Installation):
         self._run_dir = RunDir(path)
         self._rows = RunSink(self._run_dir, print)
         self._counts, self._is_open = True, False
-        self._located = WeakSet[nn.Module]()  # modules whose calls have shown which dimensions are the batch
         self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
@@ -94,6 +93,7 @@ class Recording(Installation):
             standalone=True,
             strict=strict,
             restored=restored,
+            locate=locate_batch,
         )
         self.clock.calls.begins.append(partial(note_call, WeakMethod(self._begin_batch)))
 
@@ -244,12 +244,6 @@ class Recording(Installation):
 
     def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
-        if module not in self._located:
-            self._located.add(module)
-            samples = None if self.clock.samples is None else len(self.clock.samples)
-            entry = next((path for path, each in self._model.named_modules() if each is module), None)
-            if entry is not None:  # else it is a replica
-                locate_batch(self, self._model, entry, (args, kwargs), samples)
         if not self._counts:
             return
         passes = self.clock.passes

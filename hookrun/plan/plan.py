@@ -98,9 +98,10 @@ class PlannedHook:
     values:    field of the action -> path of a match -> its tensor, for values from a file or another run
     functions: field of the action -> the user's own function that it names
     heads:     path of a match -> how many heads its value has, if the hook has `heads`
-    texts:     text in its `tokens` -> the token ids of that text
+    texts:     text in its `tokens` -> the ways in which it may be tokens
     tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
     own:       the parameters of the user's own module that each match gets: name -> shape
+    buffers:   its buffers that each match gets: name -> shape
     """
 
     spec: HookSpec
@@ -108,15 +109,16 @@ class PlannedHook:
     values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
     functions: Mapping[str, Trusted | InlineFunction] = field(default_factory=dict, compare=False, repr=False)
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
-    texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    texts: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
     own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def added(self) -> list[str]:
-        """The names of the parameters that it adds to each module."""
+        """The names of the parameters and buffers that it adds to each module."""
         name = self.spec.action.adds(self.spec.name)
-        return [*self.own] if name is None else [name]
+        return [*self.own, *self.buffers] if name is None else [name]
 
     def batch_of(self, path: str) -> BatchDims:
         """Which dimension of what the hook sees at a match is the batch, as its `batch_dim` or the trial run says."""
@@ -244,7 +246,7 @@ class ResolvedPlan:
         return [hook.spec.identity for hook in self.hooks if hook.spec.hook_type.phase == "installation"]
 
     def added(self) -> Iterator[tuple[str, str]]:
-        """Module path and name of every parameter that the plan adds."""
+        """Module path and name of every parameter and buffer that the plan adds."""
         for hook in self.hooks:
             yield from ((match.path, name) for match in hook.matches for name in hook.added)
 

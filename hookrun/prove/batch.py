@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookrunError, reason
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, FORWARD_PRE, HookType
@@ -73,7 +74,7 @@ class BatchRuns:
 
     plan: names the modules that are watched
     two:  the larger batch; None: there is none, and no dimension is known to follow the batch
-    entry: the path of the module that is called
+    entry: the path of the module that is run, in the model that the plan was made for
     why_unknown: why no dimension is known; None: they are known
     again: a copy of the larger arguments, for a run with the hooks; None: the copy of the model does not run with them
     """
@@ -127,7 +128,7 @@ class BatchRuns:
         assert self.again is not None
         args, kwargs = rebuild(self.again, differentiable) if backward else self.again
         with suppress(Exception):
-            output = model.get_submodule(self.entry)(*args, **kwargs)
+            output = model(*args, **kwargs)
             if backward is not None:
                 backward(output)
 
@@ -144,14 +145,16 @@ class BatchRuns:
         def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             calls.setdefault(path, []).append((arguments(args, kwargs), output))
 
-        paths = {
-            match.path for hook in self.plan.hooks if hook.spec.hook_type.batch for match in hook.matches
-        }
-        handles = [
-            modules[path].register_forward_hook(partial(note, path), with_kwargs=True) for path in paths
-        ]
+        of_batch = [hook for hook in self.plan.hooks if hook.spec.hook_type.batch]
+        inside = f"{self.entry}." if self.entry else ""
+        handles = list[RemovableHandle]()
+        for path in {match.path for hook in of_batch for match in hook.matches}:
+            name = "" if path == self.entry else path.removeprefix(inside)
+            if path == self.entry or path.startswith(inside):
+                watched = modules[name]
+                handles.append(watched.register_forward_hook(partial(note, path), with_kwargs=True))
         try:
-            modules[self.entry](*args, **kwargs)
+            model(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()

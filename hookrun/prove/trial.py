@@ -99,7 +99,9 @@ class Plan(ResolvedPlan):
 
         Raises CompileError if the plan does not fit `model`.
         """
-        return Installation(self, model, effects=effects, scaler=scaler, standalone=True, strict=strict)
+        return Installation(
+            self, model, effects=effects, scaler=scaler, standalone=True, strict=strict, locate=locate_batch
+        )
 
 
 def compile_plan(
@@ -142,7 +144,6 @@ def prove(
     training: bool | None = None,
     backward: bool | Score = True,
     around: Around | None = None,
-    entry: str = "",
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
 
@@ -152,11 +153,10 @@ def prove(
     backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
               it, with inputs that require a gradient
     around:   what runs in place of what each hook does, see `Installation`
-    entry:    the path of the module that is called
 
     Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
     """
-    batches = BatchRuns(plan, two, entry)
+    batches = BatchRuns(plan, two)
 
     def run(copied: nn.Module, args: Any, kwargs: Any) -> ResolvedPlan:
         located = plan if two is None else batches.located()
@@ -180,29 +180,33 @@ def prove(
     return replace(plan, unchecked=found) if isinstance(found, str) else found
 
 
-def locate_batch(
-    hooks: Installation, model: nn.Module, entry: str, call: Example, samples: int | None
-) -> None:
-    """Find out, at the first call of a user's own loop, what dimension of each tensor is the batch.
+def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> None:
+    """Find out, at a call in a user's own loop, what dimension of each tensor is the batch.
 
     The hooks do not run meanwhile. What a trial run with this call does not show stays unknown.
 
-    hooks:   installed on `model`
-    entry:   the path of the module that is called
-    call:    the arguments
-    samples: how many samples the batch has; None: as many as the first tensor has rows
+    hooks: installed on `model`
+    entry: the path of the module that is called
+    call:  the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
     """
+    samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
     unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
     two = one_more_sample(call, samples) if unknown else None
     if two is None:
         return
+    runs, module = BatchRuns(hooks.plan, two, entry), model.get_submodule(entry)
     with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
-        plan = prove(hooks.plan, model, call, two, backward=False, entry=entry)
-        shown = {hook.spec.name: hook for hook in plan.hooks}
-        for site in unknown:
-            hook = shown[site.hook_name]
-            site.batch.followers = hook.batch_of(site.path).followers
-            site.captured.followers = hook.captured_of(site.path).followers
+        on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
+        for hook in runs.located().hooks:
+            for site in unknown:
+                if site.hook_name == hook.spec.name:
+                    site.batch.followers = hook.batch_of(site.path).followers
+                    site.captured.followers = hook.captured_of(site.path).followers
+        if any(map(_captures_part, hooks.plan.hooks)) and module is model:
+            plan = prove(hooks.plan, model, call, two, backward=False)
+            shown = {hook.spec.name: hook for hook in plan.hooks}
+            for site in unknown:
+                site.captured.followers = shown[site.hook_name].captured_of(site.path).followers
 
 
 def on_a_copy(
@@ -345,7 +349,7 @@ def _run_hooked(
             return replace(plan, unchecked=_unproven(error))
         shapes = _shapes_of_first_calls(plan, model)
         try:
-            output = model.get_submodule(batches.entry)(*args, **kwargs)
+            output = model(*args, **kwargs)
             if not isinstance(backward, bool):
                 backward(output).backward()
             elif backward:
@@ -407,7 +411,7 @@ def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[tuple[s
         if not hook.spec.hook_type.on_parameters
         for match in hook.matches
     }:
-        modules[path].register_forward_hook(partial(note, path, of_arguments), with_kwargs=True)
+        nn.Module.register_forward_hook(modules[path], partial(note, path, of_arguments), with_kwargs=True)
     return shapes
 
 

@@ -39,6 +39,7 @@ class Sink:
 
     wants_calls: it needs the number of each module call within the forward pass
     has_values:  tensors hold real values, which may be read; False in a trial run
+    stores_rows: it stores captures by sample
     stop:        why a check with policy `stop` asks for the end of the run, or None
     last_good:   where each check passed last; only if it `has_values`
     split:       the split of the current batch; None: not known
@@ -47,6 +48,7 @@ class Sink:
 
     wants_calls = False
     has_values = True
+    stores_rows = False
     stop: str | None = None
     last_good: LastPassed
     split: str | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from hookrun.actions.base import add_parameter, remove_parameter, was_added
+from hookrun.actions.base import add_tensor, remove_added, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
@@ -294,9 +294,9 @@ class SiteValues:
         return trained
 
     def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
-        """The user's own module as a function; each call looks its parameters up in the hooked module, see `_trained`.
+        """The user's own module as a function; each call looks its tensors up in the hooked module, see `_trained`.
 
-        Of modules that share a given object the parameters are shared, too.
+        Of modules that share a given object they are shared, too.
         """
         if not isinstance(own, nn.Module):
             return own
@@ -304,35 +304,60 @@ class SiteValues:
         with unset_fake_temporarily():
             if given and not self.has_values:
                 own = deepcopy(own)  # a trial run must leave no gradients in it
-            elif self._hook.own and not given:
+            elif self._hook.added and not given:
                 own.to(self.like.device, self.like.dtype)
-        names = {
-            parameter: name
-            for parameter, name in added_names(own, self.hook_name).items()
-            if name in self._hook.own
-        }
-        for parameter, name in names.items():
+        every, added = added_names(own, self.hook_name), self._hook.added
+        names = {tensor: name for tensor, name in every.items() if name in added}
+        for tensor, name in names.items():
             if given and was_added(module, name):
-                remove_parameter(module, name)  # the object has the present values
-            self._add(name, parameter)
-        links = [
-            (part._parameters, name, names[parameter])
-            for part in nn.Module.modules(own)
-            for name, parameter in part._parameters.items()
-            if parameter in names
-        ]
+                remove_added(module, name)  # the object has the present values
+            self._add(name, tensor)
+        links, unset = list[tuple[dict[str, Any], str, str]](), list[tuple[dict[str, Any], str]]()
+        for part in nn.Module.modules(own):
+            for held in (part._parameters, part._buffers):
+                links += [(held, leaf, names[tensor]) for leaf, tensor in held.items() if tensor in names]
+            constant = part._non_persistent_buffers_set
+            unset += [
+                (part._buffers, leaf)
+                for leaf, tensor in part._buffers.items()
+                if tensor is None and leaf not in constant
+            ]
+        buffers = [link for link in links if link[2] in self._hook.buffers]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            for parameters, leaf, name in links:
-                parameters[leaf] = getattr(module, name)
+            for held, leaf, name in links:
+                held[leaf] = getattr(module, name)
             if own.training is not module.training and not (given and not links):
                 own.train(module.training)
-            return own(*args, **kwargs)
+            result = own(*args, **kwargs)
+            for held, leaf, name in buffers:
+                if held[leaf] is not getattr(module, name):
+                    self._replace(name, held[leaf], shared=given)
+            if made := [leaf for held, leaf in unset if held[leaf] is not None]:
+                raise ValueError(
+                    f"it makes its buffer {made[0]!r} in a call: give it its shape in the constructor"
+                )
+            return result
 
         return call
 
-    def _add(self, name: str, parameter: nn.Parameter) -> None:
-        if (problem := add_parameter(self.module, name, parameter)) is not None:
+    def _replace(self, name: str, new: Any, *, shared: bool) -> None:
+        """Give the hooked module, or if it is shared all of them, what its own module has put in a buffer's place."""
+        old = getattr(self.module, name)
+        if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
+            found = f"{list(new.shape)} of {new.dtype}" if isinstance(new, Tensor) else type(new).__name__
+            raise ValueError(
+                f"it replaces its buffer {name} {list(old.shape)} of {old.dtype} by {found}, which a saved state would "
+                "not fit: keep shape and dtype"
+            )
+        owners = [self.module]
+        if shared:
+            owners = [self.clock.model.get_submodule(match.path) for match in self._hook.matches]
+        for owner in owners:
+            owner._buffers[name] = new
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        if (problem := add_tensor(self.module, name, tensor)) is not None:
             raise HookError(f"{self.where}: {problem}")
 
     # ---- random numbers ----------------------------------------------------------------------------------------

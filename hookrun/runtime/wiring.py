@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
+from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable_model
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.call_stack import CallFunction, Calls, with_callers
@@ -120,8 +120,10 @@ class Wiring:
         followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
-            self.listen(module.register_forward_pre_hook, enter, prepend=True, with_kwargs=True)
-            self.listen(module.register_forward_hook, stack.leave, always_call=True)
+            self.listen(
+                partial(nn.Module.register_forward_pre_hook, module), enter, prepend=True, with_kwargs=True
+            )
+            self.listen(partial(nn.Module.register_forward_hook, module), stack.leave, always_call=True)
         call_through_torch(followed.values())
 
     def listen(
@@ -134,7 +136,7 @@ class Wiring:
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
-        if (reason := unhookable(self._model)) is not None:
+        if (reason := unhookable_model(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         problems, added = [], set(self.plan.added())
         elsewhere = defaultdict[str, list[str]](list)

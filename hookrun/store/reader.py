@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, StackDataset
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Lookup, counted, listed
+from hookrun.spec.experiment import Data
 from hookrun.store import comparison
 from hookrun.store.captures.read import (
     Leaf,
@@ -240,7 +241,7 @@ class Run:
             )
         numbers, sample_of = sample_ids.unique(return_inverse=True)
         if not samples.of_tokens:
-            every = [torch.as_tensor(samples[number][1]) for number in numbers.tolist()]
+            every = [self._target(used, samples[number]) for number in numbers.tolist()]
             return torch.stack(every)[sample_of]
         at_tokens, targets = bool((positions >= 0).all()), list[Tensor]()
         for inputs, target in map(samples.__getitem__, numbers.tolist()):
@@ -251,6 +252,17 @@ class Run:
             return padded[sample_of]
         # Positions count without padding. A sequence that was continued has positions after its end.
         return F.pad(padded, (0, 1), value=IGNORED)[sample_of, positions.clamp(max=padded.shape[1])]
+
+    def _target(self, used: Data, sample: Any) -> Tensor:
+        """The target of a sample; HookrunError if the user's collate function does not give one to each sample."""
+        if not used.has_own_collate:
+            return torch.as_tensor(sample[1])
+        from hookrun.data.collate import collate_of
+
+        targets = collate_of(used)([sample])[1]
+        if not isinstance(targets, Tensor) or targets.shape[:1] != (1,):
+            raise HookrunError(f"{self.path}: '{used.collate}' does not return one target for each sample")
+        return targets[0]
 
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""

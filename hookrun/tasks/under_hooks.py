@@ -40,11 +40,13 @@ class TaskUnderHooks(Task):
 
     scores:       the task computes `train.loss`, which may need targets
     not_compiled: why it cannot run a compiled model; empty if it can
+    takes_apart:  it takes the rows of batches apart, so that samples have to be stacked
     """
 
     has_plan: ClassVar[bool] = True
     scores: ClassVar[bool] = False
     not_compiled: ClassVar[str] = ""
+    takes_apart: ClassVar[bool] = False
 
     loggers: tuple[str, ...] = ()
     tensorboard: bool = False
@@ -197,7 +199,7 @@ class TaskUnderHooks(Task):
             runs=(*plan.runs, *other_runs(experiment)),
         )
         prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
-        return replace(prepared, lines=tuple(self.lines(prepared)))
+        return replace(prepared, lines=(*data_lines(info, model), *self.lines(prepared)))
 
     def _idle_hooks(self, parts: Parts) -> list[str]:
         """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
@@ -268,7 +270,7 @@ class TaskUnderHooks(Task):
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
-        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
+        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET, OF_LABELS
         from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
@@ -287,9 +289,19 @@ class TaskUnderHooks(Task):
         if info and info.target is None and needs_target:
             yield Problem(
                 "train.loss",
-                f"{train.loss.name!r} needs targets, and the data {info.name!r} has none",
-                "use output, output_mean or output_sum, or name a target",
+                f"{train.loss.name!r} needs targets, and the data {info.name!r} has none that are one tensor",
+                "use output, output_mean, output_sum or a loss of your own, or name a target",
             )
+        is_number = info and info.target and info.target.dtype.is_floating_point and not info.target.shape
+        if is_number and needs_target and train.loss.name in OF_LABELS:
+            yield Problem(
+                "data.args.target" if "target" in settings.data.args else "train.loss",
+                f"{train.loss.name!r} needs integer labels, and the data has one floating-point number a sample",
+                "write labels as integers, or set train.loss=mse",
+            )
+        if settings.data.unstacked and (by := self._taking_apart(settings, info)):
+            what = f"{by} needs a row for each sample, and these batches are not stacked"
+            yield Problem(settings.data.unstacked, what, "leave one of them out")
         if settings.compute.compile and train.loss.name == ACTIVATION:
             yield Problem(
                 "train.loss",
@@ -300,6 +312,15 @@ class TaskUnderHooks(Task):
             yield Problem("compute.compile", self.not_compiled, "set it to false")
         yield from not_installed("task.loggers", self.loggers)
         yield from not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
+
+    def _taking_apart(self, settings: Settings, info: DataInfo | None) -> str:
+        """What takes batches apart into the rows of samples, in this task and these settings; empty: nothing."""
+        if self.takes_apart:
+            return f"task={self.name}"
+        if (strategy := settings.compute.strategy) != "none":
+            return f"compute.strategy={strategy}"
+        by_sample = settings.data.batch_size is not None and info is not None and info.has_target_of_sample
+        return "" if by_sample or self.scored() is None else "task.backward"
 
 
 class TaskOfOneSplit(TaskUnderHooks):
@@ -330,9 +351,21 @@ class TaskOfSplits(TaskOfOneSplit):
     split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
 
 
+def data_lines(info: DataInfo, model: Module | None) -> Iterator[str]:
+    """Lines for the plan: how the model is called if samples are not stacked, and what the data's files show."""
+    from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call
+    from hookrun.values.containers import arguments, describe
+
+    if info.collated is not None and model is not None:
+        inputs, targets = info.example_of(EXAMPLE_BATCH)
+        call = describe(arguments(*as_call(inputs, model)))
+        yield f"a batch, for example: the model's arguments {call}, targets {describe(targets)}"
+    yield from info.remarks()
+
+
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:
     """How many of a split's `size` samples a pass uses under `train.limit_batches`; None: not known."""
     limit = settings.train.limit_batches
     if limit is None or size is None:
         return size
-    return min(size, limit * settings.data.batch_size)
+    return min(size, limit * settings.data.samples_of_batch)

@@ -34,7 +34,7 @@ compute.threads compute.timeout
 data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
 hooked
 hooks
-model.name model.weights
+model.name model.strip_prefix model.weights
 objective.direction
 objective.metric
 objective.of objective.over

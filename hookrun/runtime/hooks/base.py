@@ -153,11 +153,11 @@ class AroundForward(ModuleHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
-        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+        yield nn.Module.register_forward_pre_hook(module, self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that is also called when the forward raised, so that no call stays open."""
-        yield module.register_forward_hook(self.leave, always_call=True)
+        yield nn.Module.register_forward_hook(module, self.leave, always_call=True)
 
     @abstractmethod
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -132,7 +132,7 @@ class Skip(CallHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Give the module a forward of its own."""
-        handle = module.register_forward_pre_hook(self.mark)
+        handle = nn.Module.register_forward_pre_hook(module, self.mark)
         self.number = handle.id
         SkippableForward.add(module, self)
         yield handle
@@ -224,7 +224,7 @@ class Stop(CallHook):
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Replace the calls of the module and of those around it, at one of which the forward ends."""
-        handle = module.register_forward_hook(self.mark)
+        handle = nn.Module.register_forward_hook(module, self.mark)
         self.number = handle.id
         self._ends_at = with_callers(self.shared.model, [module])
         for called in self._ends_at.values():

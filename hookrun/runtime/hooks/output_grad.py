@@ -35,11 +35,11 @@ class OutputGrad(ModuleHook):
         """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
         if maker(module) is None or "forward" in vars(module):
             self.shared.ending.append(module)
-            yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+            yield nn.Module.register_forward_pre_hook(module, self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
-        yield module.register_forward_hook(self.attach, with_kwargs=True)
+        yield nn.Module.register_forward_hook(module, self.attach, with_kwargs=True)
 
     def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
         """For a layer whose output is always in new memory: one tensor hook for all calls."""

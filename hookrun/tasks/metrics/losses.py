@@ -60,7 +60,8 @@ class TorchLoss:
         elif self.kind == "tokens" and (scores.dim() < 3 or scores.shape[:-1] != target.shape):
             expected = "it takes scores [batch, length, vocabulary] and next tokens [batch, length]"
         elif self.kind == "values":
-            if scores.numel() != target.numel() or (scores.dim() > 0 and scores.shape[0] != target.shape[0]):
+            batched = scores.dim() > 0 and target.dim() > 0
+            if scores.numel() != target.numel() or (batched and len(scores) != len(target)):
                 expected = "output and target of a sample need as many elements"
             else:
                 target = target.to(scores.dtype).reshape(scores.shape)
@@ -73,7 +74,7 @@ class TorchLoss:
         try:
             return self.function(scores, target, **(placed(self.args, output, target) if self.args else {}))
         except IndexError as error:  # a label beyond the scores; torch does not say how many scores there are
-            classes = shape[-1 if self.kind == "tokens" else 1]
+            classes = shape[-1 if self.kind == "tokens" or len(shape) == 1 else 1]
             raise HookrunError(
                 f"{WHERE}={self.name}: the labels of this batch go from {int(target.min())} to {int(target.max())}, "
                 f"and the model returned shape {shape}, scores of the labels 0 to {classes - 1}; "
@@ -140,6 +141,9 @@ SUMS = frozenset({"output_sum"})
 """Losses that are a sum over the batch; all others are a mean."""
 
 NEED_TARGET = frozenset(loss.name for loss in _OF_TORCH)
+
+OF_LABELS = frozenset(loss.name for loss in _OF_TORCH if loss.kind == "scores")
+"""Losses whose targets are labels, or probabilities of classes."""
 
 NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
 """Names that mean the next-token loss if targets are tokens."""

@@ -134,6 +134,7 @@ class Measuring:
         weight = None
         if not batch.data.of_tokens:
             rows = self.rows(output, batch, others)
+            weight = len(batch.ids)
         elif self._prepared.metrics is DEFAULT and self._rule is None:
             target = batch.target
             by_token = of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
@@ -151,7 +152,11 @@ class Measuring:
 
         others: the output of the model without its hooks, if a metric compares with it
         """
-        found = self._tokens(output, batch) if batch.data.of_tokens else of_samples(output, batch.target)
+        found = (
+            self._tokens(output, batch)
+            if batch.data.of_tokens
+            else of_samples(output, batch.targets, batch.target)
+        )
         return self._compared(found, batch, others) if KL in self._names else found
 
     def _loss(self, rows: BatchRows) -> Tensor:
@@ -219,7 +224,7 @@ class Measuring:
             scores: Tensor | None = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
         else:
             scores = (
-                own_token_scores(others) if batch.data.of_tokens else of_samples(others, batch.target).scores
+                own_token_scores(others) if batch.data.of_tokens else of_samples(others, batch.targets).scores
             )
         if scores is None or scores.dim() < 2:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")

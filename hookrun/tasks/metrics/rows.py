@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.values.containers import children, rebuild, tensors
+from hookrun.values.containers import children, rebuild
 from hookrun.values.tensors import computable
 
 MOST_NUMBERS = 2**23
@@ -68,6 +68,7 @@ class BatchRows:
     positions: [N], the position of each token, counted from its sample's first real token
     answers, wrong, others: see `RowPart`; `others` [R, classes] has all rows
     output:    for rows that are samples, the model's whole output
+    given:     for rows that are samples, the targets as the data gives them; None: `targets`
     """
 
     scores: Tensor | None
@@ -79,6 +80,7 @@ class BatchRows:
     wrong: Tensor | None = None
     others: Tensor | None = None
     output: Any = None
+    given: Any = None
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -96,10 +98,10 @@ class BatchRows:
         everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
         return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
 
-    def whole(self) -> tuple[Any, Tensor]:
+    def whole(self) -> tuple[Any, Any]:
         """The output and the targets of all rows; of tokens, their scores [N, classes] in the model's dtype."""
         if self.samples is None:
-            return self.output, self.targets
+            return self.output, self.targets if self.given is None else self.given
         assert self.scores is not None
         return self.scores if self.chosen is None else self.scores[self.chosen], self.targets
 
@@ -152,7 +154,9 @@ def main_tensor(output: Any) -> Tensor:
 
 
 def are_labels(scores: Tensor, target: Tensor) -> bool:
-    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...]."""
+    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...], or [classes] and []."""
+    if scores.dim() == 1 and not target.dim():
+        return True
     return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
 
 
@@ -178,13 +182,20 @@ def own_token_scores(output: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def of_samples(output: Any, target: Tensor) -> BatchRows:
-    """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target."""
-    is_tensor = isinstance(output, Tensor)
-    scores = main_tensor(output).detach() if is_tensor or next(tensors(output), None) is not None else None
+def of_samples(output: Any, target: Tensor, given: Any = None) -> BatchRows:
+    """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target.
+
+    Of graphs with a target for each node, a row is a node. Scores [classes] are those of the one sample of the batch.
+
+    given: the targets as the data gives them; None: `target`
+    """
+    held = [output, *(member for _, member in children(output))]
+    scores = main_tensor(output).detach() if any(isinstance(each, Tensor) for each in held) else None
+    if scores is not None and scores.dim() == 1 and isinstance(given, Tensor) and not given.dim():
+        scores = scores[None]
     if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
         scores = None
-    return BatchRows(scores, target, output=output)
+    return BatchRows(scores, target, output=output, given=given)
 
 
 def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> BatchRows | None:

@@ -202,8 +202,8 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
 
 
 def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
-    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a misfit."""
-    added = dict(hooks.named_parameters())
+    """Load the values of what hooks add from the file of `model.weights`. SpecError for a misfit."""
+    added = dict(hooks.named_tensors())
     for name, tensor in prepared.leftover.items():
         if tensor.shape != added[name].shape:
             raise spec_error(

@@ -36,6 +36,7 @@ class RunSink(RecordSink):
     """
 
     wants_calls = True
+    stores_rows = True
 
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
