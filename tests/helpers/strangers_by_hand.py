@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,18 @@ class Stranger:
 def called(model: nn.Module, inputs: Any) -> Any:
     """The output for the inputs of a batch."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def seen_at(stranger: Stranger, path: str) -> list[Any]:
+    """What a plain forward hook sees in each batch of val, as it is then."""
+    model, seen = stranger.model(), list[Any]()
+    model.get_submodule(path).register_forward_hook(
+        lambda module, args, output: seen.append(copy.deepcopy(output))
+    )
+    with torch.no_grad():
+        for inputs, _ in stranger.batches():
+            called(model, inputs)
+    return seen
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:

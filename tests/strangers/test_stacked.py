@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from strangers_by_hand import DETECTOR, MASKED, SEQUENCE, Stranger, called
+from strangers_by_hand import DETECTOR, MASKED, SEQUENCE, Stranger, called, seen_at
 from torch import Tensor, nn
 
 import hookrun
@@ -18,18 +17,6 @@ from hookrun.store.reader import Run
 
 Runs = Callable[..., Run]
 each = pytest.mark.parametrize("stranger", [SEQUENCE, DETECTOR, MASKED], ids=lambda each: each.name)
-
-
-def values_at(stranger: Stranger, path: str) -> list[Any]:
-    """What a plain forward hook sees in each batch of val, as it is then."""
-    model, seen = stranger.model(), list[Any]()
-    model.get_submodule(path).register_forward_hook(
-        lambda module, args, output: seen.append(copy.deepcopy(output))
-    )
-    with torch.no_grad():
-        for inputs, _ in stranger.batches():
-            called(model, inputs)
-    return seen
 
 
 @each
@@ -53,7 +40,7 @@ def test_an_evaluation_is_that_of_a_plain_loop(stranger: Stranger, run: Runs) ->
 def test_captures_are_what_a_plain_hook_sees(stranger: Stranger, run: Runs) -> None:
     hook = f"+hooks.seen={{select: '{stranger.site}', hook: forward, action: capture}}"
     rows = run(stranger, "task=predict", "task.split=val", hook).captures["seen"][stranger.site]
-    expected = torch.cat(values_at(stranger, stranger.site))
+    expected = torch.cat(seen_at(stranger, stranger.site))
     torch.testing.assert_close(rows[:], expected)
     assert rows.sample_ids.tolist() == list(range(len(expected)))
 
@@ -62,7 +49,7 @@ def test_one_of_several_maps_is_captured(run: Runs) -> None:
     hook = "+hooks.seen={select: '', hook: forward, action: capture, target: maps.coarse}"
     rows = run(DETECTOR, "task=predict", "task.split=val", hook).captures["seen"][""]
     torch.testing.assert_close(
-        rows[:], torch.cat([output["maps"]["coarse"] for output in values_at(DETECTOR, "")])
+        rows[:], torch.cat([output["maps"]["coarse"] for output in seen_at(DETECTOR, "")])
     )
 
 
