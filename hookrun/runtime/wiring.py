@@ -101,37 +101,22 @@ class Wiring:
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.clock.passes = Sequences(model)
             for module, reads in self.clock.passes.readers():
-                self._listen(
-                    partial(nn.Module.register_forward_pre_hook, module),
-                    reads,
-                    prepend=True,
-                    with_kwargs=True,
-                )
+                self._listen(module, reads, prepend=True, with_kwargs=True)
         if self._passing:
-            self._listen(
-                partial(nn.Module.register_forward_pre_hook, model), self.clock.forward.renew, prepend=True
-            )
+            self._listen(model, self.clock.forward.renew, prepend=True)
         if self._tracks_calls and any(self._planned(ModuleHook)):
-            self._listen(
-                partial(nn.Module.register_forward_pre_hook, model), self.clock.count_forward, prepend=True
-            )
+            self._listen(model, self.clock.count_forward, prepend=True)
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
         if self.clock.passes is not None:
-            self._listen(
-                partial(nn.Module.register_forward_hook, model), self.clock.passes.leave, always_call=True
-            )
+            self._listen(model, self.clock.passes.leave, after=True, always_call=True)
         if self._passing:
-            self._listen(
-                partial(nn.Module.register_forward_hook, model), self.clock.forward.renew, always_call=True
-            )
+            self._listen(model, self.clock.forward.renew, after=True, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
 
-    def _listen(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
-    ) -> None:
-        self._handles.append(listen(register, function, **options))
+    def _listen(self, module: nn.Module, function: Callable[..., object], **options: bool) -> None:
+        self._handles.append(listen(module, function, **options))
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
@@ -241,7 +226,7 @@ class Wiring:
         calls: Calls | None = None
         if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
             calls = Calls(self.clock)
-            self._listen(partial(nn.Module.register_forward_pre_hook, module), calls.count)
+            self._listen(module, calls.count)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         for hook, match in planned:
             action = hook.spec.action
@@ -307,9 +292,7 @@ class Wiring:
         return self._zeros.setdefault(id(place.parameter), KeptZero(place))
 
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
-        self._listen(
-            partial(nn.Module.register_forward_pre_hook, self._model), self._fill_changed, prepend=True
-        )
+        self._listen(self._model, self._fill_changed, prepend=True)
         for zeros in self._zeros.values():
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
@@ -336,10 +319,8 @@ class Wiring:
             return None
         gradients = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
-        self._listen(
-            partial(nn.Module.register_forward_pre_hook, self._model), gradients.forward_begins, prepend=True
-        )
-        self._listen(partial(nn.Module.register_forward_hook, self._model), gradients.forward_ended)
+        self._listen(self._model, gradients.forward_begins, prepend=True)
+        self._listen(self._model, gradients.forward_ended, after=True)
         return gradients
 
     @contextmanager

@@ -190,9 +190,7 @@ class EndOfForward:
     def __init__(self, shared: Shared) -> None:
         self._model = shared.model
         self._pending = local()  # in each thread `views`, which the current forward may still write in place
-        handle = listen(
-            partial(nn.Module.register_forward_hook, shared.model), self._follow_all, always_call=True
-        )
+        handle = listen(shared.model, self._follow_all, after=True, always_call=True)
         shared.closing.callback(handle.remove)
 
     def views(self, module: nn.Module) -> Views:
