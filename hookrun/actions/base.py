@@ -79,8 +79,10 @@ def add_tensor(module: Module, name: str, tensor: Tensor) -> str | None:
 
     problem = name_taken(module, name) or added_otherwise(module, name, tensor.shape)
     if problem is None and not was_added(module, name):
-        register = module.register_parameter if isinstance(tensor, Parameter) else module.register_buffer
-        register(name, tensor)
+        if isinstance(tensor, Parameter):
+            module.register_parameter(name, tensor)
+        else:
+            module.register_buffer(name, tensor)
         module.__dict__.setdefault(_ADDED, set()).add(name)
     return problem
 

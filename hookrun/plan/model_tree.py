@@ -312,10 +312,16 @@ class ModelNames:
                     reasons.setdefault(id(inside), named)
         return reasons
 
-    def inside_only(self) -> list[str]:
-        """The modules that only a compiled or scripted module calls."""
-        first = dict.fromkeys(map(self.first_name, self.modules))
-        return [path for path in first if id(self.modules[path]) in self.unhookable]
+    def inside(self) -> dict[str, Match]:
+        """Path -> each module that only a compiled or scripted module calls; its shape says that it takes no hooks."""
+        paths = [path for path in self.modules if id(self.modules[path]) in self.unhookable]
+        return {
+            path: replace(
+                self.match(path, on_parameters=False),
+                shape=f"no hooks: {self.unhookable[id(self.modules[path])].what}",
+            )
+            for path in dict.fromkeys(map(self.first_name, paths))
+        }
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -388,7 +388,7 @@ def _fitting(
             never_fired[names.unhookable[id(module)]].append(match.path)
         of_values = kind.of_rows and not (spec.action.of_call or own or spec.action.adds(spec.name))
         if is_scripted(module) and not of_values:
-            reason = "a TorchScript module takes hooks on the values of its calls only"
+            reason: str | None = "a TorchScript module takes hooks on the values of its calls only"
         elif not kind.on_parameters:
             reason = _incompatibility(spec, match, names, own)
         elif of_calls:

@@ -112,7 +112,7 @@ class Installation:
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
                     self._first_call = self._wiring.listen(
-                        partial(nn.Module.register_forward_pre_hook, self._model),
+                        self._model,
                         partial(note_call, WeakMethod(self._called)),
                     )
             except BaseException:
@@ -410,16 +410,10 @@ class Installation:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that these hooks added, with their names in the model."""
-        for name, tensor in self.named_tensors():
-            if isinstance(tensor, nn.Parameter):
-                yield name, tensor
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters and buffers that these hooks added, with their names in the model."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
-            if was_added(module, name):
-                yield f"{owner}.{name}" if owner else name, getattr(module, name)
+            if was_added(module, name) and name in module._parameters:
+                yield f"{owner}.{name}" if owner else name, module.get_parameter(name)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that these hooks added, for an optimizer that was created before the hooks were installed."""

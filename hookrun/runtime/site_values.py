@@ -312,17 +312,15 @@ class SiteValues:
             if given and was_added(module, name):
                 remove_added(module, name)  # the object has the present values
             self._add(name, tensor)
-        links, unset = list[tuple[dict[str, Any], str, str]](), list[tuple[dict[str, Any], str]]()
+        links, buffers = list[tuple[dict[str, Any], str, str]](), list[tuple[dict[str, Any], str, str]]()
         for part in nn.Module.modules(own):
             for held in (part._parameters, part._buffers):
                 links += [(held, leaf, names[tensor]) for leaf, tensor in held.items() if tensor in names]
-            constant = part._non_persistent_buffers_set
-            unset += [
-                (part._buffers, leaf)
-                for leaf, tensor in part._buffers.items()
-                if tensor is None and leaf not in constant
-            ]
-        buffers = [link for link in links if link[2] in self._hook.buffers]
+            for leaf, buffer in part._buffers.items():
+                if buffer in names:
+                    buffers.append((part._buffers, leaf, names[buffer]))
+                elif buffer is None and leaf not in part._non_persistent_buffers_set:
+                    buffers.append((part._buffers, leaf, ""))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             for held, leaf, name in links:
@@ -330,31 +328,23 @@ class SiteValues:
             if own.training is not module.training and not (given and not links):
                 own.train(module.training)
             result = own(*args, **kwargs)
-            for held, leaf, name in buffers:
-                if held[leaf] is not getattr(module, name):
-                    self._replace(name, held[leaf], shared=given)
-            if made := [leaf for held, leaf in unset if held[leaf] is not None]:
-                raise ValueError(
-                    f"it makes its buffer {made[0]!r} in a call: give it its shape in the constructor"
-                )
+            for held, leaf, name in buffers if links else ():
+                if held[leaf] is not (getattr(module, name) if name else None):
+                    self._replace(leaf, name, held[leaf], shared=given)
             return result
 
         return call
 
-    def _replace(self, name: str, new: Any, *, shared: bool) -> None:
-        """Give the hooked module, or if it is shared all of them, what its own module has put in a buffer's place."""
-        old = getattr(self.module, name)
-        if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
-            found = f"{list(new.shape)} of {new.dtype}" if isinstance(new, Tensor) else type(new).__name__
+    def _replace(self, leaf: str, name: str, new: Any, *, shared: bool) -> None:
+        """Give the hooked module, or all of them, what its own module has put in the place of a buffer."""
+        old = getattr(self.module, name) if name else None
+        if _form(new) != _form(old):
             raise ValueError(
-                f"it replaces its buffer {name} {list(old.shape)} of {old.dtype} by {found}, which a saved state would "
-                "not fit: keep shape and dtype"
+                f"it replaces its buffer {leaf!r}, {_form(old)}, by {_form(new)}, which no saved state fits"
             )
-        owners = [self.module]
-        if shared:
-            owners = [self.clock.model.get_submodule(match.path) for match in self._hook.matches]
-        for owner in owners:
-            owner._buffers[name] = new
+        paths = [match.path for match in self._hook.matches] if shared else [self.path]
+        for path in paths:
+            self.clock.model.get_submodule(path)._buffers[name] = new
 
     def _add(self, name: str, tensor: Tensor) -> None:
         if (problem := add_tensor(self.module, name, tensor)) is not None:
@@ -405,6 +395,10 @@ class SiteValues:
         self._draws.load_state_dict(draws)
         if self.calls is not None:
             self.calls.go_on_from(total)
+
+
+def _form(value: Any) -> str:
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _refuse(problem: str, like: Tensor) -> Tensor:

@@ -120,17 +120,13 @@ class Wiring:
         followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
-            self.listen(
-                partial(nn.Module.register_forward_pre_hook, module), enter, prepend=True, with_kwargs=True
-            )
-            self.listen(partial(nn.Module.register_forward_hook, module), stack.leave, always_call=True)
+            self.listen(module, enter, prepend=True, with_kwargs=True)
+            self.listen(module, stack.leave, after=True, always_call=True)
         call_through_torch(followed.values())
 
-    def listen(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
-    ) -> RemovableHandle:
-        """Register a function that changes nothing, until the hooks are removed."""
-        handle = listen(register, function, **options)
+    def listen(self, module: nn.Module, function: Callable[..., object], **options: bool) -> RemovableHandle:
+        """Register a function of the module's calls that changes nothing, until the hooks are removed."""
+        handle = listen(module, function, **options)
         self._handles.append(handle)
         return handle
 

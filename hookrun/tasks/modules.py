@@ -66,10 +66,14 @@ class ModulesTask(Task):
 
         Raises CompileError for a selector without matches.
         """
+        from hookrun.plan.model_tree import ModelNames
         from hookrun.tasks.run.progress import Screen
 
         screen = Screen()
-        matches = _every_module(prepared)
+        names = ModelNames(prepared.model)
+        hooked = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
+        every = hooked | names.inside()
+        matches = {path: every[path] for path in names.modules if path in every}
         picked = [] if self.select is None else _picked(self.select, prepared.model)
         depth = self.depth
         if depth is None and not self.full and screen.height is not None:
@@ -105,26 +109,9 @@ def _on_every_module(model: Module) -> Spec:
     """A hook on each module around which one can fire."""
     from hookrun.plan.model_tree import ModelNames
 
-    inside = ModelNames(model).inside_only()
+    inside = [*ModelNames(model).inside()]
     select = {"type": "*", "exclude": inside} if inside else "type:*"
     return parse_spec({"every": {"select": select, "hook": "forward", "action": "capture"}})
-
-
-def _every_module(prepared: Prepared) -> dict[str, Match]:
-    """Path -> each module, in the model's order; the shape of one that only a scripted module calls says so."""
-    from hookrun.plan.model_tree import ModelNames
-
-    names = ModelNames(prepared.model)
-    hooked = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
-    inside = {
-        path: replace(
-            names.match(path, on_parameters=False),
-            shape=f"no hooks: {names.unhookable[id(names.modules[path])].what}",
-        )
-        for path in names.inside_only()
-    }
-    every = hooked | inside
-    return {path: every[path] for path in names.modules if path in every}
 
 
 def _tree(

@@ -273,9 +273,9 @@ class Late(Counting):
     [
         (
             Counting(shape=(3,)),
-            r"it replaces its buffer ad_calls \[\] of torch.float32 by \[3\] of torch.float32",
+            r"it replaces its buffer 'calls', \[\] of torch.float32, by \[3\] of torch.float32",
         ),
-        (Late(), "it makes its buffer 'late' in a call"),
+        (Late(), "it replaces its buffer 'late', NoneType, by"),
     ],
 )
 def test_a_buffer_that_a_saved_state_would_not_fit_is_an_error(own: Any, says: str) -> None:

@@ -120,10 +120,15 @@ class _Listener(RegisteredHook):
 
 
 def listen(
-    register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
+    module: nn.Module, function: Callable[..., object], *, after: bool = False, **options: bool
 ) -> RemovableHandle:
-    """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
-    return register(_Listener(function).note, **options)
+    """Register a function that reads calls and changes nothing; it gets what torch gives such a hook.
+
+    after: it runs after the forward, not before it
+    """
+    # a TorchScript module has the dictionaries of hooks, and refuses the methods
+    register = nn.Module.register_forward_hook if after else nn.Module.register_forward_pre_hook
+    return register(module, _Listener(function).note, **options)
 
 
 class ModuleHook(RegisteredHook):

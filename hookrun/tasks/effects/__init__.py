@@ -125,21 +125,20 @@ class EffectsTask(TaskOfOneSplit):
                 prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried
             )
         except Refusal as error:
-            raise self._refused(error, in_cells=True) from error
+            keys = [key for key in self.over or () if key != MODULE]
+            raise self._refused(error, f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE) from error
         jobs = grid.jobs(dict.fromkeys(self.method, self.seeds), self.placebo)
         sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
         line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
         unchecked = [] if proven.unchecked is None else [f"cells unchecked: {proven.unchecked}"]
         return replace(prepared, lines=(*prepared.lines, line, *unchecked), around=Moved(grid, jobs))
 
-    def _refused(self, error: Refusal, *, in_cells: bool = False) -> Refusal:
-        """The mistakes with the places where the values of the hook were given."""
-        hook, over, problems = str(self.hook), self.over or {}, list[Problem]()
-        keys = [key for key in over if key != MODULE]
-        of_cells = f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE
+    def _refused(self, error: Refusal, cells: str = "") -> Refusal:
+        """The mistakes at the places where the values of the hook were given. cells: the place of those in cells."""
+        hook, problems = str(self.hook), list[Problem]()
         for each in error.errors:
-            where = place_of(each.where, hook, over).replace("task.metrics.0", "task.metric")
-            problems.append(replace(each, where=of_cells if in_cells and where == f"hooks.{hook}" else where))
+            where = place_of(each.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
+            problems.append(replace(each, where=cells if cells and where == f"hooks.{hook}" else where))
         return type(error)(problems, error.notes)
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
