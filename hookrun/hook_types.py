@@ -24,7 +24,7 @@ class HookType:
     in_graph: its hooks become part of a graph of torch.compile or torch.export
     refused_by_graph: why they cannot be part of a graph, and the next step; None: they can, or run outside of it
     gradient: its value consists of gradients
-    batch:    the first dimension of its tensors is the batch
+    batch:    a dimension of its tensors may be the batch
     in_tuple: its value is a tuple even for a single tensor; observers see that tensor
     until_backward: what it does in the forward pass is undone in the backward pass
     """
@@ -34,7 +34,9 @@ class HookType:
     sees: str
     on: Literal["module", "parameter", "optimizer", "reading"]
     phase: Literal["installation", "forward", "backward", "step"]
-    takes: frozenset[str] = frozenset({"target", "index", "tokens", "heads", "when", "when.call"})
+    takes: frozenset[str] = frozenset(
+        {"target", "index", "tokens", "heads", "batch_dim", "when", "when.call"}
+    )
     in_graph: bool = False
     refused_by_graph: tuple[str, str] | None = None
     gradient: bool = False

@@ -287,3 +287,86 @@ def test_a_line_after_the_optimizer_s_step_has_the_step_of_its_batch(tmp_path: P
             hooks.log(after=loss)
         hooks.log(step=7, ends=1)
     assert [line["step"] for line in hookrun.open_run(tmp_path / "mine").metrics] == [0, 0, 0, 1, 1, 7]
+
+
+SEEN: dict[str, Any] = {"s": {"select": "", "hook": "forward", "action": "stats", "of": ["mean"]}}
+X = torch.ones(2, 4)
+
+
+def steps_of(path: Path) -> list[int]:
+    return [line["step"] for line in hookrun.open_run(path).stats]
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad", "train"])
+def test_a_loop_without_an_optimizer_counts_its_batches(tmp_path: Path, mode: str) -> None:
+    model = network().train(mode != "eval")
+    rare = {"c": {"select": "0", "hook": "forward", "action": "capture", "when": {"step": {"every": 2}}}}
+    with (
+        hookrun.record(model, {**SEEN, **rare}, tmp_path / "mine") as hooks,
+        torch.set_grad_enabled(mode != "no_grad"),
+    ):
+        for number in range(5):
+            out = model(X)
+            if mode == "train":
+                out.sum().backward()  # gradients may be read without a training
+            hooks.log(number=number)
+    run = hookrun.open_run(tmp_path / "mine")
+    assert steps_of(tmp_path / "mine") == [line["step"] for line in run.metrics] == [0, 1, 2, 3, 4]
+    assert run.captures["c"]["0"].steps.tolist() == [0, 0, 2, 2, 4, 4]
+
+
+def test_parts_that_a_loop_calls_for_one_batch_are_of_one_step(tmp_path: Path) -> None:
+    pair = nn.ModuleDict({"image": nn.Linear(4, 2), "text": nn.Linear(4, 2)}).eval()
+    seen = {"s": {"select": ["image", "text"], "hook": "forward", "action": "stats", "of": ["mean"]}}
+    with hookrun.record(pair, seen, tmp_path / "mine"):
+        for _ in range(3):
+            pair["image"](X)
+            pair["text"](X)
+    assert steps_of(tmp_path / "mine") == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_loop_that_calls_step_counts_by_itself(tmp_path: Path) -> None:
+    model = network().eval()
+    with hookrun.record(model, SEEN, tmp_path / "mine") as hooks:
+        for _ in range(3):
+            model(X)
+            hooks.step()
+            hooks.step()
+    assert steps_of(tmp_path / "mine") == [0, 2, 4]
+
+
+def test_micro_batches_before_the_first_step_of_an_optimizer_are_of_step_0(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.record(model, SEEN, tmp_path / "mine"):
+        for _ in range(2):
+            for _ in range(3):
+                model(X).sum().backward()
+            optimizer.step()
+    assert steps_of(tmp_path / "mine") == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_training_after_an_evaluation_begins_at_step_0(tmp_path: Path) -> None:
+    model = network().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.record(model, SEEN, tmp_path / "mine"):
+        for _ in range(3):
+            model(X)
+        model.train()
+        for _ in range(2):
+            model(X).sum().backward()
+            optimizer.step()
+    assert steps_of(tmp_path / "mine") == [0, 1, 2, 0, 1]
+
+
+def test_a_loop_that_goes_on_counts_on(tmp_path: Path) -> None:
+    model = network().eval()
+    with hookrun.record(model, SEEN, tmp_path / "first") as hooks:
+        for _ in range(3):
+            model(X)
+        state = hooks.state_dict()
+    with hookrun.record(model, SEEN, tmp_path / "second") as hooks:
+        hooks.load_state_dict(state)
+        for _ in range(2):
+            model(X)
+    assert steps_of(tmp_path / "second") == [3, 4]

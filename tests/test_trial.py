@@ -263,7 +263,9 @@ def test_the_mode_can_be_chosen() -> None:
     assert hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=False).unchecked is None
 
 
-SITE: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
+SITE: Any = SimpleNamespace(
+    hook_name="h", path="fc", where="hook h at fc", current=SimpleNamespace(within="")
+)
 
 
 def test_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
@@ -280,7 +282,7 @@ def test_captures_are_kept_without_their_graph() -> None:
     findings = TrialSink()
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
-    ((first, second),) = findings.captured["h", "fc"]
+    ((first, second),) = (firing.values() for firing in findings.captured["h", "fc"])
     assert (first.shape, second.shape) == ((2,), (3,)) and not first.requires_grad
 
 

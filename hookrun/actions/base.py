@@ -21,6 +21,7 @@ from hookrun.actions.values import (
     Ramp,
     RunFaults,
     RunValue,
+    is_by_sample,
 )
 from hookrun.config.validation import Section
 from hookrun.errors import HookError
@@ -28,7 +29,7 @@ from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-    from torch.nn import Module, Parameter
+    from torch.nn import Module
 
     from hookrun.actions.fields import Keep
     from hookrun.actions.values import InlineFunction
@@ -54,7 +55,7 @@ ABOUT = frozenset((*RECORD_KEYS, OF_RANK))
 """The keys that say where a record comes from, not what was recorded."""
 
 _ADDED = "_hookrun_added"
-"""The attribute in which a module records the parameters that hooks added; copied and pickled with the module."""
+"""The attribute in which a module records the tensors that hooks added; copied and pickled with the module."""
 
 
 def name_taken(module: Module, name: str, planned: Collection[str] = ()) -> str | None:
@@ -69,35 +70,40 @@ def name_taken(module: Module, name: str, planned: Collection[str] = ()) -> str 
     return None
 
 
-def add_parameter(module: Module, name: str, parameter: Parameter) -> str | None:
-    """Register a parameter, and record that a hook added it; one of an earlier installation is kept.
+def add_tensor(module: Module, name: str, tensor: Tensor) -> str | None:
+    """Register a parameter, or another tensor as a buffer, and record that a hook added it.
 
-    Returns why it cannot be added, or None.
+    One of an earlier installation is kept. Returns why it cannot be added, or None.
     """
-    problem = name_taken(module, name) or added_otherwise(module, name, parameter.shape)
+    from torch.nn import Parameter
+
+    problem = name_taken(module, name) or added_otherwise(module, name, tensor.shape)
     if problem is None and not was_added(module, name):
-        module.register_parameter(name, parameter)
+        if isinstance(tensor, Parameter):
+            module.register_parameter(name, tensor)
+        else:
+            module.register_buffer(name, tensor)
         module.__dict__.setdefault(_ADDED, set()).add(name)
     return problem
 
 
 def was_added(module: Module, name: str) -> bool:
-    """Whether a hook added the parameter, in this installation or an earlier one."""
-    return name in module.__dict__.get(_ADDED, ()) and module._parameters.get(name) is not None
+    """Whether a hook added the parameter or buffer, in this installation or an earlier one."""
+    return name in module.__dict__.get(_ADDED, ()) and getattr(module, name, None) is not None
 
 
 def added_otherwise(module: Module, name: str, shape: Sequence[int]) -> str | None:
-    """Why a parameter of this shape cannot take the place of one that an earlier installation added, or None."""
-    if not was_added(module, name) or list(module.get_parameter(name).shape) == list(shape):
+    """Why a tensor of this shape cannot take the place of one that an earlier installation added, or None."""
+    if not was_added(module, name) or list(getattr(module, name).shape) == list(shape):
         return None
     return (
-        f"parameter {name!r} was added before with shape {list(module.get_parameter(name).shape)}, not {list(shape)}: "
+        f"parameter {name!r} was added before with shape {list(getattr(module, name).shape)}, not {list(shape)}: "
         "uninstall it or choose another name"
     )
 
 
-def remove_parameter(module: Module, name: str) -> None:
-    """Remove an added parameter."""
+def remove_added(module: Module, name: str) -> None:
+    """Remove an added parameter or buffer."""
     delattr(module, name)
     module.__dict__[_ADDED].discard(name)
     if not module.__dict__[_ADDED]:
@@ -177,6 +183,26 @@ class Action(Section):
     def of_call(self) -> bool:
         """Whether it acts on the call of its module, not on a value."""
         return self.does in ("skip", "stop")
+
+    @property
+    def works_by_sample(self) -> bool:
+        """Whether it treats each sample of a batch by itself: some are kept, or each has a value of its own."""
+        of_samples = [
+            value
+            for value in self.outside_values().values()
+            if is_by_sample(value) and isinstance(value, OutsideValue) and value.at is None
+        ]
+        return self.value_of(Meaning.SAMPLES) is not None or bool(of_samples)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it computes numbers for each row of the first dimension, which is then the batch."""
+        return False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether what it stores of a tensor has another shape."""
+        return False
 
     @property
     def draws(self) -> bool:
@@ -308,7 +334,7 @@ class HookSite(Protocol):
         """
 
     def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
-        """A user's own function; if it is a module, the hooked module gets its parameters, and each call uses those.
+        """A user's own function; if it is a module, the hooked module gets its tensors, and each call uses those.
 
         given: the object is the user's own; False: it was made for this site, and gets the model's dtype and device
         """

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf, OrOne
-from hookrun.values.tensors import as_real, holds_data
+from hookrun.values.tensors import as_real, holds_data, widened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,8 @@ class Capture(Action):
             the first; `{topk: 5}` stores the 5 largest elements of the last dimension, `values` in descending
             order, and where they are, `indices`;
             `{project: 64}` projects each row's elements to 64 numbers by a fixed random matrix (Gaussian, scaled to
-            keep lengths on average: Johnson and Lindenstrauss), the same for every row, call and run of the hook
+            keep lengths on average: Johnson and Lindenstrauss), the same for every row, call and run of the hook. Of
+            float8 tensors all this is computed and stored in float32
     keep:   store some samples only, the same at all modules and in every epoch. `{every: 10}` is every tenth sample of
             the data set, `{reservoir: 100}` a hundred samples drawn at random
     max_bytes: limit of what the hook stores, over all its modules. Of the batch that would exceed it the first rows
@@ -66,6 +67,17 @@ class Capture(Action):
     ) = None
     keep: KeptSamples = None
     max_bytes: ByteLimit = None
+
+    @property
+    def by_row(self) -> bool:
+        """A reduction is one of each row, unless it names dimensions."""
+        reduction = self.reduce
+        return reduction is not None and reduction.topk is None and not (reduction.mean or reduction.norm)
+
+    @property
+    def reduces(self) -> bool:
+        """A reduction takes dimensions away."""
+        return self.reduce is not None
 
     def build(self, site: HookSite) -> Edit:
         """A function that stores the value of each firing."""
@@ -114,6 +126,7 @@ class Capture(Action):
                 return over(x, dim=dims)
 
             change = reduced if count is None else partial(_largest, count)
+            changes.append(widened)
             changes.append(change if width is None else _projection(width, site.seed))
         if self.device is not None or self.dtype is not None:
             dtype = None if self.dtype is None else getattr(torch, self.dtype)

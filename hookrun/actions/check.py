@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Number, Policy, check_order
 from hookrun.errors import listed
-from hookrun.values.tensors import elements, nearest_finite
+from hookrun.values.tensors import elements, nearest_finite, widened
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -29,8 +29,8 @@ class Check(Action):
     max:    the largest allowed value
     policy: `error` raises at the module; `stop` finishes the step, saves and ends the run; `warn` only records
 
-    NaN fails `min` and `max` even if `finite` is false. Of complex tensors the absolute value is checked. An empty
-    tensor passes.
+    NaN fails `min` and `max` even if `finite` is false. Of complex tensors the absolute value is checked. float8
+    is compared in float32. An empty tensor passes.
     """
 
     action_name = "check"
@@ -49,14 +49,17 @@ class Check(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN."""
+        import torch
+
         low, high = self._bounds(self.min, -math.inf), self._bounds(self.max, math.inf)
         message, policy, report = self.requirement(), self.policy, site.check_result
 
         def check(x: Tensor) -> None:
             x = elements(x.detach())
             if x.numel():
-                least, largest = (x.abs() if x.is_complex() else x).aminmax()
-                dtype = least.dtype
+                x = x.abs() if x.is_complex() else x
+                least, largest = widened(x).aminmax()
+                dtype = x.dtype if x.dtype in low else torch.float32
                 report((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)
 
         return check
@@ -71,7 +74,10 @@ class Check(Action):
         wanted = none if bound is None else bound
         endless = not self.finite and math.isinf(wanted)
         numbers = dict.fromkeys(nearest_finite(0), wanted) if endless else nearest_finite(wanted)
-        return {dtype: torch.tensor(number, dtype=dtype, device="cpu") for dtype, number in numbers.items()}
+        return {
+            dtype: widened(torch.tensor(number, dtype=dtype, device="cpu"))
+            for dtype, number in numbers.items()
+        }
 
     def requirement(self) -> str:
         """For messages: ``expected every element to be finite, at least 0 and at most 1``."""

@@ -62,6 +62,11 @@ class FlipBits(Action):
         """Integers have bits too."""
         return True
 
+    @property
+    def works_by_sample(self) -> bool:
+        """With `per: sample`."""
+        return self.per == "sample" or super().works_by_sample
+
     def carried_by(self, hook_type: HookType) -> str | None:
         """`per: sample` needs a batch of samples."""
         if self.per == "sample" and not hook_type.batch:

@@ -12,11 +12,19 @@ from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import CONTEXT, called, callee, made, on_tensor, parameters_of
+from hookrun.actions.user_code import (
+    CONTEXT,
+    called,
+    callee,
+    kept_tensors,
+    made,
+    on_tensor,
+    parameters_of,
+)
 from hookrun.actions.values import InlineFunction, as_data, as_python_value, copy_of
 from hookrun.config.validation import takes
 from hookrun.errors import HookrunError
-from hookrun.hook_types import APPLY, ON_VALUES
+from hookrun.hook_types import APPLY, FORWARD, FORWARD_PRE, ON_VALUES
 from hookrun.trust.callables import Code
 
 if TYPE_CHECKING:
@@ -52,10 +60,10 @@ class Python(Action):
     For a class, one object is created for each module, with `args`, and called with the values. If it is a
     `torch.nn.Module`, each hooked module gets its parameters, under the names `<hook>_<name>`: on `forward` and
     `forward_pre` they are trained, saved and loaded with the model, and `hooks.parameters()` has them. They start from
-    a seed of hook and module, in the model's dtype; the object is in the hooked module's mode. In Python an object may
-    be given instead: all selected modules share it. Other state that your code keeps between calls is lost when a run
-    is resumed, unless the object has the methods `state_dict()` (plain values and tensors) and
-    `load_state_dict(state)`.
+    a seed of hook and module, in the model's dtype; the object is in the hooked module's mode. Persistent buffers are
+    saved and resumed in the same way; a call may replace one by another tensor of its shape. In Python an object may be
+    given instead: all selected modules share it. Other state that your code keeps between calls is lost when a run is
+    resumed, unless the object has the methods `state_dict()` (plain values and tensors) and `load_state_dict(state)`.
     """
 
     action_name = "python"
@@ -74,7 +82,8 @@ class Python(Action):
         target, args = function.target, copy_of(self.args)
         if isinstance(target, type):
             target, args = called(name, function.code, target, lambda it: made(it, args, site.seed)), {}
-        if not parameters_of(target) and all(
+        kept = kept_tensors(target) if site.hook_type in (FORWARD, FORWARD_PRE) else parameters_of(target)
+        if not kept and all(
             callable(getattr(target, method, None)) for method in ("state_dict", "load_state_dict")
         ):
             site.register_state(target)

@@ -36,7 +36,10 @@ CPU_BLOCK = 1 << 19
 _MOST_SQUARES = 1 << 18
 """Elements whose squares are added up in float32 by one call of `dot`, which has few accumulators."""
 MOST_LOST = 8
-"""The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits."""
+"""The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits.
+Else it is computed around the mean in float64, as where x² is out of range; this takes longer."""
+LEAST_SQUARE = 1e-30
+"""Where x² is smaller in the mean, too many of its digits are below the range of float32."""
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
 
 Measure = Callable[..., dict[str, Any]]
@@ -91,9 +94,9 @@ _STEPS: Mapping[str, Step] = {
     "flat": lambda x, n, known: x.reshape(-1),
     "sum": lambda x, n, known: x.sum(),
     "mean": lambda x, n, known: x.mean(),
-    # Around the mean: E[x²] - E[x]² loses all digits if the mean is much larger than the deviation.
-    "var": lambda x, n, known: _squares_around(known["flat"], n, known["mean"]) / (n - 1),
-    "std": lambda x, n, known: known["var"].sqrt(),
+    # torch warns about the deviation of one element
+    "var": lambda x, n, known: x.var() if n > 1 else known["sum"] * math.nan,
+    "std": lambda x, n, known: x.std() if n > 1 else known["sum"] * math.nan,
     "norm": lambda x, n, known: _sum_of_squares(known["flat"], n).sqrt(),
     "extremes": lambda x, n, known: x.aminmax(),
     "min": lambda x, n, known: known["extremes"].min,
@@ -148,13 +151,6 @@ def _sum_of_squares(flat: Tensor, n: int) -> Tensor:
     return flat.dot(flat)
 
 
-def _squares_around(flat: Tensor, n: int, centre: Tensor) -> Tensor:
-    """The sum of (x - mean)², computed around `centre`, which is the mean up to rounding."""
-    around = flat - centre
-    off = around.sum()
-    return (_sum_of_squares(around, n) - off * off / n).clamp_min(0)
-
-
 # ---- tensors on the CPU, part by part: memory is read once, further passes hit the cache -----------------------
 
 
@@ -182,21 +178,11 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
         known["norm"] = math.sqrt(squares)
     if variance_wanted:
         spread = squares - total * total / n
-        if not squares < MOST_LOST * spread:
-            spread = _spread_around(parts, total / n)
+        if not n * LEAST_SQUARE < squares < MOST_LOST * spread:
+            deviation = flat.std(correction=0).item()
+            spread = deviation * deviation * n
         known["var"] = spread / (n - 1) if n > 1 else math.nan
         known["std"] = math.sqrt(known["var"])
     if extremes_wanted:
         known["extremes"] = torch.return_types.aminmax((torch.stack(lows).amin(), torch.stack(highs).amax()))
     return known
-
-
-def _spread_around(parts: Sequence[Tensor], mean: float) -> float:
-    """The sum of (x - mean)² over all parts, corrected for the rounding of the mean."""
-    off, squares, n = 0.0, 0.0, 0
-    for part in parts:
-        around = part - mean
-        off += around.sum().item()
-        squares += around.dot(around).item()
-        n += len(part)
-    return squares if math.isnan(squares) else max(squares - off * off / n, 0.0)

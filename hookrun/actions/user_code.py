@@ -129,25 +129,25 @@ def checked(
 
 
 def untrainable(own: Any, *, reached: bool) -> tuple[str, str] | None:
-    """Why the parameters of the user's own module cannot become parameters of the model, and the next step; or None.
+    """Why the tensors of the user's own module cannot become tensors of the model, and the next step; or None.
 
     reached: gradients reach them on the hook type
     """
     from torch.nn.parameter import is_lazy
 
-    names = [name for name, _ in parameters_of(own)]
-    if not reached:
+    kept = dict(kept_tensors(own))
+    if not reached and (names := [name for name, _ in parameters_of(own)]):
         what = f"has the parameter {names[0]!r}, which is trained on forward and forward_pre only"
         return what, "use one of them; what is not trained may be a buffer"
-    if lazy := [name for name, parameter in parameters_of(own) if is_lazy(parameter)]:
-        return f"has the parameter {lazy[0]!r} without a shape", "give the sizes: args: {in_features: 64}"
-    if beside := sorted(own.state_dict().keys() - names):
-        what = f"keeps {beside[0]!r} beside its parameters, which a checkpoint would not have"
-        return what, "make it a parameter, or register_buffer(…, persistent=False) if it is constant"
+    if lazy := [name for name, tensor in kept.items() if is_lazy(tensor)]:
+        return f"has {lazy[0]!r} without a shape", "give the sizes: args: {in_features: 64}"
+    if beside := sorted(own.state_dict().keys() - kept.keys()):
+        what = f"keeps {beside[0]!r} beside its parameters and buffers, which a checkpoint would not have"
+        return what, "make it a parameter or a buffer"
     added = added_names(own, "").values()
     if len(set(added)) < len(added):
         return (
-            "has parameters whose names differ in . and _ only",
+            "has parameters or buffers whose names differ in . and _ only",
             "rename one: a parameter's name has no dot",
         )
     return None
@@ -161,11 +161,24 @@ def parameters_of(target: Any) -> list[tuple[str, Parameter]]:
     return list(Module.named_parameters(target, remove_duplicate=False)) if is_module else []
 
 
-def added_names(target: Any, hook_name: str) -> dict[Parameter, str]:
-    """The parameters of a user's own module, each with the name under which a hooked module has it: without dots."""
-    names: dict[Parameter, str] = {}
-    for name, parameter in parameters_of(target):
-        names.setdefault(parameter, f"{hook_name}_{name.replace('.', '_')}")
+def kept_tensors(target: Any) -> list[tuple[str, Tensor]]:
+    """The parameters and persistent buffers of a user's own module by all of their names; of other objects none."""
+    from torch.nn import Module
+
+    kept: list[tuple[str, Tensor]] = [*parameters_of(target)]
+    parts = Module.named_modules(target, remove_duplicate=False) if isinstance(target, Module) else ()
+    for path, part in parts:
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                kept.append((join(path, name), buffer))
+    return kept
+
+
+def added_names(target: Any, hook_name: str) -> dict[Tensor, str]:
+    """The `kept_tensors`, each with the name under which a hooked module has it: without dots."""
+    names: dict[Tensor, str] = {}
+    for name, tensor in kept_tensors(target):
+        names.setdefault(tensor, f"{hook_name}_{name.replace('.', '_')}")
     return names
 
 

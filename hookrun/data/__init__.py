@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hookrun.config.validation import validated
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.transforms import RANDOM, after_transforms, parse_transforms
+from hookrun.data.transforms import RANDOM, Transform, after_transforms, parse_transforms
 from hookrun.errors import Mistakes, nearest, refused_at, spec_error
 from hookrun.spec.experiment import Data
 from hookrun.trust.load import DATA
@@ -54,6 +54,8 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
 
     Raises SpecError with every mistake in the section: names, arguments, transforms, missing files.
     """
+    from hookrun.data.collate import batched, collate_of
+
     mistakes = Mistakes()
     source = mistakes.tried(_source, config)
     transforms = {
@@ -61,7 +63,8 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
         for key in ("transforms", "train_transforms")
         if (given := getattr(config, key)) is not None
     }
-    if getattr(source, "padding", None) == "none" and config.batch_size > 1:  # of sequences of tokens
+    collate = mistakes.tried(collate_of, config)
+    if getattr(source, "padding", None) == "none" and config.samples_of_batch > 1:  # of sequences of tokens
         mistakes.note(
             "data.args.padding",
             f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length",
@@ -72,11 +75,16 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
     assert info is not None  # else there is a mistake
     described = info
     for key, steps in transforms.items():  # those of the other split have to fit too
-        inputs = mistakes.tried(after_transforms, steps or {}, info.inputs, f"data.{key}")
+        inputs = mistakes.tried(
+            after_transforms, steps or {}, info.inputs, f"data.{key}", equal=not config.unstacked
+        )
         if inputs is not None and key == _transforms_key(config, split):
             described = replace(info, inputs=inputs)
+            if info.samples is not None and steps:
+                described = replace(described, samples=_under(steps, info.samples))
     mistakes.refuse()
-    return described
+    assert collate is not None
+    return batched(described, config, collate)
 
 
 def load(config: Data, split: Split, *, seed: int) -> Samples:
@@ -88,8 +96,10 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     key = _transforms_key(config, split)
     transforms = parse_transforms(getattr(config, key), f"data.{key}")
     samples = _readable(_source(config).open)(_root(config), split, seed)
-    if not transforms:
-        return samples
+    return _under(transforms, samples) if transforms else samples
+
+
+def _under(transforms: Mapping[str, Transform], samples: Samples) -> Samples:
     from hookrun.data.samples import transformed
 
     made = transformed(samples, [transform.function for transform in transforms.values()])
@@ -111,7 +121,8 @@ def _source(config: Data) -> Source:
     if config.name == PYTHON:
         from hookrun.data.own import FACTORY, OwnData
 
-        return OwnData(factory=load_trusted(config.factory or "", DATA, FACTORY), args=config.args)
+        factory = load_trusted(config.factory or "", DATA, FACTORY)
+        return OwnData(factory=factory, args=config.args, as_given=config.has_own_collate)
     if config.name not in _SOURCES:
         raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
     module, name = _SOURCES[config.name]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
+from warnings import catch_warnings
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from pydantic import Field
 from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
@@ -23,16 +26,23 @@ from hookrun.spec.when import typed
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image file may hold, whatever its name says. For EPS Pillow would start Ghostscript, which runs programs."""
 
+_MOST_OPENED = 200
+"""How many images, evenly spread over a split, are opened for lines of the plan."""
+
 
 class _ClassFolders(Source):
     """Float [3, H, W] images in 0..1; a label is the index of a folder's name among the sorted names.
 
+    16-bit grey images are divided by 65535. Of images with several frames the first is read.
+
     max_pixels: width times height of the largest image that is decoded; larger ones are an error
+    exif:       turn images upright as their EXIF orientation says; torchvision's ImageFolder does not
 
     hint: how to get the data
     """
 
     max_pixels: int = Field(default=64_000_000, ge=1)
+    exif: bool = True
     hint: ClassVar[str] = "put the images at DIR/train/CLASS/... and DIR/val/CLASS/... and set data.root=DIR"
 
     def layout(self, root: Path | None, split: Split) -> tuple[Path, tuple[str, ...], Sequence[Split]]:
@@ -98,13 +108,35 @@ class _ClassFolders(Source):
             num_classes=len(classes),
             sizes={split: None if split in splits else 0 for split in SPLITS},
             fields={"class": [*map(typed, classes)]},
+            remarks=partial(self._remarks, root, split),
         )
+
+    def _remarks(self, root: Path | None, split: Split) -> Iterator[str]:
+        """Lines on images that are turned, and on those of which one frame is read, among some of the split."""
+        images, _ = self.images(root, split)
+        chosen = [path for path, _ in images[:: -(-len(images) // _MOST_OPENED)]]
+        turned = animated = 0
+        for path in chosen:
+            # what cannot be opened is an error when it is read
+            with suppress(Exception), catch_warnings(action="ignore"), _opened(path) as image:
+                is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+                turned += is_turned and (self.exif or image.format != "TIFF")  # these Pillow itself turns
+                animated += getattr(image, "is_animated", False)
+        among = f"of {len(chosen)} images opened ({len(images):,} in all)"
+        if turned:
+            applied = "applied; data.args.exif=false" if self.exif else "not applied; data.args.exif=true"
+            yield f"EXIF orientation in {turned} {among}: {applied} changes that"
+        if animated:
+            yield f"several frames in {animated} {among}: the first is read"
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
         images, classes = self.images(root, split)
         return Samples(
-            len(images), partial(_read, images, self.max_pixels), partial(_place, images, root), classes
+            len(images),
+            partial(_read, images, self.max_pixels, self.exif),
+            partial(_place, images, root),
+            classes,
         )
 
 
@@ -160,7 +192,8 @@ class ImageFolder(_ClassFolders):
                 self.hint,
             )
         images = TensorInfo((3, -1, -1), torch.float32)
-        return DataInfo(self.name, images, None, None, {"train": 0, "val": count})
+        sizes: dict[Split, int | None] = {"train": 0, "val": count}
+        return DataInfo(self.name, images, None, None, sizes, remarks=partial(self._remarks, root, split))
 
 
 class ImageNet(_ClassFolders):
@@ -170,6 +203,7 @@ class ImageNet(_ClassFolders):
     """
 
     name = "imagenet"
+    exif: bool = False  # as the published weights were measured
     classes: int | None = Field(default=1000, ge=1)
     hint = (
         "where the archives of image-net.org are, unpack them with torchvision.datasets.ImageNet('DIR', 'train') "
@@ -187,11 +221,11 @@ class ImageNet(_ClassFolders):
         return folder, classes, splits
 
 
-def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, number: int) -> Sample:
+def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, exif: bool, number: int) -> Sample:
     """The decoded image with its label, if it has one. HookrunError for a file that is too large or damaged."""
     path, label = images[number]
     try:
-        pixels = _decoded(path, max_pixels)
+        pixels = _decoded(path, max_pixels, exif)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise HookrunError(
             f"{printable(path)} is larger than data.args.max_pixels, {max_pixels:,}: {error}\n"
@@ -201,19 +235,32 @@ def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, number: int
         raise HookrunError(
             f"{printable(path)} cannot be read as an image: {printable(str(error))}"
         ) from error
-    return unit_float(pixels), torch.empty(0) if label is None else torch.tensor(label)
+    return pixels, torch.empty(0) if label is None else torch.tensor(label)
 
 
-def _decoded(path: str, max_pixels: int) -> torch.Tensor:
-    """The pixels [3, H, W] uint8. Raises what Pillow does, and DecompressionBombError beyond max_pixels."""
+def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:
+    """The pixels [3, H, W] float32 in 0..1. Raises what Pillow does, and DecompressionBombError beyond max_pixels."""
     if not os.path.isfile(path):
         raise OSError("it is not a file")  # opening a pipe would wait for its writer
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow's own limit, which is for the whole process
-    with Image.open(path, formats=_FORMATS) as image:
+    with _opened(path) as image:
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
-        return pil_to_tensor(image.convert("RGB"))
+        # Pillow has no mode of 16 bits for PPM, whose numbers it brings to 0..65535.
+        has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+        if image.mode in ("I", "F") and not has_16_bits:
+            raise ValueError(f"its mode {image.mode} has 32 bits without a white: save it with 8 or 16 bits")
+        if exif:
+            ImageOps.exif_transpose(image, in_place=True)
+        if has_16_bits:
+            grey = torch.from_numpy(np.asarray(image).astype(np.float32)).div_(65535)
+            return grey.repeat(3, 1, 1)
+        return unit_float(pil_to_tensor(image.convert("RGB")))
+
+
+def _opened(path: str) -> Image.Image:
+    return Image.open(path, formats=_FORMATS)
 
 
 def _place(images: Sequence[tuple[str, int | None]], root: Path | None, number: int) -> str:

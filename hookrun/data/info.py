@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.errors import spec_error
 from hookrun.spec.when import Scalar, typed
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from hookrun.data.samples import Samples
     from hookrun.data.tokenizer import Tokenizer
 
 Split = Literal["train", "val"]
@@ -36,10 +37,11 @@ class TensorInfo:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
     def example(self, batch_size: int) -> Tensor:
-        """Zeros, or what it is filled with, of shape [batch_size, *shape]."""
+        """Zeros, or what it is filled with, of shape [batch_size, *shape]; 64 for a size that differs."""
         import torch
 
-        return torch.full((batch_size, *self.shape), self.fill, dtype=self.dtype)
+        sizes = [64 if size == -1 else size for size in self.shape]
+        return torch.full((batch_size, *sizes), self.fill, dtype=self.dtype)
 
 
 InputsInfo = TensorInfo | Mapping[str, TensorInfo]
@@ -49,14 +51,19 @@ InputsInfo = TensorInfo | Mapping[str, TensorInfo]
 class DataInfo:
     """The description of a data set.
 
-    inputs:      the sample after its transforms: one tensor, or several by name if the model takes keywords
-    target:      None if the data has no target; its samples then have an empty tensor, which can be batched
+    inputs:      the sample after its transforms: one tensor, or several by name if the model takes keywords; no names
+                 if it is anything else
+    target:      None if the data has no target, or none that is a tensor. Of a batch that a user's own function makes:
+                 the part of it that belongs to a sample, with the first size -1 if that is not one row
     num_classes: the number of class labels; None if the target is not a label or their number is unknown
     sizes:       number of samples in each split; 0 if there is no such split, None if it is unknown before reading
     tokenizer:   for samples of tokens, whose targets are the next tokens; None for other samples
     spans:       names of the spans that samples of tokens may have
     has_wrong:   whether samples of tokens have a right and a wrong answer
     fields:      name -> the values, as `typed` has them, in a field of the data's own; None: not all are known
+    samples:     of a user's own data, which alone shows its form; None: zeros stand for samples
+    collated:    count -> inputs and targets of a batch; None: the samples are stacked
+    remarks:     makes lines about the files of the data for the plan
     """
 
     name: str
@@ -68,6 +75,9 @@ class DataInfo:
     spans: tuple[str, ...] = ()
     has_wrong: bool = False
     fields: Mapping[str, Collection[tuple[bool, Scalar]] | None] = field(default_factory=dict)
+    samples: Samples | None = None
+    collated: Callable[[int], tuple[Any, Any]] | None = None
+    remarks: Callable[[], Iterator[str]] = tuple[str, ...]().__iter__
 
     @property
     def known_fields(self) -> dict[str, Collection[tuple[bool, Scalar]] | None]:
@@ -85,6 +95,11 @@ class DataInfo:
                 "label": None if labels is None else [*map(typed, labels)],
             }
         return {**known, **self.fields}
+
+    @property
+    def has_target_of_sample(self) -> bool:
+        """Whether row i of a batch's targets is that of sample i; stacked samples without a target have empty rows."""
+        return self.collated is None or (self.target is not None and self.target.shape[:1] != (-1,))
 
     @property
     def vocab_size(self) -> int | None:
@@ -105,7 +120,8 @@ class DataInfo:
             return self.inputs
         raise spec_error(
             "data.args.input",
-            f"one input tensor is needed here, and the data set '{self.name}' gives several: {', '.join(self.inputs)}",
+            f"one input tensor is needed here, and the data set '{self.name}' gives "
+            + (f"several: {', '.join(self.inputs)}" if self.inputs else "something else"),
             "name one of them in data.args.input",
         )
 
@@ -119,14 +135,27 @@ class DataInfo:
         """The dtype of the input tensor. Raises SpecError as `input` does."""
         return self.input.dtype
 
-    def example(self, batch_size: int) -> Tensor | dict[str, Tensor]:
-        """A batch of inputs, all zeros: a tensor, or a dict of tensors where the inputs have names."""
-        if isinstance(self.inputs, TensorInfo):
-            return self.inputs.example(batch_size)
-        return {name: info.example(batch_size) for name, info in self.inputs.items()}
+    def example_of(self, count: int) -> tuple[Any, Any]:
+        """Inputs and targets of a batch of `count` samples, made as the batches of a run are; see `Data.collate`.
 
-    def example_target(self, batch_size: int) -> Tensor:
-        """A batch of targets, all zeros; of shape [batch_size, 0] where the data has no target."""
+        Inputs are a tensor, or a dict of tensors where they have names; targets [count, 0] where the data has none.
+        Both may be anything else where they are not stacked. Samples that are not batched: the first one alone.
+
+        Raises HookrunError if the samples cannot be a batch.
+        """
+        if self.collated is not None:
+            return self.collated(count)
         import torch
 
-        return self.target.example(batch_size) if self.target else torch.zeros(batch_size, 0)
+        targets = self.target.example(count) if self.target else torch.zeros(count, 0)
+        if isinstance(self.inputs, TensorInfo):
+            return self.inputs.example(count), targets
+        return {name: info.example(count) for name, info in self.inputs.items()}, targets
+
+    def example(self, count: int) -> Any:
+        """The inputs of `example_of`."""
+        return self.example_of(count)[0]
+
+    def example_target(self, count: int) -> Any:
+        """The targets of `example_of`."""
+        return self.example_of(count)[1]

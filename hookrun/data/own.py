@@ -7,21 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import InstanceOf
 from torch import Tensor
 
 from hookrun.config.validation import takes, wrong_call
-from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Sample, Samples
+from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
+from hookrun.data.samples import Samples
 from hookrun.data.source import Source
 from hookrun.errors import HookrunError, reason, refuse, refused_at, spec_error
 from hookrun.trust.load import Trusted
+from hookrun.values.containers import children, members, replaced
 
 FACTORY = "data.factory"
 """The key path of the factory's name."""
 _ARGS = "data.args"
-_FORM = "(input, target): a tensor or a dict of tensors, and a tensor or a number"
+_FORM = "(input, target): a tensor, or a dict, tuple or dataclass of tensors, and a tensor or a number"
 
 
 class OwnData(Source):
@@ -31,9 +33,11 @@ class OwnData(Source):
     The attribute `num_classes` of the data set, or the length of its `classes`, is the number of labels.
 
     args: the factory's arguments, checked against its signature
+    as_given: samples may be anything, for a collate function of the user's own
     """
 
     name = "python"
+    as_given: bool = False
     factory: InstanceOf[Trusted]
     args: dict[str, Any] = {}
 
@@ -45,26 +49,31 @@ class OwnData(Source):
             raise spec_error(
                 FACTORY, f"the split '{split}' has no samples", "return a data set with some for it"
             )
-        with refused_at(FACTORY, f"sample i is {_FORM}"):
-            inputs, target = _read(data, self.factory.text, 0)
+        samples = self._samples(data)
+        hint = f"sample i is {_FORM}; for anything else set data.collate=mypkg.data:collate"
+        with refused_at(FACTORY, hint, tell=lambda error: str(error).removeprefix(f"{FACTORY}: ")):
+            first = samples[0]
+        inputs, target = ({}, torch.empty(0)) if self.as_given else first
         count = getattr(data, "num_classes", None)
         if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
             count = len(classes)
         return DataInfo(
             name=self.factory.text,
-            inputs={name: _info_of(each) for name, each in inputs.items()}
-            if isinstance(inputs, dict)
-            else _info_of(inputs),
-            target=_info_of(target) if target.numel() else None,
+            inputs=_info_of_inputs(inputs),
+            target=_info_of(target) if isinstance(target, Tensor) and target.numel() else None,
             num_classes=count if isinstance(count, int) and count > 0 else None,
             sizes={each: 0 if part is None else len(part) for each, part in parts.items()},
+            samples=samples,
         )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         data = self._made(split, seed)
         if data is None:
             raise spec_error(FACTORY, f"the split '{split}' has no samples", "return a data set for it")
-        return Samples(len(data), partial(_read, data, self.factory.text))
+        return self._samples(data)
+
+    def _samples(self, data: Any) -> Samples:
+        return Samples(len(data), partial(_read, data, self.factory.text, self.as_given))
 
     def _made(self, split: Split, seed: int) -> Any:
         """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
@@ -87,7 +96,15 @@ def _info_of(tensor: Tensor) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
 
-def _read(data: Any, name: str, index: int) -> Sample:
+def _info_of_inputs(inputs: Any) -> InputsInfo:
+    if isinstance(inputs, Tensor):
+        return _info_of(inputs)
+    if isinstance(inputs, dict) and all(isinstance(each, Tensor) for each in inputs.values()):
+        return {name: _info_of(each) for name, each in inputs.items()}
+    return {}
+
+
+def _read(data: Any, name: str, as_given: bool, index: int) -> Any:
     """Sample `index` of the data set that the factory `name` has made, checked and converted to tensors."""
     at = f"{FACTORY}: sample {index} of '{name}'"
     try:
@@ -96,6 +113,8 @@ def _read(data: Any, name: str, index: int) -> Sample:
         raise
     except Exception as error:
         raise HookrunError(f"{at} failed: {reason(error)}") from error
+    if as_given:
+        return sample
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
     inputs, target = sample
@@ -103,12 +122,19 @@ def _read(data: Any, name: str, index: int) -> Sample:
         target = torch.empty(0)
     elif isinstance(target, bool):
         target = int(target)
-    if isinstance(inputs, Mapping):
-        return {str(key): _tensor(value, at) for key, value in inputs.items()}, _tensor(target, at)
-    return _tensor(inputs, at), _tensor(target, at)
+    return _converted(inputs, at), _converted(target, at)
 
 
-def _tensor(value: Any, at: str) -> Tensor:
+def _converted(value: Any, at: str) -> Any:
+    """The value with tensors in place of its numbers and arrays.
+
+    A tuple of numbers is a tensor; one that holds tensors or arrays stays a tuple.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): _converted(member, at) for key, member in value.items()}
+    held = [] if isinstance(value, list) else children(value)
+    if any(isinstance(member, Tensor | np.ndarray) for member in members(dict(held))):
+        return replaced(value, {key: _converted(member, at) for key, member in held})
     try:
         return value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

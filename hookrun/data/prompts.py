@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,20 @@ from hookrun.data.text_files import (
     require_few_tokens,
     text_field,
 )
-from hookrun.data.tokenizer import BYTES, Encoded, Tokenizer, tokenizer_named
+from hookrun.data.tokenizer import Encoded, Tokenizer, tokenizer_named
 from hookrun.data.tokens import AMBIGUOUS, MOST_LENGTH, TokenLayout
 from hookrun.errors import SpecError, printable, spec_error
 
 FILE = "data.args.file"
 _MOST_SPANS = 64  # names in a file
+_SHOWN = 4  # tokens of the prompt in an error about its answer
 
 
 class Prompts(FileTokens):
     """Which file, and what its fields are called. Each prompt is a sample, with the answer's first token as target.
+
+    The tokens of an answer are those that the prompt and the answer together have behind the prompt's. A token that has
+    a part of both is refused. An answer that is also the model's `labels` is a text of its own.
 
     file:           .jsonl: one object on each line
     prompt:         the field of the text
@@ -44,7 +50,8 @@ class Prompts(FileTokens):
                     hook or the task uses its span
     tokenizer:      the folder of a tokenizer of transformers, or bytes
     length:         the largest number of tokens in a prompt, including special ones; null: that of the longest prompt
-    special_tokens: whether the tokenizer adds its special tokens to a prompt
+    special_tokens: whether the tokenizer adds its special tokens to a prompt. The ones that it puts behind a text are
+                    left out where an answer follows; one that is written in the prompt stays
     val_fraction:   the fixed fraction of the prompts that is for validation; 1: all, in the file's order
     labels:         whether the model also gets the whole answer as `labels`: for encoder-decoders
     """
@@ -118,7 +125,7 @@ def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[
             )
         count += len(prompt.ids) + len(prompt.answer)
         require_few_tokens(count, FILE)
-        prompts.append(prompt)
+        prompts.append(replace(prompt, told=()) if prompts else prompt)
     return prompts
 
 
@@ -149,7 +156,9 @@ def _prompt(
     encoded = encode(tokenizer, text, at, special=keys.special_tokens, offsets=bool(spans))
     if not len(encoded.ids):
         raise spec_error("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")
-    answers = dict[str, list[int]](answer=[], wrong=[])
+    if fields and not keys.labels:
+        encoded = replace(encoded, ids=encoded.open_ids)
+    answers, told = dict[str, list[int]](answer=[], wrong=[]), list[str]()
     for key, ids in answers.items():
         where, name = f"data.args.{key}", getattr(keys, key)
         if key not in fields:
@@ -160,16 +169,22 @@ def _prompt(
                     "give every prompt one, or none",
                 )
             continue
-        ids += encode(tokenizer, text_field(record, name, at, where), at).ids
+        answer = text_field(record, name, at, where)
+        if keys.labels:  # an encoder-decoder's answer is a text of its own
+            ids += encode(tokenizer, answer, at).ids
+        else:
+            both = encode(tokenizer, text + answer, at, special=keys.special_tokens, offsets=True)
+            ids += _following(encoded.ids, both, len(text), tokenizer, f"{at}: '{name}'", where)
         if not ids:
             raise spec_error(where, f"{at}: '{name}' has no tokens", "write a text")
+        told.append(f"{path.name}:{number}: {answer[:80]!r} → {tokenizer.tokens(ids[:1])[0]!r}")
     if fields == answers.keys() and answers["answer"][0] == answers["wrong"][0]:
         token = tokenizer.tokens(answers["answer"][:1])[0]
         what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
-        hint = "give two that differ in their first token, or leave the wrong one out"
-        if keys.tokenizer == BYTES:
-            hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
+        hint = "give two that differ in their first token, or none; a common space goes to the prompt's end"
         raise spec_error("data.args.wrong", what, hint)
+    if told:
+        told.append(f"{path.name}:{number}: the prompt ends with {tokenizer.tokens(encoded.ids[-1:])[0]!r}")
     places = {
         name: _positions(name, span, text, encoded, at) for name, span in spans.items() if span is not None
     }
@@ -180,7 +195,26 @@ def _prompt(
         answers["wrong"],
         places,
         own,
+        told,
     )
+
+
+def _following(
+    prompt: Sequence[int], both: Encoded, border: int, tokenizer: Tokenizer, at: str, where: str
+) -> Sequence[int]:
+    """The tokens of an answer behind those of its prompt. Raises SpecError if a token has a part of each.
+
+    both:   prompt and answer
+    border: the first character of the answer
+    """
+    ids = both.open_ids
+    if ids[: len(prompt)] == prompt and not any(start < border < end for start, end in both.offsets):
+        return ids[len(prompt) :]
+    first = max(len(prompt) - _SHOWN, 0)
+    alone, together = (" ".join(map(repr, tokenizer.tokens(each[first:]))) for each in (prompt, ids))
+    what = f"the prompt ends with {alone}, and the answer makes it {together}"
+    hint = "the space between prompt and answer belongs to the answer"
+    raise spec_error(where, f"{at} does not begin with a token of its own: {what[:500]}", hint)
 
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +41,8 @@ class Tensors(Source):
     train_file, val_file: a file for each split instead; one is enough if only its split is used
     input:        the name of the input tensor, or a list of names that become the model's keyword arguments
     target:       the name of the target tensor; null: none. Integer targets become int64
-    num_classes:  the number of classes, if the target is a label
+    num_classes:  the number of classes, if the target is a label, which is an integer
+    scale:        what uint8 inputs are divided by, which gives float32
     dtype:        the dtype that floating-point tensors are converted to; null: not converted
     """
 
@@ -53,6 +54,7 @@ class Tensors(Source):
     input: str | list[str] = "input"
     target: str | None = "target"
     num_classes: int | None = Field(default=None, ge=1)
+    scale: float | None = Field(default=None, gt=0)
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = "float32"
 
     @model_validator(mode="after")
@@ -70,6 +72,8 @@ class Tensors(Source):
 
     def converted(self, dtype: torch.dtype, *, target: bool = False) -> torch.dtype:
         """The dtype that a sample's tensor has in the end."""
+        if dtype is torch.uint8 and not target:
+            return torch.float32  # divided by the scale
         if dtype.is_floating_point:
             return getattr(torch, self.dtype) if self.dtype else dtype
         return torch.int64 if target and dtype != torch.bool else dtype
@@ -97,6 +101,7 @@ class Tensors(Source):
             if sizes[split] == 0:
                 raise spec_error(where, f"{files[keys[split]].path} has no rows", "give a file that has some")
         row = next(iter(files.values())).row
+        refuse(self._misfits(row))
         inputs = {name: TensorInfo(row[name].shape, self.converted(row[name].dtype)) for name in self.inputs}
         target = row[self.target] if self.target else None
         return DataInfo(
@@ -106,6 +111,26 @@ class Tensors(Source):
             num_classes=self.num_classes,
             sizes=sizes,
         )
+
+    def _misfits(self, row: Mapping[str, TensorInfo]) -> Iterator[Problem]:
+        """A problem for uint8 inputs without a scale, a scale without such, and labels that are not integers."""
+        of_bytes = [name for name in self.inputs if row[name].dtype is torch.uint8]
+        if of_bytes and self.scale is None:
+            yield Problem(
+                "data.args.scale",
+                f"is not given, and models cannot compute with uint8 inputs: {', '.join(of_bytes)}",
+                "set data.args.scale=255 for float32 in 0..1, or 1 for the numbers as they are",
+            )
+        if self.scale is not None and not of_bytes:
+            dtypes = ", ".join(f"{name} {row[name].dtype}" for name in self.inputs)
+            yield Problem("data.args.scale", f"divides uint8 inputs, and found {dtypes}", "leave it out")
+        if self.num_classes and self.target and row[self.target].dtype.is_floating_point:
+            yield Problem(
+                "data.args.target",
+                f"'{self.target}' is {row[self.target].dtype}, and data.args.num_classes={self.num_classes} says that "
+                "it is a label",
+                "write labels as integers; for targets that are numbers leave it out, and set model.args.num_classes",
+            )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
@@ -119,11 +144,16 @@ class Tensors(Source):
     def _sample(self, tensors: Mapping[str, Tensor], rows: Sequence[int], number: int) -> Sample:
         """A row, converted when it is read: the file may be larger than memory."""
         row = {name: tensor[rows[number]] for name, tensor in tensors.items()}
-        inputs = {name: row[name].to(self.converted(row[name].dtype)) for name in self.inputs}
+        inputs = {name: self._input(row[name]) for name in self.inputs}
         target = torch.empty(0)
         if self.target:
             target = row[self.target].to(self.converted(row[self.target].dtype, target=True))
         return inputs[self.input] if isinstance(self.input, str) else inputs, target
+
+    def _input(self, value: Tensor) -> Tensor:
+        if value.dtype is torch.uint8:
+            return value.to(torch.float32).div_(self.scale or 1)
+        return value.to(self.converted(value.dtype))
 
     def _files(self, root: Path | None) -> dict[str, _File]:
         """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""

@@ -171,6 +171,7 @@ class FileSample:
     answer, wrong: the tokens of the right and the wrong answer; empty where there is none
     spans:         name -> first position and end
     fields:        its own fields as a JSON object, which takes less memory than a dict
+    told:          lines about how its texts became tokens
     """
 
     place: str
@@ -179,6 +180,7 @@ class FileSample:
     wrong: Sequence[int] = ()
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     fields: str = "{}"
+    told: Sequence[str] = ()
 
 
 Parts = Mapping[Split, Sequence[FileSample]]
@@ -209,7 +211,8 @@ class FileTokens(Source, PaddingArgs):
         spans = list(dict.fromkeys(name for sample in samples for name in sample.spans))
         names_both = bool(samples[0].answer and samples[0].wrong)
         info = layout.describe(self.name, sizes, tokenizer, spans, wrong=names_both)
-        return replace(info, fields=values_of_fields(tuple(sample.fields for sample in samples)))
+        fields = values_of_fields(tuple(sample.fields for sample in samples))
+        return replace(info, fields=fields, remarks=samples[0].told.__iter__)
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         info = self.inspect(root, split)

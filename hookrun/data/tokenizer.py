@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ class Encoded:
     """Token ids, and for each the range of characters in the text, the end excluded.
 
     Tokens that are not a part of the text, such as a start token, have an empty range.
+
+    open_ids: the ids without the special ones that the tokenizer puts behind a text, so that the text can go on
     """
 
     ids: Sequence[int]
     offsets: Sequence[tuple[int, int]]
+    open_ids: Sequence[int]
 
 
 class Tokenizer(ABC):
@@ -58,7 +62,7 @@ class Tokenizer(ABC):
         """The text of some tokens."""
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself."""
+        """The name of each token: its text, or what the tokenizer's own file calls it, as in ``Ġin``."""
         return [self.decode([each]) for each in ids]
 
 
@@ -71,9 +75,9 @@ class Bytes(Tokenizer):
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         ids = text.encode()
         if not offsets:
-            return Encoded(ids, ())
+            return Encoded(ids, (), ids)
         places = [(place, place + 1) for place, each in enumerate(text) for _ in each.encode()]
-        return Encoded(ids, places)
+        return Encoded(ids, places, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="backslashreplace")
@@ -92,7 +96,8 @@ class Words(Tokenizer):
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         words = list(re.finditer(r"[^ ]+", text))
-        return Encoded([self.id(word.group()) for word in words], [word.span() for word in words])
+        ids = [self.id(word.group()) for word in words]
+        return Encoded(ids, [word.span() for word in words], ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.words[each] for each in ids)
@@ -123,12 +128,22 @@ class FromFolder(Tokenizer):
             times = f"the tokenizer may make its {size:,} bytes {self._growth:,.0f} times as many"
             raise ValueError(f"{times}, more than {MOST_BYTES:,}: break it into lines")
         with _panics_raised():
-            encoding = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
-        return Encoded(encoding["input_ids"], encoding["offset_mapping"] if offsets else ())
+            encoding = self._tokenizer(
+                text,
+                add_special_tokens=special,
+                return_offsets_mapping=offsets,
+                return_special_tokens_mask=True,
+            )
+        ids, mask = encoding["input_ids"], encoding["special_tokens_mask"]
+        behind = 0 if all(mask) else sum(takewhile(bool, reversed(mask)))
+        return Encoded(ids, encoding["offset_mapping"] if offsets else (), ids[: len(ids) - behind])
 
     def decode(self, ids: Sequence[int]) -> str:
         with _panics_raised():
             return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [str(each) for each in self._tokenizer.convert_ids_to_tokens(list(ids))]
 
 
 @contextmanager

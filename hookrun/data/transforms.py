@@ -175,20 +175,24 @@ def parse_transforms(given: Mapping[str, Mapping[str, Any] | None], where: str) 
     return {name: transform for name, transform in tried.items() if transform is not None}
 
 
-def after_transforms(transforms: Mapping[str, Transform], inputs: InputsInfo, where: str) -> InputsInfo:
+def after_transforms(
+    transforms: Mapping[str, Transform], inputs: InputsInfo, where: str, *, equal: bool = True
+) -> InputsInfo:
     """Shape and dtype after the transforms, found by running them on a tensor of the meta device.
 
     where: the key path of the mapping that lists the transforms
+    equal: samples need one size; else a size that differs is -1
 
     Raises SpecError if a transform does not fit, if there are several input tensors, and if images of different sizes
-    keep different sizes.
+    keep different sizes, but must not.
     """
     if not isinstance(inputs, TensorInfo):
         if not transforms:
             return inputs
         raise spec_error(
             where,
-            f"transforms take one input tensor, and the data has several: {', '.join(inputs)}",
+            "transforms take one input tensor, and the data has "
+            + (f"several: {', '.join(inputs)}" if inputs else "something else"),
             "remove them, or name one tensor in data.args.input",
         )
     probes = [inputs]
@@ -199,6 +203,10 @@ def after_transforms(transforms: Mapping[str, Transform], inputs: InputsInfo, wh
         for name, transform in transforms.items():
             sample = _apply(transform, sample, f"{where}.{name}")
         ends.add(sample)
+    if len(ends) > 1 and not equal:
+        one, other = ends
+        sizes = zip(one.shape, other.shape, strict=True)
+        return replace(one, shape=tuple(size if size == its else -1 for size, its in sizes))
     if len(ends) > 1:
         shapes = " or ".join(sorted(str(list(end.shape)) for end in ends))
         raise spec_error(

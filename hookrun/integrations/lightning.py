@@ -26,13 +26,14 @@ class Callback(LoopFollower, LightningCallback):
     The hooks are installed on the LightningModule, so that selectors are its names, before its optimizers are made.
     The step is the optimizer's and the epoch the Trainer's; in evaluation a step is a batch. Accumulation and the
     precision plugin's gradient scaler are followed; the sanity check is neither counted nor recorded. What is logged
-    with `self.log` goes to metrics.jsonl when Lightning's own loggers would get it.
+    with `self.log` goes to metrics.jsonl when Lightning's own loggers would get it, and in the last batch of an epoch.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._evaluation = ExitStack()
         self._step = 0
+        self._is_logged = True
         self._in_time: Collection[str] = ()
         self._late = dict[str, Any]()
 
@@ -72,6 +73,7 @@ class Callback(LoopFollower, LightningCallback):
             is_last = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
             hooks.accumulating = follow and not is_last
         self._step = hooks.clock.step
+        self._is_logged = False
         self.batch(batch, "train")
 
     def on_train_batch_end(
@@ -80,21 +82,28 @@ class Callback(LoopFollower, LightningCallback):
         """Log what Lightning logs at this step, then move on to the next."""
         if (hooks := self.following) is None:
             return
-        steps = trainer.log_every_n_steps
-        if not hooks.accumulating and steps and (self._step + 1) % steps == 0:
-            self.write("train", _logged(trainer), self._step)
+        is_due = (self._step + 1) % (trainer.log_every_n_steps or 1) == 0
+        if not hooks.accumulating and (is_due or trainer.is_last_batch):
+            self._log_batch(trainer)
         if pl_module.automatic_optimization:
             hooks.clock.place(trainer.global_step)
         trainer.should_stop = trainer.should_stop or self.stops
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the epoch means."""
+        """Log the last batch, if the epoch ended before its last one, and the epoch means."""
+        self._log_batch(trainer)
         self._in_time = _logged(trainer).keys()
         self.write("train", _logged(trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Log what the module logged at the end of the last epoch."""
         self._log_late(trainer)
+
+    def _log_batch(self, trainer: Any) -> None:
+        """Write what the module logged in the latest batch, if it has not been written yet."""
+        if trainer.log_every_n_steps and not self._is_logged:
+            self._is_logged = True
+            self.write("train", trainer.fit_loop._results.metrics(on_step=True)["log"], self._step)
 
     def _log_late(self, trainer: Any) -> None:
         """Write what the module logged at the end of an epoch, which happens after the callbacks are called."""

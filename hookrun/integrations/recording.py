@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -12,15 +13,16 @@ from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 from torch import Tensor, distributed, nn
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import HookrunError, listed, reason
-from hookrun.prove.trial import Plan, compile_plan
+from hookrun.errors import HookrunError, HookrunWarning, listed, reason
+from hookrun.prove.trial import Plan, compile_plan, locate_batch
 from hookrun.report import try_report
 from hookrun.runtime import Installation
+from hookrun.runtime.install import note_call
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
@@ -48,7 +50,8 @@ class Recording(Installation):
     split: the split of the batches, `train` or `val`, for captures; None: not known
 
     Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
-    in which the model is called with them, which in one pass over unshuffled data is their index.
+    in which the model is called with them, which in one pass over unshuffled data is their index. A loop may call
+    parts of the model instead: the rows of each part are numbered in the order in which that part is called.
 
     When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
     `interrupted` if an exception ended the block. A child that was forked inside the block writes nothing: what its
@@ -60,7 +63,6 @@ class Recording(Installation):
     """
 
     _stacklevel = 3
-    _reads_calls = True
 
     def __init__(
         self,
@@ -92,7 +94,9 @@ class Recording(Installation):
             standalone=True,
             strict=strict,
             restored=restored,
+            locate=locate_batch,
         )
+        self.clock.calls.begins.append(partial(note_call, WeakMethod(self._begin_batch)))
 
     def __enter__(self) -> Recording:
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
@@ -128,11 +132,24 @@ class Recording(Installation):
             self._remove()
             return
         try:
+            if kind is None:
+                self._warn_of_unknown()
             super().__exit__(kind, error, trace)
         except BaseException as idle:  # under `strict`: hooks that did nothing
             self._finish(idle)
             raise
         self._finish(error)
+
+    def _warn_of_unknown(self) -> None:
+        """Warn of captures that have no row for each sample because nothing says which dimension is the batch."""
+        for hook, modules in self._rows.without_batch.items():
+            where = listed([path or "(root)" for path in modules], _SHOWN)
+            warnings.warn(
+                f"{hook} has captured a row for each firing on {where}, not for each sample: it is not known which "
+                f"dimension is the batch; say it: batch_dim: 0 in hooks.{hook}",
+                HookrunWarning,
+                stacklevel=self._stacklevel,
+            )
 
     def log(
         self, *, step: int | None = None, epoch: int | None = None, split: str | None = None, **values: Any
@@ -205,11 +222,11 @@ class Recording(Installation):
 
     @numbered.setter
     def numbered(self, count: int) -> None:
-        self._rows.numbered = count
+        self._rows.number_from(count)
 
     def begin_forward(self) -> None:
-        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
-        self.clock.forward.number += 1
+        """Count the calls of each module from 0 again, which each outermost call of the model or a part does too."""
+        self.clock.calls.forward.numbers.clear()
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -226,16 +243,21 @@ class Recording(Installation):
             self._rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
+    def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
         self._model_ran = True
         if not self._counts:
             return
-        self._called_in = self.clock.step
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
-        if not continues and (size := batch_size((args, kwargs))) is not None:
-            self._rows.number(size)
+        if not continues:
+            self.clock.count_batch(module)
+        self._called_in = self.clock.step
+        if (
+            not continues
+            and (size := batch_size((args, kwargs), self.batch_of_calls.get(module))) is not None
+        ):
+            self._rows.number(size, of=module)
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:
@@ -280,9 +302,10 @@ class Recording(Installation):
             try_report(self.path)
 
 
-def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor with dimensions in a batch; None if there is none."""
-    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), None)
+def batch_size(batch: Any, dim: int | None = None) -> int | None:
+    """The size of a dimension, by default the first, of the first tensor in a batch; None: there is none."""
+    first = next((tensor for tensor in tensors(batch) if tensor.dim()), None)
+    return None if first is None else first.shape[dim or 0]
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:
@@ -427,7 +450,6 @@ class LoopFollower:
         hooks = self.following
         if hooks is None:
             return
-        hooks.begin_forward()
         own = isinstance(batch, Batch)
         hooks.split = batch.split if own else split
         hooks.samples = self._samples(batch) if self._samples else batch.ids if own else None

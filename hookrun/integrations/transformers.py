@@ -51,8 +51,8 @@ class Callback(LoopFollower, TrainerCallback):
                     trainer.model, getattr(trainer.accelerator, "scaler", None), trains=split == "train"
                 )
                 stack.push(lambda kind, error, trace: self.end(error))
-                arrived, register = partial(self._arrived, trainer), trainer.model.register_forward_pre_hook
-                stack.callback(listen(register, arrived, prepend=True, with_kwargs=True).remove)
+                arrived = partial(self._arrived, trainer)
+                stack.callback(listen(trainer.model, arrived, prepend=True, with_kwargs=True).remove)
             if split != "train":
                 stack.enter_context(self.evaluating())
             yield

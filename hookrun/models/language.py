@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pydantic import Field, model_validator
 from hookrun.config.validation import Args, validated
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, refused_at, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
-from hookrun.models.weights import SCALES, differing, kind_of
+from hookrun.models.weights import SCALES, differing, kind_of, read_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,12 +58,14 @@ _COUNTS = re.compile(
     "^(?!.*(size|dim|token|length|channel|vocab)).*(layer|depth|block|stage|expert|group|level)"
 )
 """Keys of numbers of modules, such as layers, which are limited."""
-_STORED_KINDS = {
-    **dict.fromkeys(("F64", "F32", "F16", "BF16"), "floating point"),
-    **dict.fromkeys(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"), "integer"),
-    "C64": "complex",
-}
-"""dtype in a safetensors file -> kind of number, as `kind_of` names it; the others are scaled."""
+_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""The files of weights that transformers writes, in the order in which it looks for them."""
+
 _CONNECT_TIMEOUT = 10.0
 
 
@@ -249,7 +250,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
 
 
 def _saved(args: TransformersArgs) -> nn.Module:
-    """The model in a folder or on the hub, from safetensors alone; none of its code runs."""
+    """The model in a folder or on the hub, from tensors alone; none of its code runs."""
     import torch
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -272,12 +273,16 @@ def _saved(args: TransformersArgs) -> nn.Module:
     plain = config.dtype if dtype == "auto" else dtype
     if why := too_large(partial(auto.from_config, config, dtype=plain, trust_remote_code=False)):
         raise spec_error(PATH, f"{place}: {why}", "take a smaller model, or a machine with more memory")
+    file = _weights_file(config, place) if local else None
+    is_pickle = file is not None and ".safetensors" not in file.name
+    if file is not None and is_pickle:
+        read_weights(file, where=PATH)  # refuses anything but tensors before transformers reads it
     model, report = auto.from_pretrained(
         place,
         config=config,
         attn_implementation=args.implementation,
         dtype=dtype,
-        use_safetensors=True,
+        use_safetensors=not is_pickle,
         output_loading_info=True,
         **options,
     )
@@ -299,7 +304,7 @@ def _failure(args: TransformersArgs, error: Exception) -> Problem:
     if folder.is_dir():
         return Problem(
             PATH,
-            f"{folder} has no model that transformers can load from safetensors: {message}",
+            f"{folder} has no model that transformers can load from tensors alone: {message}",
             "save one there with save_pretrained",
         )
     return Problem(
@@ -325,48 +330,39 @@ def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> No
 
 
 def _changed(model: Any, report: Mapping[str, Any], config: Any, place: str) -> Iterator[str]:
-    """Each tensor that transformers has converted to another kind of number: ``'a.b' is I8 in the file and …``.
+    """Each tensor that transformers has converted to another kind of number: ``'a.b' is torch.int8 in the file and …``.
 
     A quantized model is left out as far as its tensors have scales beside them, which transformers has applied.
     """
     own = dict([*model.named_parameters(), *model.named_buffers()])
     of_parameters = {kind_of(each.dtype) for each in model.parameters()}
     ignored = re.compile("|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ["$^"]))
-    prefix = f"{model.base_model_prefix}."
+    prefix, file = f"{model.base_model_prefix}.", _weights_file(config, place)
     stored = {
-        name: code
-        for name, code in _stored_dtypes(config, place)
+        name: tensor.dtype
+        for name, tensor in ({} if file is None else read_weights(file, where=PATH)).items()
         if name not in report["unexpected_keys"] and not ignored.search(name)
     }
     is_quantized = hasattr(config, "quantization_config")
     scaled = {
         name.rpartition(".")[0] for name in stored if is_quantized and "scale" in name.rpartition(".")[2]
     }
-    for name, code in sorted(stored.items()):
+    for name, dtype in sorted(stored.items()):
         names = (name, prefix + name, name.removeprefix(prefix))
         there = next((own[each] for each in names if each in own), None)
         # A tensor under another name becomes a part of some parameter.
         kinds = of_parameters if there is None else {kind_of(there.dtype)}
-        if _STORED_KINDS.get(code, "scaled") not in kinds and name.rpartition(".")[0] not in scaled:
-            yield f"'{name}' is {code} in the file and {' or '.join(sorted(kinds))} in the model"
+        if kind_of(dtype) not in kinds and name.rpartition(".")[0] not in scaled:
+            yield f"'{name}' is {dtype} in the file and {' or '.join(sorted(kinds))} in the model"
 
 
-def _stored_dtypes(config: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Name and dtype of each tensor in the safetensors files from which transformers loads the model."""
-    from safetensors import safe_open
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+def _weights_file(config: Any, place: str) -> Path | None:
+    """The file from which transformers loads the model, or its index of several; None if it is not on this machine."""
     from transformers.utils.hub import cached_file
 
     find = partial(cached_file, place, local_files_only=True, _raise_exceptions_for_missing_entries=False)
     named = getattr(config, "transformers_weights", None)
-    path = find(named) if named else find(SAFE_WEIGHTS_NAME) or find(SAFE_WEIGHTS_INDEX_NAME)
-    paths = [path]
-    if path is not None and path.endswith(".json"):
-        shards = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values()
-        paths = [find(name) for name in sorted(set(shards))]
-    for path in filter(None, paths):
-        with safe_open(path, framework="pt") as file:
-            yield from ((name, file.get_slice(name).get_dtype()) for name in file.keys())  # noqa: SIM118
+    return next((Path(path) for path in map(find, [named] if named else _FILES) if path), None)
 
 
 def _hub_answers() -> bool:

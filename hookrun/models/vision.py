@@ -91,7 +91,7 @@ def _member(model: str, weights: str) -> WeightsEnum:
     raise spec_error(
         "model.weights",
         f"torchvision publishes no weights '{weights}' for {model}; {nearest(wanted, options)}",
-        "correct the name, or give a path; a path has a separator in it, or ends in .safetensors, .pt or .pth",
+        "correct the name, or give a path; a path has a separator in it, or ends in .safetensors, .pt, .ckpt or .bin",
     )
 
 

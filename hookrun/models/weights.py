@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import mmap
 import os
+import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +24,18 @@ if TYPE_CHECKING:
 RANDOM = "random"
 """The origin of weights that the model's constructor initializes."""
 
-SUFFIXES = (".safetensors", ".pt", ".pth")
-_EITHER = ".safetensors, .pt or .pth"
+_INDEX = ".index.json"
+"""The end of the name of a file that says which tensor is in which of the files beside it."""
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", _INDEX)
+_EITHER = f"{', '.join(SUFFIXES[:-1])} or {_INDEX}"
 _WRAPPERS = ("state_dict", "model")  # keys under which a training script's file holds the state dict
 _PREFIX = "module."  # left by DataParallel and DistributedDataParallel
 _SHOWN = 10  # names in an error, before "and 3 more"
 _WHERE = "model.weights"
+_STRIPS = "model.strip_prefix"
+_ALLOCATES = re.compile(rb"\n(bytearray|_rebuild_device_tensor_\w+)\n")
+"""What torch lets a pickle call though it fills memory."""
 
 
 def is_path(weights: str) -> bool:
@@ -55,6 +65,8 @@ def require_weights(config: Model, *, published: bool) -> None:
 
     published: whether the model may have published weights, which are given by name
     """
+    if config.strip_prefix is not None and not is_path(config.own_weights or ""):
+        raise spec_error(_STRIPS, "is for the names in a file, and model.weights is not one", "leave it out")
     if config.own_weights is None or (published and not is_path(config.own_weights)):
         return
     if not is_path(config.own_weights):
@@ -64,14 +76,14 @@ def require_weights(config: Model, *, published: bool) -> None:
             f"give the path of a {_EITHER} file, or null",
         )
     path = _absolute(config.own_weights)
-    if path.suffix not in SUFFIXES:
+    if not path.name.endswith(SUFFIXES):
         raise spec_error(
             _WHERE, f"{path} is not a {_EITHER} file", "save the state dict in one of these formats"
         )
     if not path.is_file():
         what = f"there is no file {path}, and no folder {path.parent}"
         if path.parent.is_dir():
-            beside = nearest(path.name, [p.name for p in path.parent.iterdir() if p.suffix in SUFFIXES])
+            beside = nearest(path.name, [p.name for p in path.parent.iterdir() if p.name.endswith(SUFFIXES)])
             what = f"there is no file {path}; beside it {beside}"
         hint = "correct the path; a relative one starts at the current directory"
         if path.parent.name == "checkpoints":
@@ -79,8 +91,10 @@ def require_weights(config: Model, *, published: bool) -> None:
         raise spec_error(_WHERE, what, hint)
 
 
-def load_weights(model: nn.Module, weights: str) -> dict[str, Tensor]:
+def load_weights(model: nn.Module, weights: str, strip_prefix: str | None = None) -> dict[str, Tensor]:
     """Load the file `weights` into `model` and return what is left over.
+
+    strip_prefix: removed from the names in the file that begin with it
 
     The left-over tensors are those whose names the model does not have; hooks may add parameters of these names.
     For the name of published weights nothing is done, because `build` has already loaded those.
@@ -91,7 +105,7 @@ def load_weights(model: nn.Module, weights: str) -> dict[str, Tensor]:
     if not is_path(weights):
         return {}
     path = _absolute(weights)
-    state = read_weights(path)
+    state = read_weights(path, strip_prefix)
     own = model.state_dict(keep_vars=True)
     refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
     model.load_state_dict({name: state[name] for name in own if name in state}, strict=False)
@@ -106,16 +120,12 @@ def applied_hooks(weights: str) -> frozenset[str]:
 
     with safe_open(_absolute(weights), framework="pt") as file:
         applied = (file.metadata() or {}).get("applied", "[]")
-    try:
-        names = json.loads(applied)
-    except ValueError:
-        return frozenset()  # another program's key of that name
-    except RecursionError as error:
-        raise spec_error(
-            _WHERE,
-            f"{_absolute(weights)} has metadata that is nested too deeply",
-            "save the state dict again, without metadata",
-        ) from error
+    names, what = None, f"{_absolute(weights)} has metadata that is nested too deeply: "
+    with (
+        refused_at(_WHERE, "save the state dict again", kinds=RecursionError, what=what),
+        suppress(ValueError),
+    ):
+        names = json.loads(applied)  # or another program's key of that name
     return (
         frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
     )
@@ -125,25 +135,49 @@ def _absolute(weights: str) -> Path:
     return Path(weights).expanduser().absolute()
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU, without the wrapping of training scripts."""
+def read_weights(path: Path, strip_prefix: str | None = None, where: str = _WHERE) -> dict[str, Tensor]:
+    """The tensors of a file, or of those of an index, by name, on the CPU, without the wrapping of training scripts.
+
+    strip_prefix: see `load_weights`
+    where:        the key path of the file
+
+    Raises SpecError for anything but tensors; no code of a file runs, and it takes little more memory than its size.
+    """
+    state: dict[str, Tensor] = {}
+    if path.name.endswith(_INDEX):
+        what = f"{path} could not be read as an index of files beside it: "
+        with refused_at(where, "give one that transformers saved", kinds=Exception, what=what, tell=reason):
+            for name in sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())):
+                state |= _tensors(path.parent / Path(name).name, where)
+    else:
+        state = _tensors(path, where)
+    if strip_prefix is None and state and all(name.startswith(_PREFIX) for name in state):
+        strip_prefix = _PREFIX
+    return state if strip_prefix is None else _stripped(state, strip_prefix, path)
+
+
+def _tensors(path: Path, where: str) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
+    hint = (
+        "save model.state_dict() again, best as .safetensors; of a checkpoint that you trust it is "
+        "torch.load(FILE, weights_only=False)['state_dict']. Other objects are never unpickled"
+    )
     what = f"{path} could not be read as tensors alone: "
     # a damaged file may raise anything; a refused object raises an UnpicklingError
-    with refused_at(_WHERE, hint, kinds=Exception, what=what, tell=reason):
+    with refused_at(where, hint, kinds=Exception, what=what, tell=_why_refused):
         if path.suffix == ".safetensors":
             state: Any = load_file(path, device="cpu")
         else:
+            _require_bounded(path)
             state = torch.load(path, map_location="cpu", weights_only=True)
     for key in _WRAPPERS:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping):
         raise spec_error(
-            _WHERE, f"{path} holds {type(state).__qualname__}, not a state dict", "save model.state_dict()"
+            where, f"{path} holds {type(state).__qualname__}, not a state dict", "save model.state_dict()"
         )
     if others := [
         str(name)
@@ -152,19 +186,49 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     ]:
         count = _count(others, len(state), "entry", "entries")
         raise spec_error(
-            _WHERE,
+            where,
             f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}",
             "save model.state_dict()",
         )
     if special := [name for name, value in state.items() if not _is_plain(value)]:
         raise spec_error(
-            _WHERE,
+            where,
             f"{path} holds {_count(special, len(state), 'tensor', 'tensors')} that are quantized, sparse, nested or "
-            f"without values (meta): {listed(special, _SHOWN)}",
-            "save a state dict of plain tensors: dequantize(), to_dense(), and those of a model with values",
+            f"without values (meta), or repeat them (expand): {listed(special, _SHOWN)}",
+            "save a state dict of plain tensors: dequantize(), to_dense(), clone(), and those of a model with values",
         )
-    strip = bool(state) and all(name.startswith(_PREFIX) for name in state)
-    return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in state.items()}
+    return dict(state)
+
+
+def _require_bounded(path: Path) -> None:
+    """Raises ValueError for a pickle that may take much more memory than its file has bytes."""
+    if zipfile.is_zipfile(path):  # else a pickle, as old versions of torch have written it
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+        size = sum(part.file_size for part in parts)
+        if size > path.stat().st_size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("its parts are compressed, or overlap")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if (found := _ALLOCATES.search(content)) is not None:
+            raise ValueError(f"it holds a {found[1].decode()}, which may be of any size")
+
+
+def _why_refused(error: BaseException) -> str:
+    """The object that torch refuses to unpickle, whose advice is to trust the file; else the exception's own line."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return reason(error) if found is None else f"it holds a {found[1]}, which would run code"
+
+
+def _stripped(state: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
+    """The tensors by their names without the prefix. Raises SpecError if no name has it, or two become the same."""
+    there = {name[: dot.end()] for name in state for dot in re.finditer(r"\.", name)}
+    if prefix not in there:
+        raise spec_error(
+            _STRIPS, f"no name in {path} begins with {prefix!r}; {nearest(prefix, there)}", "correct it"
+        )
+    if any(prefix + name in state for name in state):
+        raise spec_error(_STRIPS, f"{path} has a name both with and without {prefix!r}", "leave it out")
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
@@ -180,7 +244,9 @@ def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path)
     what = (
         f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
     )
-    hint = "take the file of this model, or rename the tensors in it"
+    hint = (
+        f"take the file of this model, or rename the tensors in it; {_STRIPS} removes how their names begin"
+    )
     if unused:
         hint += f"; it has {len(unused)} that the model does not have: {listed(map(repr, unused), _SHOWN)}"
     return [Problem(_WHERE, what, hint)]
@@ -249,8 +315,9 @@ def change_of(stored: Tensor, there: Tensor) -> str:
 def _is_plain(tensor: Tensor) -> bool:
     import torch
 
-    is_dense = tensor.layout is torch.strided and not tensor.is_nested
-    return is_dense and not tensor.is_meta and not tensor.is_quantized
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
+        return False
+    return tensor.nbytes <= max(tensor.untyped_storage().nbytes(), 2**20)  # a few repeated values do no harm
 
 
 def _close(name: str, options: Iterable[str]) -> str:

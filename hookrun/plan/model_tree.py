@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
@@ -40,9 +40,11 @@ class Unhookable(NamedTuple):
 
 def unhookable(module: nn.Module) -> Unhookable | None:
     """Why hooks inside `module` would never fire, or None."""
-    if isinstance(module, torch.jit.ScriptModule):
+    if is_scripted(module):
         return Unhookable(
-            "a scripted module runs without Python hooks", "hook the module before torch.jit.script"
+            f"{class_name(module)} calls its modules without Python hooks",
+            "hook it as a whole, or hook the model that it was made from",
+            itself=False,
         )
     compiled = "an already compiled module ignores new hooks"
     first = "install the hooks first, then compile"
@@ -61,6 +63,16 @@ def unhookable(module: nn.Module) -> Unhookable | None:
     return None
 
 
+def is_scripted(module: nn.Module) -> bool:
+    """Whether it is a TorchScript module, of torch.jit.script, trace or load."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def unhookable_model(model: nn.Module) -> Unhookable | None:
+    """Why no hook on the model would fire, or None: a TorchScript model has at least its root."""
+    return None if is_scripted(model) else unhookable(model)
+
+
 def children_first(module: nn.Module) -> Iterator[nn.Module]:
     """The modules in the order of `Module.apply`, a shared one once for each parent.
 
@@ -74,7 +86,7 @@ def children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
     """The parametrized parameters of a module, by the names under which its forward reads them."""
-    lists = module._modules.get("parametrizations")
+    lists = getattr(module, "parametrizations", None)
     members = lists.items() if isinstance(lists, nn.ModuleDict) else ()
     return {
         name: each for name, each in members if isinstance(each, ParametrizationList) and each._parameters
@@ -100,8 +112,12 @@ MOST_OF_A_CLASS = 200
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of its class; of a longer one than `MOST_OF_A_CLASS` the beginning and the end."""
-    return shortened(type(module).__name__, MOST_OF_A_CLASS)
+    """The name of its class; of a longer one than `MOST_OF_A_CLASS` the beginning and the end.
+
+    Of a TorchScript module that of the class it was made from: all have a class of torch, and a copy another one.
+    """
+    name = f"{module.original_name} (TorchScript)" if is_scripted(module) else type(module).__name__
+    return shortened(name, MOST_OF_A_CLASS)
 
 
 class ModelNames:
@@ -147,11 +163,11 @@ class ModelNames:
 
     @cached_property
     def own(self) -> set[int]:
-        """The ids of the model's parameters, without those that hooks have added."""
+        """The ids of the model's parameters and buffers, without those that hooks have added."""
         return {
-            id(parameter)
+            id(tensor)
             for module in self.modules.values()
-            for name, parameter in module._parameters.items()
+            for name, tensor in chain(module._parameters.items(), module._buffers.items())
             if not was_added(module, name)
         }
 
@@ -295,6 +311,17 @@ class ModelNames:
                 for inside in islice(module.modules(), 0 if reason.itself else 1, None):
                     reasons.setdefault(id(inside), named)
         return reasons
+
+    def inside(self) -> dict[str, Match]:
+        """Path -> each module that only a compiled or scripted module calls; its shape says that it takes no hooks."""
+        paths = [path for path in self.modules if id(self.modules[path]) in self.unhookable]
+        return {
+            path: replace(
+                self.match(path, on_parameters=False),
+                shape=f"no hooks: {self.unhookable[id(self.modules[path])].what}",
+            )
+            for path in dict.fromkeys(map(self.first_name, paths))
+        }
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -13,6 +13,8 @@ import torch
 
 from hookrun.actions.values import InlineFunction, PassValue, is_by_sample
 from hookrun.errors import Problem, listed
+from hookrun.hook_types import OUTPUT_GRAD
+from hookrun.plan.batch import BatchDims, Followers
 from hookrun.run_values import Source, digest_of
 from hookrun.spec.hook import HookSpec
 from hookrun.store.records import UsedRunRecord
@@ -40,6 +42,8 @@ class Match:
     bytes:       size of what one firing captures with the example; None: it captures nothing, or not known
     per_sample:  `bytes` is the size for one sample, in all calls of one forward
     own:         on `apply`: the parameters of the module that were matched; empty: the module itself was
+    batch:       which dimensions of the tensors that the hook sees follow the batch; None: not known
+    captured:    the same of the tensors that it captures, where these are not what it sees
     """
 
     path: str
@@ -51,6 +55,8 @@ class Match:
     bytes: float | None = None
     per_sample: bool = False
     own: tuple[str, ...] = ()
+    batch: Followers | None = field(default=None, hash=False)
+    captured: Followers | None = field(default=None, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
@@ -63,6 +69,11 @@ class Match:
             "bytes": self.bytes,
             "per_sample": self.per_sample,
             **({"own": list(self.own)} if self.own else {}),
+            **(
+                {}
+                if self.batch is None
+                else {"batch": {path: list(dims) for path, dims in self.batch.items()}}
+            ),
         }
 
 
@@ -87,9 +98,10 @@ class PlannedHook:
     values:    field of the action -> path of a match -> its tensor, for values from a file or another run
     functions: field of the action -> the user's own function that it names
     heads:     path of a match -> how many heads its value has, if the hook has `heads`
-    texts:     text in its `tokens` -> the token ids of that text
+    texts:     text in its `tokens` -> the ways in which it may be tokens
     tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
     own:       the parameters of the user's own module that each match gets: name -> shape
+    buffers:   its buffers that each match gets: name -> shape
     """
 
     spec: HookSpec
@@ -97,15 +109,30 @@ class PlannedHook:
     values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
     functions: Mapping[str, Trusted | InlineFunction] = field(default_factory=dict, compare=False, repr=False)
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
-    texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    texts: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
     own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def added(self) -> list[str]:
-        """The names of the parameters that it adds to each module."""
+        """The names of the parameters and buffers that it adds to each module."""
         name = self.spec.action.adds(self.spec.name)
-        return [*self.own] if name is None else [name]
+        return [*self.own, *self.buffers] if name is None else [name]
+
+    def batch_of(self, path: str) -> BatchDims:
+        """Which dimension of what the hook sees at a match is the batch, as its `batch_dim` or the trial run says."""
+        keys, seen = self.spec.keys, next((match.batch for match in self.matches if match.path == path), None)
+        # output_grad is attached to the target itself
+        is_inside = keys.target is not None and self.spec.hook_type is not OUTPUT_GRAD
+        return BatchDims(seen, keys.batch_dim, str(keys.target) if is_inside else "")
+
+    def captured_of(self, path: str) -> BatchDims:
+        """The same of what the hook captures at a match."""
+        captured = next((match.captured for match in self.matches if match.path == path), None)
+        if captured is None and not self.spec.captures_part:
+            return self.batch_of(path)
+        return BatchDims(captured, self.spec.keys.batch_dim)
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -138,6 +165,8 @@ class ResolvedPlan:
 
     model:     the model's class
     unchecked: why shapes were not checked; None if they were, or if no example was given
+    batch_unknown: why it is not known which dimensions are the batch, though shapes were checked; else None
+    batch_as_sequence: modules of torch that have the steps of a sequence first, and get the samples there
     samples:   how many samples a run will see; None: not known
     code:      key path -> the user's own Python that the run uses outside its hooks
     runs:      the runs that values come from
@@ -147,6 +176,8 @@ class ResolvedPlan:
     hooks: tuple[PlannedHook, ...]
     seed: int = 0
     unchecked: str | None = None
+    batch_unknown: str | None = None
+    batch_as_sequence: tuple[str, ...] = ()
     samples: int | None = None
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
     runs: tuple[UsedRunRecord, ...] = ()
@@ -181,6 +212,7 @@ class ResolvedPlan:
             "model": self.model,
             "seed": self.seed,
             "unchecked": self.unchecked,
+            **({} if self.batch_unknown is None else {"batch_unknown": self.batch_unknown}),
             **({} if self.no_output is None else {"no_output": self.no_output}),
             "hooks": [
                 {
@@ -216,7 +248,7 @@ class ResolvedPlan:
         return [hook.spec.identity for hook in self.hooks if hook.spec.hook_type.phase == "installation"]
 
     def added(self) -> Iterator[tuple[str, str]]:
-        """Module path and name of every parameter that the plan adds."""
+        """Module path and name of every parameter and buffer that the plan adds."""
         for hook in self.hooks:
             yield from ((match.path, name) for match in hook.matches for name in hook.added)
 

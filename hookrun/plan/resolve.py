@@ -16,7 +16,14 @@ from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunF
 from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest, problems_where
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
-from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
+from hookrun.plan.model_tree import (
+    ModelNames,
+    Unhookable,
+    class_name,
+    computed_before,
+    is_scripted,
+    unhookable_model,
+)
 from hookrun.plan.plan import SHOWN, HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_fields, unknown_spans
 from hookrun.run_values import Source, read_faults, read_value
@@ -40,7 +47,7 @@ def resolve(
     Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
     the model.
     """
-    if (reason := unhookable(model)) is not None:
+    if (reason := unhookable_model(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
     names, runs = ModelNames(model), runs or RunReferences()
     # the sort is stable: equal priorities keep declaration order
@@ -58,7 +65,7 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     names = ModelNames(model)
     enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.hook_type.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
-        _, own = _own_code(hook, names, Mistakes())
+        _, own, _ = _own_code(hook, names, Mistakes())
         if own or hook.action.does == "freeze" or hook.action.adds(hook.name) is not None:
             names.plan_effects(hook, names.matches(hook), own)
     return names
@@ -72,12 +79,14 @@ def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
 
 def _own_code(
     spec: HookSpec, names: ModelNames, mistakes: Mistakes
-) -> tuple[dict[str, Trusted | InlineFunction], dict[str, tuple[int, ...]]]:
-    """The user's own functions that the action names, by field; the parameters of own modules.
+) -> tuple[dict[str, Trusted | InlineFunction], dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """The user's own functions that the action names, by field; the parameters, and the buffers, of own modules.
 
-    Of a parameter that the model does not have yet: the name under which a hooked module will have it -> shape.
+    Of a tensor that the model does not have yet: the name under which a hooked module will have it -> shape.
     """
-    functions, parameters = dict[str, Trusted | InlineFunction](), dict[str, tuple[int, ...]]()
+    functions = dict[str, Trusted | InlineFunction]()
+    parameters, buffers = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+    reached = spec.hook_type in {FORWARD, FORWARD_PRE}
     arguments = spec.action.value_of(Meaning.ARGUMENTS) or {}
     for field, named in spec.action.own_functions().items():
         where = f"{spec.where}.{field}"
@@ -88,12 +97,14 @@ def _own_code(
         own, wrong = checked(function, arguments, spec.where)
         mistakes.add(wrong)
         added = {} if wrong else added_names(own, spec.name)
-        new = {name: parameter for parameter, name in added.items() if id(parameter) not in names.own}
-        if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
+        new = {name: tensor for tensor, name in added.items() if id(tensor) not in names.own}
+        if new and (why := untrainable(own, reached=reached)) is not None:
             mistakes.note(where, f"'{function.code.name}' {why[0]}", why[1])
-        else:
-            parameters |= {name: tuple(parameter.shape) for name, parameter in new.items()}
-    return functions, parameters
+            continue
+        for name, tensor in new.items() if reached else ():
+            of_kind = parameters if isinstance(tensor, nn.Parameter) else buffers
+            of_kind[name] = tuple(tensor.shape)
+    return functions, parameters, buffers
 
 
 def _resolve_hook(
@@ -105,8 +116,8 @@ def _resolve_hook(
 ) -> PlannedHook:
     matches = names.matches(spec)
     mistakes.add([*_carrying(spec), *_meaningless(spec), *_unexpected(spec, matches, names)])
-    functions, own = _own_code(spec, names, mistakes)
-    mistakes.add(_fitting(spec, matches, names, own))
+    functions, own, buffers = _own_code(spec, names, mistakes)
+    mistakes.add(_fitting(spec, matches, names, [*own, *buffers]))
     values = dict[str, Mapping[str, Source]]()
     outside = spec.action.outside_values()
     places = {match.path: _captured_as(spec, match) for match in matches if outside}
@@ -137,7 +148,7 @@ def _resolve_hook(
             "reads the data of a run, which a model in a loop of your own does not have",
             "leave it out, or choose the rows in the loop; `when: {value: …}` needs no data",
         )
-    tokenizer, texts = None, dict[str, tuple[int, ...]]()
+    tokenizer, texts = None, dict[str, tuple[tuple[int, ...], ...]]()
     if spec.keys.tokens is not None:
         mistakes.add(unknown_spans(spec.keys.tokens, spec.where, runs.data))
         lookup = tokenizer_of(names.model, runs.tokenizer)
@@ -148,7 +159,7 @@ def _resolve_hook(
             mistakes.add(unreadable)
     if not mistakes.problems:
         names.plan_effects(spec, matches, own)
-    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own)
+    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own, buffers)
 
 
 def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
@@ -317,6 +328,7 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         "index": keys.index is not None,
         "tokens": keys.tokens is not None,
         "heads": keys.heads is not None,
+        "batch_dim": keys.batch_dim is not None,
         "when": not keys.when.always,
         "when.call": keys.when.call is not None and "when" in kind.takes,
     }
@@ -364,7 +376,7 @@ def _fitting(
 ) -> Iterator[Problem]:
     """Problems of matches that the hook does not fit.
 
-    own: the names of the parameters of the user's own module
+    own: the names of the parameters and buffers of the user's own module
     """
     reasons, kind = defaultdict[str, list[str]](list), spec.hook_type
     never_fired = defaultdict[Unhookable, list[str]](list)
@@ -374,7 +386,10 @@ def _fitting(
         of_calls = not kind.on_parameters or kind.on == "reading"
         if of_calls and id(module) in names.unhookable and kind.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
-        if not kind.on_parameters:
+        of_values = kind.of_rows and not (spec.action.of_call or own or spec.action.adds(spec.name))
+        if is_scripted(module) and not of_values:
+            reason: str | None = "a TorchScript module takes hooks on the values of its calls only"
+        elif not kind.on_parameters:
             reason = _incompatibility(spec, match, names, own)
         elif of_calls:
             reason = computed_before(module, parameter)

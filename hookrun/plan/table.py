@@ -105,6 +105,7 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
     of_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
+    was_tried = plan.unchecked is not None or plan.batch_unknown is not None
     codes: dict[str, Code] = {
         f"{hook.spec.where}.{field}": function.code
         for hook in plan.hooks
@@ -112,12 +113,22 @@ def notes(plan: ResolvedPlan) -> list[str]:
     }
     return [
         *(line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)),
+        *(line for hook in plan.hooks for line in _batch_notes(hook, was_tried=was_tried)),
         *([] if plan.no_output is None else [plan.no_output]),
         *(
             f"own Python: {where} {code.name} ({code.sha256[:12]})"
             for where, code in {**codes, **plan.code}.items()
         ),
         *([f"shapes unchecked: {plan.unchecked}"] if plan.unchecked else []),
+        *(
+            [
+                f"{listed(plan.batch_as_sequence, SHOWN)}: batch_first is false, and dimension 0 of the input has the "
+                "samples: a batch is taken for one sequence"
+            ]
+            if plan.batch_as_sequence
+            else []
+        ),
+        *([f"batch dimensions unknown: {plan.batch_unknown}"] if plan.batch_unknown else []),
         *([] if plan.hooks else ["no hooks"]),
         f"plan {plan.hash[:12]}",
     ]
@@ -132,6 +143,7 @@ def shown_name(match: Match) -> str:
 
 def _parameters(spec: HookSpec) -> str:
     given = {key: str(getattr(spec.keys, key) or "") for key in ("target", "tokens", "heads", "index")}
+    given["batch_dim"] = "" if spec.keys.batch_dim is None else str(spec.keys.batch_dim)
     parts = [
         *(
             f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}"
@@ -177,11 +189,48 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
     if hook.own:
         added = listed([f"{name} {list(shape)}" for name, shape in hook.own.items()], SHOWN)
         yield f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, hook.own.values())):,} elements"
+    if hook.buffers:
+        kept = listed([f"{name} {list(shape)}" for name, shape in hook.buffers.items()], SHOWN)
+        yield f"{hook.spec.name}: keeps {kept} in each module, saved with the model"
     yield from (_value_note(hook, field, values) for field, values in hook.values.items() if values)
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
         under = f" under {listed(of_calls, SHOWN)}" if of_calls else ""
         yield f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}"
+
+
+def _batch_notes(hook: PlannedHook, *, was_tried: bool) -> Iterator[str]:
+    """Where the batch is not dimension 0, or not known.
+
+    was_tried: a trial run has not shown which dimensions are the batch
+    """
+    places = dict[str, list[str]]()
+    for match in hook.matches:
+        dims, path = hook.batch_of(match.path), match.path or "(root)"
+        if dims.said is not None or dims.is_first or not hook.spec.hook_type.batch:
+            continue
+        if not dims.is_known:
+            if was_tried and hook.spec.action.captures:
+                places.setdefault(
+                    "captures a row for each firing, as its batch dimension is unknown: name it with "
+                    "batch_dim",
+                    [],
+                ).append(path)
+        elif dims.is_uniform:
+            places.setdefault(_batch_text(next(iter((dims.followers or {}).values()))), []).append(path)
+        else:
+            for inside, followers in (dims.followers or {}).items():
+                places.setdefault(_batch_text(followers), []).append(f"{path} {inside}".strip())
+    for said, paths in places.items():
+        yield f"{hook.spec.name}: {said}, on {listed(paths, SHOWN)}"
+
+
+def _batch_text(followers: Sequence[int]) -> str:
+    if not followers:
+        return "no batch dimension"
+    if len(followers) == 1:
+        return f"batch dimension {followers[0]}"
+    return f"batch dimension {followers[0]} (dimension {followers[1]} follows the batch too: name another by batch_dim)"
 
 
 def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> str:

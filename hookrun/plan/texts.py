@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,14 +71,17 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
     return decode
 
 
+Ids = tuple[int, ...]
+
+
 def texts_of(
     clause: Tokens | None, owner: str, found_tokenizer: FoundTokenizer
-) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
-    """Text -> token ids of every text in the clause, and problems of texts without tokens.
+) -> tuple[dict[str, tuple[Ids, ...]], list[Problem]]:
+    """Text -> the ways in which it may be tokens, of every text in the clause, and problems of texts without tokens.
 
     owner: the key path of the hook or task with the clause
     """
-    found, problems = dict[str, tuple[int, ...]](), list[Problem]()
+    found, problems = dict[str, tuple[Ids, ...]](), list[Problem]()
     texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
     if not texts:
         return found, problems
@@ -92,10 +96,14 @@ def texts_of(
             )
         ]
     special = "special" if "special" in (parameters(tokenizer.encode) or {}) else "add_special_tokens"
+
+    def encode(text: str) -> Ids:
+        encoded = tokenizer.encode(text, **{special: False})  # no tokens around every sequence
+        return tuple(getattr(encoded, "ids", encoded))
+
     for text in texts:
         try:
-            encoded = tokenizer.encode(text, **{special: False})  # no tokens around every sequence
-            found[text] = tuple(getattr(encoded, "ids", encoded))
+            found[text] = _ways(encode, text)
         except Exception as error:  # a tokenizer that is not ours may raise anything
             problems.append(
                 Problem(
@@ -105,9 +113,19 @@ def texts_of(
                 )
             )
         else:
-            if not found[text]:
+            if not all(found[text]):
                 problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
     return found, problems
+
+
+def _ways(encode: Callable[[str], Ids], text: str) -> tuple[Ids, ...]:
+    """The tokens of a text at the start of a text, and those behind a bracket with which it shares no token."""
+    ways = {encode(text)}
+    with suppress(Exception):  # a tokenizer that is not ours may raise anything
+        bracket, both = encode("("), encode("(" + text)
+        if both[: len(bracket)] == bracket and len(both) > len(bracket):
+            ways.add(both[len(bracket) :])
+    return tuple(ways)
 
 
 def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> Iterator[Problem]:

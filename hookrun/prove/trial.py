@@ -36,15 +36,17 @@ from hookrun.errors import (
     reason,
 )
 from hookrun.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
+from hookrun.plan.batch import Followers, Shapes, agreed, followers_of
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
+from hookrun.prove.batch import BatchRuns, TwoSizes, one_more_sample
 from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.rng import generators_kept
 from hookrun.runtime.site import HookSite, Sink
-from hookrun.runtime.snapshot import held
+from hookrun.runtime.snapshot import opened
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Spec
 from hookrun.values.containers import (
@@ -52,11 +54,13 @@ from hookrun.values.containers import (
     describe,
     differentiable,
     form_changed,
+    leaves,
     members,
     rebuild,
     tensors,
     unwrapped,
 )
+from hookrun.values.index import joined
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -95,7 +99,9 @@ class Plan(ResolvedPlan):
 
         Raises CompileError if the plan does not fit `model`.
         """
-        return Installation(self, model, effects=effects, scaler=scaler, standalone=True, strict=strict)
+        return Installation(
+            self, model, effects=effects, scaler=scaler, standalone=True, strict=strict, locate=locate_batch
+        )
 
 
 def compile_plan(
@@ -104,12 +110,15 @@ def compile_plan(
     *,
     runs: RunReferences | None = None,
     example: Example | None = None,
+    two: TwoSizes | None = None,
     training: bool | None = None,
     backward: bool | Score = True,
     see: Callable[[Any], None] | None = None,
 ) -> Plan:
     """Match the hooks against the model, then check them with the example, if there is one.
 
+    two:      the arguments of a call with more samples, which show what dimension of each tensor is the batch; None:
+              the example with one more row in its tensors' first dimension
     backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
     see:      called with the output of the model under its hooks
 
@@ -120,8 +129,12 @@ def compile_plan(
     plan, problems = resolve(spec, model, runs)
     mistakes = Mistakes(problems=problems)
     if example is not None:
-        proven = mistakes.tried(prove, plan, model, example, training=training, backward=backward, see=see)
-        plan = proven or plan
+        proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
+        proven = mistakes.tried(proving, one_more_sample(example) if two is None else two) or plan
+        if proven.batch_as_sequence and two is None:  # the example itself may have the steps first
+            steps_first = mistakes.tried(proving, one_more_sample(example, dim=1)) or proven
+            proven = proven if steps_first.batch_as_sequence else steps_first
+        plan = proven
     if mistakes.problems:
         mistakes.problems = with_origins(mistakes.problems, spec, runs)
         mistakes.refuse()
@@ -132,6 +145,7 @@ def prove(
     plan: ResolvedPlan,
     model: nn.Module,
     example: Example,
+    two: TwoSizes | None = None,
     *,
     training: bool | None = None,
     backward: bool | Score = True,
@@ -141,6 +155,7 @@ def prove(
     """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
 
     example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
+    two:      the arguments of a call with more samples; None: what the plan says of batch dimensions stays
     training: check in this mode; None: in the model's own
     backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
               it, with inputs that require a gradient
@@ -149,10 +164,18 @@ def prove(
 
     Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
     """
+    batches = BatchRuns(plan, two)
+
+    def run(copied: nn.Module, args: Any, kwargs: Any) -> ResolvedPlan:
+        located = plan if two is None else batches.located()
+        return _run_hooked(located, copied, args, kwargs, backward, around, batches, see)
+
     found = on_a_copy(
         model,
         example,
-        lambda copied, args, kwargs: _run_hooked(plan, copied, args, kwargs, backward, around, see),
+        run,
+        before=batches.run,
+        larger=None if two is None else two.larger,
         training=training,
         with_data=not any(
             hook.spec.action.own_functions()  # a user's own code
@@ -165,17 +188,63 @@ def prove(
     return replace(plan, unchecked=found) if isinstance(found, str) else found
 
 
+def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> int | None:
+    """Find out, at a call in a user's own loop, what dimension of each tensor is the batch.
+
+    Returns which dimension of the arguments is the batch: the first, or the second if modules of torch that have the
+    steps of a sequence first (`batch_first=False`) see it there; None: not known.
+
+    The hooks do not run meanwhile. What a trial run with this call does not show stays unknown.
+
+    hooks: installed on `model`
+    entry: the path of the module that is called
+    call:  the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
+    """
+    samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
+    unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
+    module = model.get_submodule(entry)
+    for dim in (0, 1) if unknown else ():
+        two = one_more_sample(call, samples, dim=dim)
+        if two is None:
+            continue
+        runs = BatchRuns(hooks.plan, two, entry)
+        with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
+            on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
+            if dim == 0 and runs.against_layout():
+                continue
+            if dim == 1 and not runs.has_steps_first:
+                return None
+            _set_dims(unknown, runs.located())
+            if module is model and any(map(_captures_part, hooks.plan.hooks)):
+                _set_dims(unknown, prove(hooks.plan, model, call, two, backward=False))
+            return dim
+    return None
+
+
+def _set_dims(sites: Sequence[HookSite], shown: ResolvedPlan) -> None:
+    """Tell sites what a run has shown of the dimensions of what they see."""
+    hooks = {hook.spec.name: hook for hook in shown.hooks}
+    for site in sites:
+        hook = hooks[site.hook_name]
+        site.batch.followers = hook.batch_of(site.path).followers
+        site.captured.followers = hook.captured_of(site.path).followers
+
+
 def on_a_copy(
     model: nn.Module,
     example: Example,
     run: Callable[[nn.Module, Any, Any], T],
     *,
+    before: Callable[[nn.Module, Any, Any, Any], None] | None = None,
+    larger: Example | None = None,
     training: bool | None = None,
     with_data: bool = True,
     is_whole: Callable[[T], bool] = lambda result: True,
 ) -> T | str:
     """The result of `run` for a copy of the model and the example's arguments; why the model itself fails on these.
 
+    before: what is run before, with a copy of `larger` too, in place of the model; it raises what the model raises
+    larger: arguments of another call
     with_data: a small model may run with data; otherwise, and if that fails, the tensors of the copy are fake
     is_whole:  whether a result with data is complete
     """
@@ -183,19 +252,22 @@ def on_a_copy(
     lazy = next((name for name, each in nn.Module.named_parameters(model) if is_lazy(each)), None)
     if lazy is not None:
         return f"{lazy} has no shape yet: a lazy module gets it at its first call"
+    elsewhere = next((name for name, each in nn.Module.named_parameters(model) if each.is_meta), None)
+    if elsewhere is not None and not all(tensor.is_meta for tensor in tensors(example)):
+        return f"{elsewhere} lies on the meta device: the forward gets its values from elsewhere"
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
     with generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
         if with_data and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
-                copied, (args, kwargs) = _run_copy(model, call, training)
+                copied, (args, kwargs) = _run_copy(model, call, larger, before, training)
                 if is_whole(found := run(copied, args, kwargs)):
                     return found
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _quiet():
             try:
-                copied, (args, kwargs) = _run_copy(model, call, training, mode)
+                copied, (args, kwargs) = _run_copy(model, call, larger, before, training, mode)
             except Exception as error:  # if the model fails without hooks, they cannot be checked
                 return str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
             with mode:
@@ -240,14 +312,19 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _run_copy(
-    model: nn.Module, call: Any, training: bool, mode: FakeTensorMode | None = None
+    model: nn.Module,
+    call: Any,
+    larger: Any,
+    before: Callable[[nn.Module, Any, Any, Any], None] | None,
+    training: bool,
+    mode: FakeTensorMode | None = None,
 ) -> tuple[nn.Module, Any]:
-    """A copy of the model, which one call has shown to run without hooks, and a copy of the arguments for another call.
+    """A copy of the model, which `before` has shown to run without hooks, and a copy of the arguments for another call.
 
     mode: makes them fake
     """
-    call = rebuild(  # copy.deepcopy takes only leaves of a graph
-        call,
+    call, larger = rebuild(  # copy.deepcopy takes only leaves of a graph
+        (call, larger),
         lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
     )
     # a generator cannot be copied in this mode, and fake tensors draw nothing from it
@@ -255,13 +332,17 @@ def _run_copy(
     with nullcontext() if mode is None else FakeCopyMode(mode):
         copied = copy.deepcopy(model)
         (args, kwargs), unused = copy.deepcopy(call, dict(same)), copy.deepcopy(call, dict(same))
+        larger = copy.deepcopy(larger, dict(same))
     own = {id(part): name for name, part in _parts(model)}
     for _, part in _parts(copied):
         if (name := own.get(id(part))) is not None:
             raise HookrunError(f"a deep copy of the model shares {name or 'its root'} with the model")
     copied.train(training)
     with nullcontext() if mode is None else mode:
-        copied(*args, **kwargs)
+        if before is None:
+            copied(*args, **kwargs)
+        else:
+            before(copied, args, kwargs, larger)
     return copied, unused
 
 
@@ -275,8 +356,9 @@ def _run_hooked(
     args: Any,
     kwargs: Any,
     backward: bool | Score,
-    around: Around | None = None,
-    see: Callable[[Any], None] | None = None,
+    around: Around | None,
+    batches: BatchRuns,
+    see: Callable[[Any], None] | None,
 ) -> ResolvedPlan:
     """Run the copy with its hooks. The plan with what was found, see `prove`."""
     if not isinstance(backward, bool):
@@ -296,6 +378,9 @@ def _run_hooked(
                 backward(output).backward()
             elif backward:
                 _backward_and_step(output, model, {hook.spec.hook_type for hook in plan.hooks})
+            if batches.again is not None and any(_captures_part(hook) for hook in plan.hooks):
+                findings.captured_of_larger = {}
+                batches.run_hooked(model, _sum_backward if backward else None)
         except SpecError:
             raise
         except Exception as error:
@@ -308,14 +393,13 @@ def _run_hooked(
         unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
     skips = [hook for hook in plan.hooks if hook.spec.action.does == "skip" and hook.spec.keys.when.always]
     skipped = [name for hook in skips for match in hook.matches for name in match.names]
-    batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
     hooks = tuple(
         hook
         if hook.spec.hook_type.on_parameters
         else replace(
             hook,
             matches=tuple(
-                _seen(hook, match, shapes, findings, batch)
+                _seen(hook, match, shapes, findings, batches.sizes)
                 if not lies_in(match.names, skipped)
                 else replace(match, called=False)
                 for match in hook.matches
@@ -351,7 +435,7 @@ def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[tuple[s
         if not hook.spec.hook_type.on_parameters
         for match in hook.matches
     }:
-        modules[path].register_forward_hook(partial(note, path, of_arguments), with_kwargs=True)
+        nn.Module.register_forward_hook(modules[path], partial(note, path, of_arguments), with_kwargs=True)
     return shapes
 
 
@@ -362,29 +446,61 @@ def _sees_arguments(hook: PlannedHook) -> bool:
 def _backward_and_step(output: Any, model: nn.Module, types: Iterable[HookType]) -> None:
     """The backward pass and the optimizer step that hooks of these types need."""
     if any(hook_type.needs_backward for hook_type in types):
-        carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
-        if carrying:
-            torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
+        _sum_backward(output)
     if any(hook_type.phase == "step" for hook_type in types):
         without_compiler(torch.optim.SGD)(model.parameters(), lr=0.0).step()
 
 
+def _sum_backward(output: Any) -> None:
+    """A backward pass from the sum of all outputs that carry a gradient."""
+    carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    if carrying:
+        torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
+
+
+def _shapes(captured: Mapping[str, Tensor]) -> Shapes:
+    return {path: tensor.shape for path, tensor in captured.items() if not tensor.is_nested}
+
+
+def _captures_part(hook: PlannedHook) -> bool:
+    """Whether the shapes of what it captures, whole batches, do not follow from those of what it sees."""
+    spec = hook.spec
+    return spec.captures_part and spec.hook_type.batch and not spec.works_by_sample
+
+
 def _seen(
-    hook: PlannedHook, match: Match, shapes: Mapping[tuple[str, bool], str], findings: TrialSink, batch: int
+    hook: PlannedHook,
+    match: Match,
+    shapes: Mapping[tuple[str, bool], str],
+    findings: TrialSink,
+    sizes: tuple[int, int] | None,
 ) -> Match:
-    """The match with the shape of what it sees and the bytes of its capture. batch: samples of the example."""
+    """The match with the shape of what it sees, and with what it captures: batch dimensions and bytes.
+
+    sizes: how many samples the two batches have; None: not known
+    """
     shape = shapes.get((match.path, _sees_arguments(hook)))
     match = replace(match, shape=shape, called=shape is not None)
-    firings = findings.captured.get((hook.spec.name, match.path))
+    place = hook.spec.name, match.path
+    firings = findings.captured.get(place)
     if firings is None:
         return match
-    by_token = hook.spec.keys.tokens is not None
-    per_sample = batch > 0 and all(
-        x.dim() > 0 and (x.shape[0] == batch or by_token) for firing in firings for x in firing
+    larger = (findings.captured_of_larger or {}).get(place)
+    if larger is not None and sizes is not None and _captures_part(hook):
+        calls = list[Followers]()
+        for small, large in zip(firings, larger, strict=False):
+            calls.append(followers_of(_shapes(small), _shapes(large), sizes))
+        match = replace(match, captured=agreed(calls))
+    dims = replace(hook, matches=(match,)).captured_of(match.path)
+    places = [path for firing in firings for path in firing]
+    by_sample = (
+        hook.spec.hook_type.batch and dims.is_known and all(dims.of(path) is not None for path in places)
     )
+    per_sample = sizes is not None and (hook.spec.works_by_sample or by_sample)
     counted = firings if per_sample else firings[:1]
-    total = sum(x.numel() * x.element_size() for firing in counted for x in firing)
-    return replace(match, bytes=total / batch if per_sample else total, per_sample=per_sample)
+    total = sum(x.numel() * x.element_size() for firing in counted for x in firing.values())
+    samples = sizes[0] if sizes is not None else 1
+    return replace(match, bytes=total / samples if per_sample else total, per_sample=per_sample)
 
 
 @contextmanager
@@ -404,13 +520,15 @@ class TrialSink(Sink):
     """The sink of a trial run: collects failures of hooks and the tensors of captures.
 
     problems: (hook, what failed) -> the paths where it failed
-    captured: (hook, path) -> the fake tensors of each of its firings
+    captured: (hook, path) -> the fake tensors of each of its firings, by their path in the value
+    captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     """
 
     has_values = False
     problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    captured: dict[tuple[str, str], list[list[Tensor]]] = field(default_factory=dict)
+    captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
+    captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
     without: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def keeper(self, site: HookSite) -> Keeper:
@@ -418,8 +536,13 @@ class TrialSink(Sink):
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
-            of_firing = [tensor.detach() for tensor in held(value)]
-            self.captured.setdefault((site.hook_name, site.path), []).append(of_firing)
+            of_firing = {
+                joined(site.current.within, path): leaf.detach()
+                for path, leaf in leaves(value if isinstance(value, Tensor) else opened(value))
+                if isinstance(leaf, Tensor)
+            }
+            captured = self.captured if self.captured_of_larger is None else self.captured_of_larger
+            captured.setdefault((site.hook_name, site.path), []).append(of_firing)
 
         return keep
 
@@ -451,6 +574,8 @@ class TrialSink(Sink):
 
     def fail(self, site: HookSite, what: str) -> None:
         """Add the failure of a hook at a site, each different failure once."""
+        if self.captured_of_larger is not None:
+            return
         paths = self.problems.setdefault((site.hook_name, what), [])
         if site.path not in paths:
             paths.append(site.path)

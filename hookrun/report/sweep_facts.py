@@ -62,6 +62,7 @@ class JobFacts:
     of_batch:  the metrics that are of the last logged batch because there is no mean
     result:    the value of the job's objective; None if it has none
     objective: the section `objective` of its configuration, in its long form
+    without_hooks: a hash of its configuration, as it is written, without what concerns hooks
     """
 
     name: str
@@ -77,6 +78,7 @@ class JobFacts:
     objective: Mapping[str, Any]
     env: EnvRecord
     has_report: bool
+    without_hooks: int = 0
 
     @property
     def value(self) -> float | None:
@@ -135,6 +137,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         objective=objective if isinstance(objective, dict) else {},
         env=EnvRecord.model_validate(record_in(path / ENV, EnvRecord)),
         has_report=(path / REPORT).is_file(),
+        without_hooks=hash(repr({key: value for key, value in config.items() if key not in ABOUT_HOOKS})),
     )
 
 
@@ -311,13 +314,11 @@ class SweepFacts:
         return self.goal.metric if self.goal is not None else next(iter(self.metrics), "")
 
     def baseline_of(self, job: JobFacts) -> JobFacts | None:
-        """The baseline with the same overrides except those of hooks, or the only one; None if it is not known."""
-        others = [key for key in self.varied if not is_about_hooks(key)]
-        alike = [
-            each
-            for each in self.baselines
-            if all(each.overrides.get(key) == job.overrides.get(key) for key in others)
-        ]
+        """The baseline that differs only in hooks and `vars`, or the only one; None if it is not known."""
+        alike = [each for each in self.baselines if each.without_hooks == job.without_hooks]
+        if len(alike) > 1:  # other keys take values of `vars` or hooks: the baseline with the same ones
+            same = [len(each.overrides.items() & job.overrides.items()) for each in alike]
+            alike = [each for each, count in zip(alike, same, strict=True) if count == max(same)]
         baselines = alike if len(alike) == 1 else self.baselines
         return baselines[0] if len(baselines) == 1 else None
 
@@ -433,6 +434,10 @@ def _asked(folder: Path) -> list[str]:
     except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
         return []  # incomplete, or of a sweeper with another syntax
     return [override.key_or_group for override in overrides if override.is_sweep_override()]
+
+
+ABOUT_HOOKS = frozenset({"hooks", "hooked", "vars"})
+"""The keys that do not matter where no hook is installed; what other keys take from `vars` is in those."""
 
 
 def is_about_hooks(override: str) -> bool:

@@ -19,6 +19,7 @@ from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.format import CHECKPOINTS
+from hookrun.store.format import differences as unequal
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
 from hookrun.store.run_dir import newest_finished, outputs_folder
@@ -225,14 +226,15 @@ def _differences(run: Run, settings: Settings) -> list[str]:
 
 
 def _unequal(run: Run, settings: Settings, section: str, keys: Sequence[str]) -> list[str]:
-    """For each of these keys that has another value in that run: both values."""
+    """For each of these keys, or key below it, that has another value in that run: both values."""
     theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
     if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
         theirs = {**theirs, "weights": run.model.get("weights")}
+    there, here = ({key: values.get(key) for key in keys} for values in (theirs, ours))
     return [
-        f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
-        for key in keys
-        if theirs and theirs.get(key) != ours[key]
+        f"{section}.{key} is {_shown(its)} there and {_shown(own)} here"
+        for key, its, own in (unequal(there, here) if theirs else ())
+        if {} not in (its, own)  # without keys that the other one has
     ]
 
 

@@ -16,13 +16,13 @@ from hookrun.errors import HookError, HookrunWarning
 from hookrun.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.runtime.checkpointing import PASSED_ON, require_no_checkpoint
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
-from hookrun.runtime.part import TensorPart
+from hookrun.runtime.part import BatchFirst, TensorPart
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
 from hookrun.values import containers
 from hookrun.values.containers import readable
 from hookrun.values.index import Key
-from hookrun.values.tensors import elements, has_no_shape
+from hookrun.values.tensors import computable, elements, has_no_shape, is_float8, widened
 
 _MODE_OF_BATCHES = torch._C._dispatch_key_parse("VmapMode")
 
@@ -34,6 +34,9 @@ _NOT_SPARSE = (
     "torch cannot compute this on a sparse tensor (scale and clip_norm it can): make it a dense one, as "
     "nn.Embedding(…, sparse=False) does its gradient"
 )
+
+_COMPUTED = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+"""The dtypes in which torch computes; what is float8 is edited in float32 and rounded to its dtype again."""
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -72,8 +75,11 @@ def _decide(site: HookSite, decided: bool) -> bool:
 def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
     action, by_sample = site.spec.action, bool(site.spec.keys.when.of_samples)
-    # faults are listed by their place in the whole tensor
-    part = None if "flipped" in action.uses else site.part
+    part = site.part
+    if "flipped" in action.uses:  # faults are listed by their place in the whole tensor, with the batch first
+        needs_batch = by_sample or action.works_by_sample
+        is_first = site.batch.is_first or not site.hook_type.batch
+        part = None if is_first else BatchFirst(None, site.batch, site.current, required=needs_batch)
     function = action.build(site)
     if action.observes:
         function = observer_of_samples(site, function) if by_sample else function
@@ -100,7 +106,7 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
         require_no_checkpoint()
         seen = value if site.passed_part is None else site.passed_part.of(value)
         # a copy, since it may be written in place later
-        site.clock.forward.passed_on[site.hook_name, site.path] = seen.clone()
+        site.clock.calls.forward.passed_on[site.hook_name, site.path] = seen.clone()
         return None if site.clock.stands_in else capture(value)
 
     return capture_and_pass
@@ -156,20 +162,25 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
     clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
-    records = bool(site.spec.action.own_functions())  # with the path of the tensor, as observers
+    # with the path of the tensor, as observers; each tensor may have another batch dimension
+    records = bool(site.spec.action.own_functions()) or (
+        site.spec.works_by_sample and not site.batch.is_uniform
+    )
     simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
+    as_stored = records or site.hook_type.until_backward or "flipped" in site.spec.action.uses
+    wide: Op = (lambda leaf: leaf) if as_stored else widened
 
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
             # the common case
-            if simple and checked and isinstance(value, Tensor) and value.is_floating_point():
+            if simple and checked and isinstance(value, Tensor) and value.dtype in _COMPUTED:
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
                 return value if new is None else new
             member = value if path is None else _member(site, value, path)
-            olds = list(filter(acts_on, containers.tensors(member))) if together else []
+            olds = [wide(each) for each in containers.tensors(member) if acts_on(each)] if together else []
             news = iter(function(olds) if olds else ())
             paths = {id(leaf): at for at, leaf in containers.leaves(member)} if records else {}
             acted = False
@@ -181,9 +192,11 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 acted = True
                 if records:
                     site.current.at = paths.get(id(leaf), "")
-                new = next(news) if together else function(leaf)
+                new = next(news) if together else function(wide(leaf))
                 if new is None:
                     return leaf
+                if not as_stored and is_float8(leaf):
+                    new = new.to(leaf.dtype)
                 if not checked:
                     if of_gradient and has_no_shape(leaf):
                         raise RuntimeError("torch takes no other gradient for it")
@@ -325,7 +338,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     if scope == "value":
         if site.spec.keys.tokens is not None:
             return _observer_of_tokens(site, function, of)
-        return lambda value: function(copied(value, of))
+        return lambda value: function(copied(value, _with_path(site, value, of)))
     if scope == "together":
         return lambda olds: [
             part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
@@ -357,6 +370,22 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     return edit_within
 
 
+def _with_path(site: HookSite, value: Any, of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function of a tensor of the value; the current firing has the tensor's path meanwhile."""
+    if isinstance(value, Tensor) or site.batch.is_uniform:
+        return of
+    paths, current = {id(leaf): path for path, leaf in containers.leaves(value)}, site.current
+
+    def of_tensor(tensor: Tensor) -> Tensor:
+        before, current.at = current.at, paths.get(id(tensor), "")
+        try:
+            return of(tensor)
+        finally:
+            current.at = before
+
+    return of_tensor
+
+
 def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Tensor]) -> Op:
     """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
@@ -368,7 +397,7 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
             chosen[id(of_tensor)] = of_tensor
             return taken
 
-        taken = copied(value, rows)
+        taken = copied(value, _with_path(site, value, rows))
         if len(chosen) != 1 and value is not None:
             what = "tensors of several sequences" if chosen else "no tensor"
             raise ValueError(f"tokens: the value holds {what}: name one with `target`")
@@ -414,4 +443,4 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
 
 
 def _unscaled_tensor(tensor: Tensor, scale: Tensor) -> Tensor:
-    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor) / scale
+    return computable(tensor) / scale

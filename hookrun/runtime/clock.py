@@ -1,28 +1,22 @@
-"""The clock that `when` reads: step, epoch and mode of a run, numbered module calls, and the current firing."""
+"""The clock that `when` reads: step, epoch and mode of a run, the calls of its modules, and the current firing."""
 
 from __future__ import annotations
 
+import gc
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count, islice
+from functools import cached_property
+from itertools import chain
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, ref
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.optim import Optimizer
 
 from hookrun.ranks import own_rank
-from hookrun.runtime.checkpointing import (
-    NO_BACKWARD,
-    Call,
-    Log,
-    graph_task,
-    regions,
-    repeating,
-)
-from hookrun.runtime.frames import call_frame, frames_of
+from hookrun.runtime.call_stack import Calls, CallStack
+from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
@@ -40,35 +34,12 @@ class RowsOfRank(NamedTuple):
     whole: int
 
 
-class _Forward(local):
-    """The current or latest forward of the root module in this thread.
-
-    If the model calls itself, the call and what follows it see nothing of what was passed on before.
-
-    number: of the forward, from 1; 0 before the first
-    """
-
-    number = 0
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._passed_on = model, dict[tuple[str, str | None], Tensor]()
-
-    def renew(self, *call: Any) -> None:
-        """Drop what was passed on: a forward of the model begins or ends."""
-        self._passed_on.clear()
-
-    @property
-    def passed_on(self) -> dict[tuple[str, str | None], Tensor]:
-        """(hook name, module path) -> what a capture has seen last in this forward, for hooks that fire later in it."""
-        return {} if next(frames_of(self._model), None) is None else self._passed_on
-
-
 class Clock:
     """The position in a run. One per installation.
 
     step:         optimizer steps in training, batches otherwise; counts from 0
     epoch:        counts from 0
-    forward:      the current forward of the root module, in each thread
+    calls:        the open calls of the model's modules, and the forwards that they make up
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count the elements that edits change (on the logged steps)
     rows:         this rank's rows of the current batch; None: the batch is not split
@@ -83,7 +54,7 @@ class Clock:
     in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
-    first call of `advance`.
+    first call of `advance`; in a recorded loop without either, its forwards are (`count_batch`).
     """
 
     def __init__(self, model: nn.Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
@@ -95,7 +66,9 @@ class Clock:
         self.training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
-        self.forward = _Forward(model)
+        self._before_batches: int | None = None  # the step of the first forward that was counted as a batch
+        self._in_batch = set[int]()  # the ids of the modules with which the forwards of this batch began
+        self.calls = CallStack([], [])
         self.accumulating = False
         self.rows: RowsOfRank | None = None
         self.stands_in = False
@@ -143,8 +116,39 @@ class Clock:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
         counted_already = self._optimizer is not None and not self._counted_by_hand
         self._counted_by_hand = True
+        self._uncount_batches()
         if not counted_already:
             self.step += 1
+
+    def count_batch(self, module: nn.Module) -> None:
+        """A forward of a user's own loop begins with this module: of a new batch, and so step, if one did so before.
+
+        Only where nothing else counts steps. In training mode nothing is counted if an optimizer has parameters of the
+        model: it may step after several forwards.
+        """
+        if self._counted_by_hand or self._optimizer is not None or self.training_at is not None:
+            return
+        if self._before_batches is None:
+            self._before_batches = self.step
+        elif self.model.training and is_grad_enabled() and self._is_optimized:
+            self._uncount_batches()
+        elif id(module) in self._in_batch:
+            self.step += 1
+            self._in_batch.clear()
+        self._in_batch.add(id(module))
+
+    def _uncount_batches(self) -> None:
+        if self._before_batches is not None:
+            self.step = self._before_batches
+        self._before_batches = None
+
+    @cached_property
+    def _is_optimized(self) -> bool:
+        """Whether there is an optimizer with a parameter of the model."""
+        optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        groups = chain.from_iterable(each.param_groups for each in optimizers)
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        return any(id(parameter) in trained for parameter in self.model.parameters())
 
     def place(self, step: int) -> None:
         """Set the step. From now on the loop sets it, and optimizers are ignored."""
@@ -160,13 +164,13 @@ class Clock:
             if all(id(parameter) not in own for parameter in parameters):
                 return
             self._optimizer = ref(optimizer)
+            self._uncount_batches()
         if self._optimizer() is optimizer:
             self.step += 1
 
-    def count_forward(self, module: nn.Module, args: object = ()) -> None:
-        """Count a forward of the root module; if that calls itself, only the outermost call."""
-        if repeating() is None and sum(1 for _ in islice(frames_of(module), 2)) == 1:
-            self.forward.number += 1
+    def tokens(self) -> Pass | None:
+        """The pass over the tokens that the model computes now; None: not known."""
+        return None if self.passes is None else self.passes.current
 
     @property
     def mode(self) -> str:
@@ -174,101 +178,15 @@ class Clock:
         return "train" if self.model.training else "eval"
 
     def state_dict(self) -> dict[str, Any]:
-        """The position between two steps; forwards are counted in this thread only."""
-        return {
-            "step": self._step,
-            "epoch": self._epoch,
-            "by_hand": self._counted_by_hand,
-            "forward": self.forward.number,
-        }
+        """The position between two steps."""
+        step = self._step + (self._before_batches is not None)  # the batch of this step has ended
+        return {"step": step, "epoch": self._epoch, "by_hand": self._counted_by_hand}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._counted_by_hand = state["by_hand"]
-        self.forward.number = state["forward"]
         self.epoch = state["epoch"]
         self.step = state["step"]
-
-
-class _CallNumbers(local):
-    """The last number given to a call of one module in one thread.
-
-    forward: the number of the root module's forward that the last call was in
-    number:  of the last call within that forward
-    latest:  the last call
-    """
-
-    forward = -1
-    number = -1
-
-    def __init__(self) -> None:
-        self.latest = Call(0, 0, None, Counter())
-
-
-class Calls:
-    """Numbers the calls of one module, separately in each thread.
-
-    total: how many calls there have been, recomputations not counted
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.total = 0
-        self._module: nn.Module | None = None
-        self._here = _CallNumbers()
-        self._totals = count()
-        # by the id of the call's frame; Python may reuse the id of a finished frame for another call
-        self._by_frame = dict[int, Call]()
-        self._logs = WeakKeyDictionary[object, Log]()
-
-    @property
-    def now(self) -> Call:
-        """The call of the module that encloses this line, or else the last one in this thread."""
-        if self._module is not None:
-            for frame in frames_of(self._module):
-                if (call := self._by_frame.get(id(frame))) is not None:
-                    return call
-        return self._here.latest
-
-    def count(self, module: nn.Module, args: object = ()) -> None:
-        """Number a call of the module; to be called from a hook of that call."""
-        self._module = module
-        around = regions()
-        log = self._logs.get(around.repeated) if around.repeated is not None else None
-        call = (log.repeat() if log is not None else None) or self._next()
-        for region in around.first:
-            self._logs.setdefault(region, Log()).calls.append(call)
-        key, self._here.latest = id(call_frame()), call
-        self._by_frame.pop(key, None)
-        self._by_frame[key] = call
-        if len(self._by_frame) > _MOST_CALLS:
-            self._by_frame.pop(next(iter(self._by_frame)), None)
-
-    def _next(self) -> Call:
-        here, forward = self._here, self.clock.forward.number
-        here.number = here.number + 1 if here.forward == forward else 0
-        here.forward = forward
-        number, passes = next(self._totals), self.clock.passes
-        self.total = number + 1
-        return Call(here.number, number, None if passes is None else passes.current, Counter())
-
-    def go_on_from(self, total: int) -> None:
-        """Continue numbering as after `total` calls."""
-        self._totals = count(total)
-        self.total = total
-
-    def state_dict(self) -> dict[str, int]:
-        """The last numbers, to be read between two calls; numbers within a forward are those of this thread."""
-        return {"total": self.total, "number": self._here.number, "forward": self._here.forward}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue numbering from a `state_dict`."""
-        self.go_on_from(state["total"])
-        self._here.number, self._here.forward = state["number"], state["forward"]
-
-
-_MOST_CALLS = 1024
-"""How many executions are remembered for each module: more than can be active at the same time."""
 
 
 def gate(
@@ -330,6 +248,11 @@ class CurrentCall(local):
         self.clock, self.calls = clock, calls
         self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
 
+    @property
+    def path(self) -> str:
+        """The path of the tensor that the action is given, in the value that the hook gets."""
+        return self.within + self.at
+
     def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
         """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
         self.of_call, self.of_pass = number, tokens
@@ -341,12 +264,12 @@ class CurrentCall(local):
     @property
     def model_tokens(self) -> Pass | None:
         """The pass over the tokens of the model, or of its decoder; None: not known."""
-        if self.of_pass is not None or self.clock.passes is None:
+        if self.of_pass is not None:
             return self.of_pass
         # recomputation by activation checkpointing
         if self.calls is not None and graph_task() != NO_BACKWARD:
             return self.calls.now.tokens
-        return self.clock.passes.current
+        return self.clock.tokens()
 
     @property
     def tokens(self) -> Pass | None:

@@ -38,18 +38,6 @@ def call_frame() -> FrameType:
     return frame
 
 
-def frames_of(module: nn.Module) -> Iterator[FrameType]:
-    """The frames of the current calls of this module in this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
-            yield frame
-            if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
-                frame = frame.f_back  # a direct call that fell back to torch's: count it once
-        frame = frame.f_back
-
-
 def finished(frame: FrameType) -> bool:
     """Whether the call has ended, in any thread. If so, the locals of the frame are cleared."""
     try:

@@ -11,17 +11,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor, nn
 
-from hookrun.actions.base import remove_parameter, was_added
+from hookrun.actions.base import remove_added, was_added
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
-from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
+from hookrun.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import listen
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
@@ -50,6 +49,7 @@ class Installation:
     captures: hook name -> module path -> live list, one entry for each firing
     records:  what print, stats and check emitted, in order: flat dicts
     fired:    (hook name, module path) -> how often
+    batch_of_calls: module whose call began a forward -> which dimension of its arguments is the batch; None: not known
 
     sink:       where captures and records go; in memory by default
     effects:    count how many elements the edits change
@@ -61,10 +61,11 @@ class Installation:
                 not change it a second time
     reduced:    runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
     around:     called for each site; what it returns runs in place of what the hook does there
+    locate:     finds out which dimensions are the batch, at the first call of each module that begins a forward; only
+                if a hook needs that and the plan does not say it
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
-    _reads_calls = False  # before all hooks of a call
     _is_inside = False
     sites: list[HookSite]
 
@@ -81,6 +82,7 @@ class Installation:
         restored: Collection[str] = (),
         reduced: ReducedGradients | None = None,
         around: Around | None = None,
+        locate: Locate | None = None,
     ) -> None:
         self.plan = plan
         self._standalone = standalone
@@ -92,6 +94,12 @@ class Installation:
         self._spans: Mapping[str, Tensor] = {}
         self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced, around)
         self.sites = self._wiring.sites
+        self._locate = locate
+        self.batch_of_calls = WeakKeyDictionary[nn.Module, int | None]()
+        if locate is not None and any(
+            _needs_batch(hook, stored=self.sink.stores_rows) for hook in plan.hooks
+        ):
+            self.clock.calls.begins.append(partial(note_call, WeakMethod(self._locate_batch)))
 
     def __enter__(self) -> Installation:
         if self.sites:
@@ -103,23 +111,29 @@ class Installation:
                 self._wiring.install()
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
-                    self._first_call = listen(
-                        self._model.register_forward_pre_hook,
-                        partial(_note_call, ref(self)),
-                        prepend=self._reads_calls,
-                        with_kwargs=True,
+                    self._first_call = self._wiring.listen(
+                        self._model,
+                        partial(note_call, WeakMethod(self._called)),
                     )
-                    self._wiring.closing.callback(self._first_call.remove)
             except BaseException:
                 self._wiring.remove()
                 raise
         self._is_inside = True
         return self
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _called(self, *call: object) -> None:
         """Note that the model is called."""
         self._model_ran = True
         self._first_call.remove()  # later calls cost nothing
+
+    def _locate_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Find out, from a call that begins a forward, what dimension is the batch, once for each such module."""
+        if self._locate is None or module in self.batch_of_calls:
+            return
+        self.batch_of_calls[module] = None
+        entry = next((path for path, each in self._model.named_modules() if each is module), None)
+        if entry is not None:  # else it is a replica
+            self.batch_of_calls[module] = self._locate(self, self._model, entry, (args, kwargs))
 
     def _remove(self) -> None:
         with changing:
@@ -398,7 +412,7 @@ class Installation:
         """The parameters that these hooks added, with their names in the model."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
-            if was_added(module, name):
+            if was_added(module, name) and name in module._parameters:
                 yield f"{owner}.{name}" if owner else name, module.get_parameter(name)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -406,17 +420,29 @@ class Installation:
         return list(dict.fromkeys(parameter for _, parameter in self.named_parameters()))
 
     def uninstall_parameters(self) -> None:
-        """Delete the parameters that these hooks added. Without it they stay: trained and saved."""
+        """Delete the parameters and buffers that these hooks added. Without it they stay: trained and saved."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
-                remove_parameter(module, name)
+                remove_added(module, name)
 
 
-def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any, kwargs: Any) -> None:
-    """A call of the model, which must not keep the installation alive."""
-    if (hooks := installation()) is not None:
-        hooks._called(module, args, kwargs)
+Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], int | None]
+"""(installation, its model, path of the called module, its arguments); see `hookrun.prove.trial.locate_batch`."""
+
+
+def _needs_batch(hook: PlannedHook, *, stored: bool) -> bool:
+    """Whether the hook works by sample, and nothing says yet which dimension is the batch. stored: captures do, too."""
+    spec = hook.spec
+    by_sample = spec.works_by_sample or spec.action.by_row or (stored and spec.action.captures)
+    known = all(hook.batch_of(match.path).is_known for match in hook.matches)
+    return spec.hook_type.batch and by_sample and not known
+
+
+def note_call(method: WeakMethod[Callable[..., None]], *call: object) -> None:
+    """Give a call to a method of an installation, which the model must not keep alive."""
+    if (note := method()) is not None:
+        note(*call)
 
 
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------

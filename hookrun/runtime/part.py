@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.actions.values import OutsideValue, is_by_sample
+from hookrun.actions.values import is_by_sample
+from hookrun.plan.batch import BatchDims
 from hookrun.plan.plan import HeadCount, PlannedHook
 from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
@@ -38,6 +39,10 @@ class TensorPart(ABC):
         view[index] = new
         return changed
 
+    def place_of(self, dim: int, dims: int) -> int | None:
+        """Where a dimension of a tensor with `dims` dimensions is in the part; None if it is not whole there."""
+        return dim
+
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether the part of this tensor is empty, so that there is nothing to act on."""
         return False
@@ -57,26 +62,103 @@ class PartOfPart(TensorPart):
         """A copy of the tensor in which `new` replaces the inner part."""
         return self._outer.put(tensor, self._inner.put(self._outer.of(tensor), new))
 
+    def place_of(self, dim: int, dims: int) -> int | None:
+        """Where it is in the inner part. `heads` before `index` are a dimension of their own, behind the others."""
+        place = self._outer.place_of(dim, dims)
+        return None if place is None else self._inner.place_of(place, dims)
+
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether either part is empty."""
         return self._outer.nothing_of(tensor) or self._inner.nothing_of(self._outer.of(tensor))
+
+
+class BatchFirst(TensorPart):
+    """The part with the batch as its first dimension, which hooks that treat each sample by itself get.
+
+    required: raise ValueError for a tensor without a batch dimension, instead of leaving it as it is
+    takes_values: each sample has a value of its own
+    """
+
+    def __init__(
+        self,
+        inner: TensorPart | None,
+        batch: BatchDims,
+        current: CurrentCall,
+        *,
+        required: bool,
+        takes_values: bool = False,
+    ) -> None:
+        self._inner, self._batch, self._current = inner, batch, current
+        self._required, self._takes_values = required, takes_values
+
+    def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The part, and the index of all of it."""
+        return self.of(tensor), ...
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part. Raises ValueError if it has no batch dimension and needs one."""
+        part = tensor if self._inner is None else self._inner.of(tensor)
+        place = self._place(tensor)
+        return part.movedim(place, 0) if place else part
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor in which `new` replaces the part."""
+        place = self._place(tensor)
+        new = new.movedim(0, place) if place else new
+        return new if self._inner is None else self._inner.put(tensor, new)
+
+    def place_of(self, dim: int, dims: int) -> int | None:
+        """The batch is first."""
+        return 0
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether the inner part is empty."""
+        return self._inner is not None and self._inner.nothing_of(tensor)
+
+    def _place(self, tensor: Tensor) -> int | None:
+        """The batch dimension of the part of this tensor."""
+        dim = self._batch.of(self._current.path)
+        if dim is not None and dim >= tensor.dim():
+            dim = None
+        place = dim if dim is None or self._inner is None else self._inner.place_of(dim, tensor.dim())
+        if place is None and self._required:
+            if dim is None:
+                raise ValueError(no_batch(tensor))
+            raise ValueError(_PICKS_ROWS if self._takes_values else _picks_samples(tensor))
+        return place
+
+
+def _picks_samples(tensor: Tensor) -> str:
+    return (
+        f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens`, `when` or `keep` "
+        "need all of them: let `index` begin with ..., or leave it out"
+    )
+
+
+_PICKS_ROWS = (
+    "`index` picks rows of the batch, and the value has a row for each sample: add at: same to the value"
+)
+
+
+def no_batch(tensor: Tensor) -> str:
+    """Why a hook cannot treat each sample of this tensor by itself."""
+    return (
+        "the hook treats each sample by itself, and no dimension of the tensor follows the batch: it has shape "
+        f"{list(tensor.shape)}; hook another module, name a tensor with `target`, or the dimension with `batch_dim`"
+    )
 
 
 class Part(TensorPart):
     """The part of a tensor that an index selects: a view, or a copy if the index has a list.
 
     in_order:  the rows of the first dimension, which are samples, must stay in their order
-    whole:     the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
-               or `when` samples
-    by_sample: each row of the first dimension has a value, so they must stay whole
+    whole:     the dimensions that must stay whole and in their places, because `tokens` selects positions along them
     """
 
-    def __init__(
-        self, index: Index, *, in_order: bool = False, whole: Sequence[int] = (), by_sample: bool = False
-    ) -> None:
+    def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
         self._items = index.items
         self._numbers = index.positions
-        self._in_order, self._whole, self._by_sample = in_order, whole, by_sample
+        self._in_order, self._whole = in_order, whole
         self._fitting: set[tuple[int, int]] = set()
         self._on: dict[torch.device, Tensor] = {}
         if self._numbers is not None:
@@ -86,14 +168,7 @@ class Part(TensorPart):
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The tensor, and the index in the form that torch takes."""
         if self._whole and not self.leaves(self._whole, tensor.dim()):
-            raise ValueError(
-                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` and "
-                "`when` need all of them: let `index` begin with ..., or leave it out"
-            )
-        if self._by_sample and not self.leaves((0,), tensor.dim()):
-            raise ValueError(
-                "`index` picks rows of the batch, and the value has a row for each sample: add at: same to the value"
-            )
+            raise ValueError(_picks_samples(tensor))
         if self._numbers is None:
             return tensor, self._items
         self._require_fit(tensor)
@@ -117,6 +192,19 @@ class Part(TensorPart):
         from_start = [dim for dim in dims if dim >= 0]
         needed = [*range(max(from_start, default=0) + 1), *(of + dim for dim in dims if dim < 0)]
         return all(dim < len(items) and items[dim] in _WHOLE for dim in needed)
+
+    def place_of(self, dim: int, dims: int) -> int | None:
+        """Where a dimension is in the part; None if the index picks from it, or moves it to another place."""
+        items = list(self._items)
+        if ... not in items:
+            items.append(...)
+        place = items.index(...)
+        items[place : place + 1] = [slice(None)] * (dims - len(items) + 1)
+        numbers = [isinstance(item, int) for item in items]
+        is_moved = any(numbers) and self._numbers is not None  # torch then puts the list's dimension first
+        if dim >= len(items) or items[dim] not in _WHOLE or is_moved:
+            return None
+        return dim - sum(numbers[:dim])
 
     def positions(self, device: torch.device) -> Tensor:
         """The list of the index as a tensor, made once for each device."""
@@ -153,11 +241,14 @@ _WHOLE = (slice(None), slice(0, None), slice(None, None, 1))
 class HeadsPart(TensorPart):
     """Some heads of a tensor. A last dimension of size heads × width is split into two: [..., heads, width].
 
-    not_dim: the sequence dimension, which is never taken as the head dimension
+    not_dim:   the sequence dimension, which is never taken as the head dimension
+    batch_dim: returns the batch dimension, which is not taken either
     """
 
-    def __init__(self, heads: Heads, counted: HeadCount, not_dim: int) -> None:
-        self._heads, self._counted, self._not_dim = heads, counted, not_dim
+    def __init__(
+        self, heads: Heads, counted: HeadCount, not_dim: int, batch_dim: Callable[[], int | None] = lambda: 0
+    ) -> None:
+        self._heads, self._counted, self._not_dim, self._batch_dim = heads, counted, not_dim, batch_dim
         self._picked = Part(Index(f"heads {list(heads.pick)}", (heads.pick,)))
         self._seen = dict[int, int | None]()
 
@@ -190,8 +281,9 @@ class HeadsPart(TensorPart):
         dims = len(shape)
         if dims < 4:
             return None
+        others = (self._not_dim, self._batch_dim())
         fitting = [
-            dim for dim in range(1, dims - 1) if shape[dim] in self._counted.counts and dim != self._not_dim
+            dim for dim in range(1, dims - 1) if shape[dim] in self._counted.counts and dim not in others
         ]
         if len(fitting) == 1:
             self._seen[dims] = fitting[0]
@@ -232,7 +324,7 @@ def _text(counts: Sequence[int]) -> str:
 class TokensPart(TensorPart):
     """The selected positions of a tensor with a sequence dimension, as rows [N, ...].
 
-    dims: the dimensions along which positions are selected: one, or two for attention patterns
+    dims: the dimensions along which positions are selected, with the batch first: one, or two for attention patterns
     """
 
     def __init__(self, rule: Rule, current: CurrentCall) -> None:
@@ -291,27 +383,33 @@ class TokensPart(TensorPart):
         return chosen
 
 
-def part_of(hook: PlannedHook, path: str, current: CurrentCall, *, once: bool = False) -> TensorPart | None:
+def part_of(
+    hook: PlannedHook, path: str, current: CurrentCall, batch: BatchDims | None = None, *, once: bool = False
+) -> TensorPart | None:
     """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor.
 
-    once: positions that a generation computes again are left out, as captures do
+    batch: which dimension is the batch there; hooks that treat each sample by itself get it first. None: as planned
+    once:  positions that a generation computes again are left out, as captures do
     """
-    keys, action = hook.spec.keys, hook.spec.action
+    keys, action, batch = hook.spec.keys, hook.spec.action, batch or hook.batch_of(path)
+    has_batch, draws_elements = hook.spec.hook_type.batch, "flipped" in action.uses
+    # elements of any part may be drawn, whose samples are then those of the whole tensor
+    by_sample = hook.spec.works_by_sample and (not draws_elements or bool(keys.when.of_samples))
+    needs_batch = has_batch and (by_sample or action.by_row)
     parts = list[TensorPart]()
     tokens = None
     if keys.tokens is not None:
         tokens = TokensPart(Rule(keys.tokens, once, hook.texts), current)
     if keys.heads is not None:
-        parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
+        not_dim = -1 if tokens is None else tokens.dims[0]
+        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: batch.of(current.path)))
     if keys.index is not None:
-        in_order = hook.spec.hook_type.batch and action.captures
-        of_samples = (0,) if keys.when.of_samples else ()
-        by_sample = tokens is None and any(
-            isinstance(value, OutsideValue) and is_by_sample(value) and value.at is None
-            for value in action.outside_values().values()
-        )
-        whole = of_samples if tokens is None else tokens.dims
-        parts.append(Part(keys.index, in_order=in_order, whole=whole, by_sample=by_sample))
+        whole = () if tokens is None else tokens.dims
+        parts.append(Part(keys.index, in_order=has_batch and action.captures, whole=whole))
+    if needs_batch and (keys.index is not None or not batch.is_first):
+        inner = reduce(PartOfPart, parts) if parts else None
+        takes_values = any(map(is_by_sample, action.outside_values().values()))
+        parts = [BatchFirst(inner, batch, current, required=by_sample, takes_values=takes_values)]
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

@@ -36,18 +36,22 @@ class Budget:
     spent: bool = False
 
 
-def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> int:
-    """How many rows of the batch the value has; 0 if its first dimension is not the batch dimension.
+def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> tuple[int, int]:
+    """How many rows of the batch the value has, and along which dimension; 0 rows if it has no batch dimension.
 
-    rows: the places of the value's rows in the batch; None: 0, 1, 2, …
+    rows: the places of the value's rows in the batch, which come first; None: 0, 1, 2, …
     """
-    lengths = {
-        len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in held(value)
-    }
+    dim: int | None = 0
+    if rows is None and site.captured.is_known:
+        dim = site.captured.of("") if site.captured.is_uniform else None
+    lengths = set[int]()
+    for x in held(value):
+        has_dim = dim is not None and dim < x.dim() and x.layout is torch.strided and not x.is_nested
+        lengths.add(x.shape[dim] if has_dim and dim is not None else 0)
     count = lengths.pop() if len(lengths) == 1 else 0
     samples = site.clock.samples if rows is None else rows
     has_all = samples is None or len(samples) == count
-    return count if site.hook_type.batch and has_all else 0
+    return (count if site.hook_type.batch and has_all else 0), dim or 0
 
 
 class RecordSink(Sink):
@@ -80,12 +84,13 @@ class RecordSink(Sink):
                 keep(value, rows, tokens)
                 return
             budget.spent = True
-            if count := batch_rows(site, value, rows):
+            count, dim = batch_rows(site, value, rows)
+            if count:
                 fitting = min(left // max(size // count, 1), count)
                 budget.used += size // count * fitting
                 if fitting:
                     first = torch.arange(fitting, device="cpu")
-                    part = copied(value, lambda tensor: tensor.detach()[:fitting])
+                    part = copied(value, lambda tensor: self.first_rows(tensor.detach(), dim, fitting))
                     places = first if rows is None else rows[:fitting]
                     keep(part, places, None if tokens is None else tokens.at(first))
             used = f"{budget.used:,} of {budget.limit:,} bytes"
@@ -96,6 +101,10 @@ class RecordSink(Sink):
             site.emit({"spent": budget.limit})
 
         return limited
+
+    def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
+        """The first rows of a batch along a dimension of the tensor."""
+        return tensor.narrow(dim, 0, count)
 
     def size(self, value: Any) -> int:
         """The bytes that a captured value takes: those of all its tensors, as on disk."""

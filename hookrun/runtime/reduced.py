@@ -117,14 +117,14 @@ class GradientsOfWrapped:
         """Drop all hooks: the object does nothing from now on."""
         self._reduced, self._wrapper = ReducedGradients(), None
 
-    def forward_begins(self, module: nn.Module, args: Any) -> None:
-        """To be called before each forward of the model. Raises HookError if a hooked parameter was replaced."""
+    def forward_begins(self, *call: object) -> None:
+        """To be called before each forward. Raises HookError if a hooked parameter was replaced."""
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
             # drop the state that a failed backward pass has left; fully_shard cannot go on after one
             self._reached, self._before, self._begun = set(), {}, False
         if not self._sharded and not self._hooked.all_there:
-            self._sharded = is_fully_sharded(module)
+            self._sharded = is_fully_sharded(self._model)
             if not self._sharded:
                 self._hooked.follow(shards=False)
         wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
@@ -132,14 +132,14 @@ class GradientsOfWrapped:
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
             self._wrapper = wrapper
         if self._added and self._wrapper is not None and self._wrapper is not self._checked:
-            self._require_added(module, self._wrapper)
+            self._require_added(self._wrapper)
             self._checked = self._wrapper
 
-    def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
+    def _require_added(self, wrapper: DistributedDataParallel) -> None:
         """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
         known = {id(parameter) for parameter in wrapper._module_parameters}
         for owner, name in self._added:
-            added = model.get_submodule(owner)._parameters.get(name)
+            added = self._model.get_submodule(owner)._parameters.get(name)
             if added is not None and added.requires_grad and id(added) not in known:
                 path = f"{owner}.{name}" if owner else name
                 raise HookError(
@@ -187,7 +187,7 @@ class GradientsOfWrapped:
     # ---- fully_shard -------------------------------------------------------------------------------------------
 
     def forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        """To be called after each forward of the model: a gradient of its output begins a backward pass."""
+        """To be called after each forward: a gradient of its output begins a backward pass."""
         if self._sharded and torch.is_grad_enabled():
             for tensor in tensors(output):
                 if tensor.requires_grad:

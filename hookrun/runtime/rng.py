@@ -16,7 +16,8 @@ from torch._prims_common import suggest_memory_format
 
 from hookrun.actions.fields import Keep
 from hookrun.errors import HookError
-from hookrun.runtime.clock import Calls, Clock, RowsOfRank
+from hookrun.runtime.call_stack import Calls
+from hookrun.runtime.clock import Clock, RowsOfRank
 from hookrun.values.tensors import holds_data
 
 
@@ -90,12 +91,15 @@ Fill = Callable[[Tensor, Generator], Tensor]
 """Fills a tensor in place from a generator, and returns it."""
 
 
-def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | None) -> Tensor:
+def drawn(
+    like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | None, dim: int | None = 0
+) -> Tensor:
     """A tensor of the shape, dtype and device of `like`, filled from the generator.
 
     rows: which rows of the batch `like` has. Numbers are drawn for all rows of the batch, as in a single process, and
           this rank's rows are returned, so that a sample's numbers do not depend on the number of ranks. None: `like`
           has the whole batch
+    dim:  the dimension of `like` that is the batch; None: it has none
 
     Raises ValueError if the number of rows of `like` is another one, or torch is too old to trace the draw.
     """
@@ -108,13 +112,14 @@ def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | Non
             raise ValueError(
                 "torch.export and make_fx trace random numbers of a generator from torch 2.13 on"
             ) from error
-    if not like.dim() or len(like) != len(rows.mine):
+    if dim is None or dim >= like.dim() or like.shape[dim] != len(rows.mine):
         raise ValueError(
             f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {list(like.shape)}"
         )
-    sizes, form = (rows.whole, *like.shape[1:]), suggest_memory_format(like)
+    sizes, form = list(like.shape), suggest_memory_format(like)
+    sizes[dim] = rows.whole
     whole = fill(torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=form), generator)
-    return whole[rows.mine.start : rows.mine.stop]
+    return whole.narrow(dim, rows.mine.start, len(rows.mine))
 
 
 def kept_samples(keep: Keep, clock: Clock, seed: int, where: str) -> Callable[[], Tensor]:

@@ -17,8 +17,9 @@ from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import FaultList, PendingRun
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.clock import Clock, CurrentCall
 from hookrun.runtime.faults import Draw, Faulty
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.rng import derived_seed, kept_samples
@@ -38,6 +39,7 @@ class Sink:
 
     wants_calls: it needs the number of each module call within the forward pass
     has_values:  tensors hold real values, which may be read; False in a trial run
+    stores_rows: it stores captures by sample
     stop:        why a check with policy `stop` asks for the end of the run, or None
     last_good:   where each check passed last; only if it `has_values`
     split:       the split of the current batch; None: not known
@@ -46,6 +48,7 @@ class Sink:
 
     wants_calls = False
     has_values = True
+    stores_rows = False
     stop: str | None = None
     last_good: LastPassed
     split: str | None = None
@@ -192,7 +195,7 @@ class HookSite(SiteValues):
             "changed": int(self.changed),
             "total": self.total,
             "draws": self._draws.state_dict(),
-            "calls": None if self.calls is None else self.calls.state_dict(),
+            "calls": None if self.calls is None else {"total": self.calls.total},
             "held": [self._of_object(own, "state_dict") for own in self._held],
             "in_graphs": self.firings - self.fired,
         }
@@ -203,7 +206,7 @@ class HookSite(SiteValues):
         self.changed, self.total = state["changed"], state["total"]
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
-            self.calls.load_state_dict(state["calls"])
+            self.calls.go_on_from(state["calls"]["total"])
         if self.fired_in_graphs is None:  # it cannot be in a graph now
             self.fired += state["in_graphs"]
         else:
@@ -260,11 +263,14 @@ class HookSite(SiteValues):
     def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
         self._require("flipped")
         given, clock, sink, index = self._values.get("faults"), self.clock, self.sink, None
+        dim = self.batch.of(self.current.path) if x.dim() else None
         if self.part is not None and given is None:
-            if self.part.nothing_of(x):
+            # elements are numbered with the batch first; the part is one of the tensor as the module has it
+            places = torch.arange(x.numel(), device="cpu").view(x.shape).movedim(0, dim or 0)
+            if self.part.nothing_of(places):
                 self.found_nothing()
                 return x.clone()
-            index = self.part.of(torch.arange(x.numel(), device="cpu").view(x.shape)).reshape(-1)
+            index = self.part.of(places).reshape(-1)
         # a rank without rows of the batch: NaN in its pass would reach the gradients of the others
         of_ranks = distributed.is_available() and distributed.is_initialized()
         without_rows = clock.stands_in and clock.rows is None and self.hook_type.of_rows and of_ranks
@@ -276,7 +282,7 @@ class HookSite(SiteValues):
         there = Faulty(
             x,
             clock.rows if self.hook_type.of_rows else None,
-            samples if self.hook_type.batch else None,
+            samples if self.hook_type.batch and dim is not None else None,
             {**dict(zip(RECORD_KEYS, self._start(), strict=True)), "split": sink.split},
         )
         number = self._draws.next()

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from hookrun.actions.base import add_parameter, remove_parameter, was_added
+from hookrun.actions.base import add_tensor, remove_added, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
@@ -21,9 +21,10 @@ from hookrun.errors import HookError
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows
+from hookrun.runtime.call_stack import Calls
 from hookrun.runtime.checkpointing import require_no_checkpoint
-from hookrun.runtime.clock import Calls, Clock, CurrentCall
-from hookrun.runtime.part import part_of
+from hookrun.runtime.clock import Clock, CurrentCall
+from hookrun.runtime.part import no_batch, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn
 from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
 
@@ -33,6 +34,8 @@ class SiteValues:
 
     has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
+    batch:      which dimension of the tensors is the batch
+    captured:   the same of what it captures
     part:       the part of a tensor that the action acts on; None: all of it
     target_keys: where the target is in the value that the hook gets; None: the value itself
     needs_whole: a part of a value is taken, the same as of the whole tensor
@@ -63,7 +66,8 @@ class SiteValues:
         # output_grad is attached to the target itself
         target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
         self.target_keys = None if target is None else target.keys
-        self.part = part_of(hook, path, self.current, once=action.observes)
+        self.batch, self.captured = hook.batch_of(path), hook.captured_of(path)
+        self.part = part_of(hook, path, self.current, self.batch, once=action.observes)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
@@ -143,11 +147,15 @@ class SiteValues:
 
         def constant_part(like: Tensor) -> Tensor:
             whole = like if self.current.whole is None else self.current.whole
-            value = constant(whole)
+            dim = self.batch.of(self.current.path) if isinstance(source, Rows) else 0
+            if dim is None:
+                raise ValueError(no_batch(whole))
+            batch_first = whole.movedim(dim, 0)
+            value = constant(batch_first)
             if isinstance(source, Rows):
-                value = self._with_token_dim(value, whole)
-            check_broadcast(value, whole)
-            return part.of(value.expand(whole.shape))
+                value = self._with_token_dim(value, batch_first)
+            check_broadcast(value, batch_first)
+            return part.of(value.expand(batch_first.shape).movedim(0, dim))
 
         return constant_part
 
@@ -168,7 +176,7 @@ class SiteValues:
                 return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
             case None:
                 return self._in_form(torch.tensor(given, dtype=torch.float64))
-        return partial(self._rows, source)
+        return partial(self._rows, source, is_whole=given.at is not None)
 
     def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
         """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
@@ -223,8 +231,8 @@ class SiteValues:
             raise HookError(f"{self.where}: the run {source.name!r} that its value comes from was not made")
         return like.new_empty(like.shape)
 
-    def _rows(self, source: Rows, like: Tensor) -> Tensor:
-        """The rows of the samples of the current batch."""
+    def _rows(self, source: Rows, like: Tensor, *, is_whole: bool) -> Tensor:
+        """The rows of the samples of the current batch. is_whole: `like` is not only the part that `tokens` selects."""
         if not self.has_values:  # a trial run has no real samples
             return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
         samples, chosen = self.clock.samples, self.current.chosen
@@ -235,9 +243,7 @@ class SiteValues:
             )
         rows = source.of(samples, self._draws.generator(torch.device("cpu")))
         if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
-            of_rows = (
-                chosen.of.samples_of_rows(len(samples)) if like is self.current.whole else chosen.rows.samples
-            )
+            of_rows = chosen.of.samples_of_rows(len(samples)) if is_whole else chosen.rows.samples
             rows = rows[of_rows]
         elif not like.dim() or like.shape[0] != len(samples):
             raise HookError(
@@ -248,10 +254,10 @@ class SiteValues:
     def _passed(self, value: PassValue, like: Tensor) -> Tensor:
         """What another hook has seen in this forward."""
         require_no_checkpoint()
-        if (seen := self.clock.forward.passed_on.get((value.hook, value.module))) is None:
+        if (seen := self.clock.calls.forward.passed_on.get((value.hook, value.module))) is None:
             raise HookError(
-                f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
-                "model: it must fire before this hook"
+                f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward: it must fire "
+                "before this hook, within the same outermost call of the model or of a part of it"
             )
         return in_form_of(seen, like)
 
@@ -266,7 +272,9 @@ class SiteValues:
     def like(self) -> Tensor:
         """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
         parameters = chain(self.module.parameters(), self.clock.model.parameters())
-        return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
+        return next(
+            (each for each in parameters if each.is_floating_point() and not each.is_meta), torch.empty(0)
+        )
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
@@ -286,9 +294,9 @@ class SiteValues:
         return trained
 
     def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
-        """The user's own module as a function; each call looks its parameters up in the hooked module, see `_trained`.
+        """The user's own module as a function; each call looks its tensors up in the hooked module, see `_trained`.
 
-        Of modules that share a given object the parameters are shared, too.
+        Of modules that share a given object they are shared, too.
         """
         if not isinstance(own, nn.Module):
             return own
@@ -296,35 +304,50 @@ class SiteValues:
         with unset_fake_temporarily():
             if given and not self.has_values:
                 own = deepcopy(own)  # a trial run must leave no gradients in it
-            elif self._hook.own and not given:
+            elif self._hook.added and not given:
                 own.to(self.like.device, self.like.dtype)
-        names = {
-            parameter: name
-            for parameter, name in added_names(own, self.hook_name).items()
-            if name in self._hook.own
-        }
-        for parameter, name in names.items():
+        every, added = added_names(own, self.hook_name), self._hook.added
+        names = {tensor: name for tensor, name in every.items() if name in added}
+        for tensor, name in names.items():
             if given and was_added(module, name):
-                remove_parameter(module, name)  # the object has the present values
-            self._add(name, parameter)
-        links = [
-            (part._parameters, name, names[parameter])
-            for part in nn.Module.modules(own)
-            for name, parameter in part._parameters.items()
-            if parameter in names
-        ]
+                remove_added(module, name)  # the object has the present values
+            self._add(name, tensor)
+        links, buffers = list[tuple[dict[str, Any], str, str]](), list[tuple[dict[str, Any], str, str]]()
+        for part in nn.Module.modules(own):
+            for held in (part._parameters, part._buffers):
+                links += [(held, leaf, names[tensor]) for leaf, tensor in held.items() if tensor in names]
+            for leaf, buffer in part._buffers.items():
+                if buffer in names:
+                    buffers.append((part._buffers, leaf, names[buffer]))
+                elif buffer is None and leaf not in part._non_persistent_buffers_set:
+                    buffers.append((part._buffers, leaf, ""))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            for parameters, leaf, name in links:
-                parameters[leaf] = getattr(module, name)
+            for held, leaf, name in links:
+                held[leaf] = getattr(module, name)
             if own.training is not module.training and not (given and not links):
                 own.train(module.training)
-            return own(*args, **kwargs)
+            result = own(*args, **kwargs)
+            for held, leaf, name in buffers if links else ():
+                if held[leaf] is not (getattr(module, name) if name else None):
+                    self._replace(leaf, name, held[leaf], shared=given)
+            return result
 
         return call
 
-    def _add(self, name: str, parameter: nn.Parameter) -> None:
-        if (problem := add_parameter(self.module, name, parameter)) is not None:
+    def _replace(self, leaf: str, name: str, new: Any, *, shared: bool) -> None:
+        """Give the hooked module, or all of them, what its own module has put in the place of a buffer."""
+        old = getattr(self.module, name) if name else None
+        if _form(new) != _form(old):
+            raise ValueError(
+                f"it replaces its buffer {leaf!r}, {_form(old)}, by {_form(new)}, which no saved state fits"
+            )
+        paths = [match.path for match in self._hook.matches] if shared else [self.path]
+        for path in paths:
+            self.clock.model.get_submodule(path)._buffers[name] = new
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        if (problem := add_tensor(self.module, name, tensor)) is not None:
             raise HookError(f"{self.where}: {problem}")
 
     # ---- random numbers ----------------------------------------------------------------------------------------
@@ -343,7 +366,8 @@ class SiteValues:
         """Random numbers in shape, dtype and device of `like`."""
         self._require("drawn")
         rows = self.clock.rows if self.hook_type.of_rows else None
-        return drawn(like, fill, self._draws.generator(like.device), rows)
+        dim = self.batch.of(self.current.path)
+        return drawn(like, fill, self._draws.generator(like.device), rows, dim)
 
     def seed_of(self, parameter: str, seed: int | None) -> int:
         tensor = getattr(self.module, parameter, None)
@@ -371,6 +395,10 @@ class SiteValues:
         self._draws.load_state_dict(draws)
         if self.calls is not None:
             self.calls.go_on_from(total)
+
+
+def _form(value: Any) -> str:
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _refuse(problem: str, like: Tensor) -> Tensor:

@@ -15,13 +15,15 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
-from hookrun.errors import CompileError, HookrunError, Problem, refuse
+from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
+from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable_model
+from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
-from hookrun.runtime.clock import Calls, Clock, gate
+from hookrun.runtime.call_stack import CallFunction, Calls, with_callers
+from hookrun.runtime.clock import Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
+from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -84,7 +86,7 @@ class Wiring:
         self._model = model
         self._restored = restored
         self._reduced = reduced
-        self._shared = Shared(model)
+        self._shared = Shared(model, clock.calls)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
         self.hooked = HookedParameters(model)
@@ -99,32 +101,41 @@ class Wiring:
         self._require_same_model(modules)
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
-            self.clock.passes = Sequences(model)
-            for module, reads in self.clock.passes.readers():
-                self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
-        if self._passing:
-            self._listen(model.register_forward_pre_hook, self.clock.forward.renew, prepend=True)
-        if self._tracks_calls and any(self._planned(ModuleHook)):
-            self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
+            self.clock.passes = Sequences(model, self.clock.calls)
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
-        if self.clock.passes is not None:
-            self._listen(model.register_forward_hook, self.clock.passes.leave, always_call=True)
-        if self._passing:
-            self._listen(model.register_forward_hook, self.clock.forward.renew, always_call=True)
+        self._watch()
         move_inside_sharding(model, {handle.id for handle in self._handles})
 
-    def _listen(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
-    ) -> None:
-        self._handles.append(listen(register, function, **options))
+    def _watch(self) -> None:
+        """Follow the calls of the modules that need it, and of those around them, outside all other hooks."""
+        stack, passes = self.clock.calls, self.clock.passes
+        everywhere = [self._model, *(site.module for site in self.sites)]
+        numbers: dict[nn.Module, Calls | None] = dict.fromkeys(everywhere if stack.begins else ())
+        numbers |= {site.module: site.calls for site in self.sites if site.calls is not None}
+        reads = defaultdict[nn.Module, list[CallFunction]](list)
+        for module, read in passes.readers() if passes is not None else ():
+            reads[module].append(read)
+        followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
+        for module in followed.values():
+            enter = partial(stack.enter, module, numbers.get(module), reads[module])
+            self.listen(module, enter, prepend=True, with_kwargs=True)
+            self.listen(module, stack.leave, after=True, always_call=True)
+        call_through_torch(followed.values())
+
+    def listen(self, module: nn.Module, function: Callable[..., object], **options: bool) -> RemovableHandle:
+        """Register a function of the module's calls that changes nothing, until the hooks are removed."""
+        handle = listen(module, function, **options)
+        self._handles.append(handle)
+        return handle
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
-        if (reason := unhookable(self._model)) is not None:
+        if (reason := unhookable_model(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         problems, added = [], set(self.plan.added())
+        elsewhere = defaultdict[str, list[str]](list)
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
             of_parameter = hook.spec.hook_type.on_parameters
@@ -140,11 +151,24 @@ class Wiring:
             ):
                 what = f"the parameter {match.path}, which this model does not have"
             else:
+                changes = of_parameter or hook.spec.hook_type.phase == "installation" or hook.added
+                own = module.parameters(recurse=not of_parameter) if changes and self.sink.has_values else ()
+                if any(parameter.is_meta for parameter in own):
+                    elsewhere[hook.spec.where].append(match.path or "(root)")
                 continue
             problems.append(
                 Problem(hook.spec.where, f"the plan is for {what}", "compile the spec against this model")
             )
         problems += sharded_too_early(self.plan, self._model)
+        problems += [
+            Problem(
+                where,
+                f"the parameters of {listed(paths, SHOWN)} lie on the meta device: the forward gets their values from "
+                "elsewhere (offloaded to the CPU or a disk), where no hook sees them",
+                "hook the module's forward, or load the model without offloading",
+            )
+            for where, paths in elsewhere.items()
+        ]
         refuse(problems, CompileError)
 
     def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
@@ -158,7 +182,7 @@ class Wiring:
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         if (hook.spec.name, path) in self._passing:
-            site.passes_on, site.passed_part = True, part_of(hook, path, site.current)
+            site.passes_on, site.passed_part = True, part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
 
@@ -183,7 +207,10 @@ class Wiring:
 
     def _ops(self, site: HookSite) -> tuple[Op, Op | None]:
         """What the site does to a value, schedule included; and a faster version for new tensors, if there is one."""
-        open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
+        when = site.spec.keys.when
+        if not site.has_values and site.spec.action.observes:  # a trial run shows what it will see later
+            when = when.model_copy(update={"step": None, "epoch": None, "probability": 1.0})
+        open_gate = gate(when, self.clock, lambda: site.call, site.chance)
 
         def finished(op: Op) -> Op:
             if site.hook_type.phase == "backward" and self.clock.scaler is not None:
@@ -227,8 +254,7 @@ class Wiring:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
         calls: Calls | None = None
         if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
-            calls = Calls(self.clock)
-            self._listen(module.register_forward_pre_hook, calls.count)
+            calls = Calls(self.clock.calls, self.clock.tokens)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         for hook, match in planned:
             action = hook.spec.action
@@ -294,14 +320,14 @@ class Wiring:
         return self._zeros.setdefault(id(place.parameter), KeptZero(place))
 
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
-        self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
+        self.clock.calls.begins.append(self._fill_changed)
         for zeros in self._zeros.values():
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:
                 gradients.add(zeros.place, zeros)
 
-    def _fill_changed(self, module: nn.Module, args: Any) -> None:
+    def _fill_changed(self, *call: object) -> None:
         for zeros in self._zeros.values():
             if zeros.is_changed:
                 zeros.fill()
@@ -321,8 +347,8 @@ class Wiring:
             return None
         gradients = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
-        self._listen(self._model.register_forward_pre_hook, gradients.forward_begins, prepend=True)
-        self._listen(self._model.register_forward_hook, gradients.forward_ended)
+        self.clock.calls.begins.append(gradients.forward_begins)
+        self.clock.calls.ends.append(gradients.forward_ended)
         return gradients
 
     @contextmanager
@@ -356,17 +382,20 @@ class Wiring:
         self._zeros.clear()
         self.hooked.places.clear()
         self.clock.passes = None
+        self.clock.calls.drop_ended()
+        self.clock.calls.begins.clear()
+        self.clock.calls.ends.clear()
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 
 
 def _needs_calls(hook: PlannedHook) -> bool:
-    """Whether the calls must be numbered, so that a recomputation under activation checkpointing can be identified."""
+    """Whether the calls are followed: a recomputation is identified by them, a value is of the same forward."""
     spec = hook.spec
     draws = spec.draws_in_forward
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
-    return draws or spec.keys.tokens is not None
+    return draws or spec.keys.tokens is not None or bool(passed_on([hook]))
 
 
 def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:

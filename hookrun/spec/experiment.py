@@ -128,15 +128,21 @@ class FromRegistry(Section):
 class Model(FromRegistry):
     """Which network: a name of the closed registry, its arguments, and where its weights come from.
 
-    weights: a path, the name of published weights, or the weights of another run
+    weights:      a path, the name of published weights, or the weights of another run
+    strip_prefix: what is removed from the names in the file that begin with it
     """
 
     weights: Weights | None = None
+    strip_prefix: str | None = None
 
     @property
     def own_weights(self) -> str | None:
         """The path or the name in `weights`; None for the weights of a run, until it is replaced by its file."""
         return None if isinstance(self.weights, RunWeights) else self.weights
+
+
+STACK, LIST = "stack", "list"
+"""The values of `data.collate` beside a user's own function."""
 
 
 class Data(FromRegistry):
@@ -145,13 +151,33 @@ class Data(FromRegistry):
     factory:          function that returns the user's own data, for `name: python`
     transforms:       name -> arguments, applied in order
     train_transforms: used instead of `transforms` on the train split; null: the same
+    batch_size:       samples of a batch; null: each sample is one call of the model, without a dimension of the batch
+    collate:          how samples become a batch: `stack`, `list`, or a function of a trusted package
     """
 
     root: str | None = None
     transforms: dict[str, dict[str, Any] | None] = {}
     train_transforms: dict[str, dict[str, Any] | None] | None = None
-    batch_size: int = Field(default=64, ge=1, le=2**20)
+    batch_size: int | None = Field(default=64, ge=1, le=2**20)
+    collate: str = STACK
     workers: int = Field(default=0, ge=0, le=256)
+
+    @property
+    def unstacked(self) -> str:
+        """The key that keeps the samples of a batch from being stacked; empty if they are, each tensor to [B, ...]."""
+        if self.batch_size is None:
+            return "data.batch_size"
+        return "" if self.collate == STACK else "data.collate"
+
+    @property
+    def samples_of_batch(self) -> int:
+        """The number of samples of a batch."""
+        return self.batch_size or 1
+
+    @property
+    def has_own_collate(self) -> bool:
+        """Whether a user's own function makes the batches."""
+        return self.collate not in (STACK, LIST)
 
 
 class WithArguments(Section):

@@ -41,6 +41,7 @@ class HookKeys(Section):
     index: AnyIndex | None = None
     tokens: TokensClause | None = None
     heads: HeadsClause | None = None
+    batch_dim: Annotated[int, Field(strict=True, ge=0, le=63)] | None = None
     when: When = When.model_construct()
     expect: AnyExpect = Expect(">=1", least=1, most=None)
     enabled: bool = True
@@ -81,6 +82,17 @@ class HookSpec:
         return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
 
     @property
+    def works_by_sample(self) -> bool:
+        """Whether it treats each sample of a batch by itself, so that the batch dimension must be known."""
+        keys = self.keys
+        return keys.tokens is not None or bool(keys.when.of_samples) or self.action.works_by_sample
+
+    @property
+    def captures_part(self) -> bool:
+        """Whether what it captures is not the whole of what it sees."""
+        return self.action.captures and (self.takes_part or self.action.reduces)
+
+    @property
     def draws_in_forward(self) -> bool:
         """Whether it draws at each forward call, so that activation checkpointing has to repeat the draws."""
         draws = self.action.draws or any(map(is_drawn, self.action.outside_values().values()))
@@ -111,6 +123,7 @@ class HookSpec:
             "when": keys.when.model_dump(mode="json"),
             "expect": str(keys.expect),
             "priority": keys.priority,
+            **({} if keys.batch_dim is None else {"batch_dim": keys.batch_dim}),
             **{key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None},
             **{
                 key: clause.model_dump(mode="json", exclude_unset=True)

@@ -211,6 +211,14 @@ class When(Section):
         """Whether the conditions on step and epoch allow this step of this epoch."""
         return (self.step is None or step in self.step) and (self.epoch is None or epoch in self.epoch)
 
+    def beyond(self, calls: int) -> str | None:
+        """Which call it names that a module does not have, of which a forward has so many; None: there is none."""
+        if self.call is None:
+            return None
+        first = [self.call.start] if isinstance(self.call, Range) else sorted(self.call)
+        lacking = [number for number in first if number >= calls]
+        return f"there is no call {lacking[0]}, they count from 0" if lacking else None
+
     def __str__(self) -> str:
         counts = {name: getattr(self, name) for name in ("step", "epoch", "call", "rank")}
         parts = [

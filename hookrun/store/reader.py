@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Lookup, listed
+from hookrun.errors import HookrunError, Lookup, counted, listed
+from hookrun.spec.experiment import Data
 from hookrun.store import comparison
 from hookrun.store.captures.read import (
     Leaf,
@@ -240,7 +241,7 @@ class Run:
             )
         numbers, sample_of = sample_ids.unique(return_inverse=True)
         if not samples.of_tokens:
-            every = [torch.as_tensor(samples[number][1]) for number in numbers.tolist()]
+            every = [self._target(used, samples[number]) for number in numbers.tolist()]
             return torch.stack(every)[sample_of]
         at_tokens, targets = bool((positions >= 0).all()), list[Tensor]()
         for inputs, target in map(samples.__getitem__, numbers.tolist()):
@@ -251,6 +252,17 @@ class Run:
             return padded[sample_of]
         # Positions count without padding. A sequence that was continued has positions after its end.
         return F.pad(padded, (0, 1), value=IGNORED)[sample_of, positions.clamp(max=padded.shape[1])]
+
+    def _target(self, used: Data, sample: Any) -> Tensor:
+        """The target of a sample; HookrunError if the user's collate function does not give one to each sample."""
+        if not used.has_own_collate:
+            return torch.as_tensor(sample[1])
+        from hookrun.data.collate import collate_of
+
+        targets = collate_of(used)([sample])[1]
+        if not isinstance(targets, Tensor) or targets.shape[:1] != (1,):
+            raise HookrunError(f"{self.path}: '{used.collate}' does not return one target for each sample")
+        return targets[0]
 
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""
@@ -425,12 +437,15 @@ def _not_a_run(folder: Path) -> str:
     if not folder.is_dir():
         parent = next(parent for parent in folder.parents if parent.is_dir())
         return f"there is no {folder}; the nearest directory is {parent}, {_content(parent)}"
-    jobs = sorted((entry.parent for entry in folder.glob(f"*/{STATUS}")), key=lambda job: by_number(job.name))
+    found = [entry.parent for entry in folder.glob(f"*/{STATUS}")]
+    # the link `latest` leads to one of them
+    jobs = sorted((job for job in found if not job.is_symlink()), key=lambda job: by_number(job.name))
     if not jobs:
         return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
     names = listed([job.name for job in jobs], _SHOWN)
-    return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"
+    them = "it" if len(jobs) == 1 else "one of them"
+    return f"{folder} is {kind} of {counted(len(jobs), 'run')}: {names}\nOpen {them}: open_run({str(jobs[-1])!r})"
 
 
 def _content(folder: Path) -> str:

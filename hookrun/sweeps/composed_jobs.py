@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +14,15 @@ from typing import Any, cast
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, Composition, numbered
 from hookrun.config import root_of
-from hookrun.config.interpolations import literal
+from hookrun.config.interpolations import literal, resolved
 from hookrun.errors import SpecError
-from hookrun.report.sweep_facts import is_about_hooks
+from hookrun.report.sweep_facts import ABOUT_HOOKS, is_about_hooks
+from hookrun.store.records import grouped
 
 HOOKED = "hooked"
 SUBDIR = "hydra.sweep.subdir"
@@ -34,17 +36,17 @@ MOST_KEPT = 1_000
 class ComposedJob:
     """One job of a sweep.
 
-    app, sweep:     what composes it: the configuration of the sweep
-    cfg:            its configuration with Hydra's section; None if it is not kept
-    config:         the hash that identifies it when the sweep is resumed; "" if it was not composed
-    is_hooked:      whether its hooks are installed; false for `hooked: false`
-    wants_baseline: whether it has hooks and is to be compared with the same job without them
-    has_number:     whether the user's part of the configuration refers to the number of the job
-    error:          why it does not compose, else None
-    number:         its `hydra.job.num`
-    name:           of a resumed sweep, its directory, relative to the sweep's; None: `hydra.sweep.subdir` gives it
-    exit_code:      of a job that has finished before; it is not run again
-    run_dir:        its directory, which is known when it has been validated
+    app, sweep:    what composes it: the configuration of the sweep
+    cfg:           its configuration with Hydra's section; None if it is not kept
+    config:        the hash that identifies it when the sweep is resumed; "" if it was not composed
+    is_hooked:     whether its hooks are installed; false for `hooked: false`
+    without_hooks: the hash of what it is without hooks; "" if it has hooks and is not compared with a baseline
+    has_number:    whether the user's part of the configuration refers to the number of the job
+    error:         why it does not compose, else None
+    number:        its `hydra.job.num`
+    name:          of a resumed sweep, its directory, relative to the sweep's; None: `hydra.sweep.subdir` gives it
+    exit_code:     of a job that has finished before; it is not run again
+    run_dir:       its directory, which is known when it has been validated
     """
 
     app: App
@@ -53,7 +55,7 @@ class ComposedJob:
     cfg: DictConfig | None = None
     config: str = ""
     is_hooked: bool = True
-    wants_baseline: bool = False
+    without_hooks: str = ""
     has_number: bool = False
     error: SpecError | None = None
     number: int = 0
@@ -92,53 +94,68 @@ def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compose
         job = app.job_config(cfg, overrides, 0)
         is_hooked = OmegaConf.select(job, HOOKED) is not False
         wants_baseline = is_hooked and bool(job.get("hooks")) and job.get("baseline") is True
+        without = _without_hooks(job, overrides) if wants_baseline or not is_hooked else ""
     has_number = "${hydra:job." in str(written(job))
-    return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, wants_baseline, has_number)
+    return ComposedJob(app, cfg, overrides, job, hash_of(job), is_hooked, without, has_number)
 
 
 def jobs_of(
     app: App, cfg: DictConfig, named: Sequence[Sequence[str]], most_refused: int
 ) -> list[ComposedJob]:
-    """The jobs of a sweep: baselines first, and one of those without hooks that differ in their hooks alone.
+    """The jobs of a sweep: baselines first, and one of those without hooks that are otherwise the same.
 
     A job that does not compose has its `error`; after `most_refused` of these, the others are not composed.
     """
-    refused = composed = 0
+    composed = 0
 
     def compose(overrides: Sequence[str]) -> ComposedJob:
-        nonlocal refused, composed
-        if refused >= most_refused:
-            return ComposedJob(app, cfg, overrides)
+        nonlocal composed
         try:
             job = composed_job(app, cfg, overrides)
         except SpecError as error:
             job = ComposedJob(app, cfg, overrides, error=error)
-        refused += job.error is not None
         composed += 1
         if composed > MOST_KEPT:
             job.cfg = None
         return job
 
-    jobs = [compose(overrides) for overrides in named]
-    unhooked = {_without_hooks(job.overrides): job for job in reversed(jobs) if not job.is_hooked}
-    fixed = {str(each.input_line) for each in app.swept(cfg) if not each.is_sweep_override()}
-    baselines = dict[tuple[str, ...], list[str]]()
-    for job in jobs:
-        key = _without_hooks(job.overrides)
-        if job.wants_baseline and key not in unhooked:
-            kept = [
-                text for text in job.overrides if text in key or (text in fixed and root_of(text) != HOOKED)
-            ]
-            baselines.setdefault(key, [*kept, f"{HOOKED}=false"])
-    different = [job for job in jobs if job.is_hooked or unhooked[_without_hooks(job.overrides)] is job]
-    listed = [*map(compose, baselines.values()), *different]
+    jobs = list[ComposedJob]()
+    refused = 0
+    for overrides in named:
+        job = compose(overrides) if refused < most_refused else ComposedJob(app, cfg, overrides)
+        refused += job.error is not None
+        jobs.append(job)
+    unhooked = {job.without_hooks: job for job in reversed(jobs) if not job.is_hooked}
+    compared = [job for job in jobs if job.without_hooks and job.without_hooks not in unhooked]
+    baselines = list[ComposedJob]()
+    for alike in grouped(compared, lambda job: job.without_hooks).values():
+        own = [text for text in alike[0].overrides if root_of(text) != HOOKED]
+        shared = [text for text in own if all(text in job.overrides for job in alike)]
+        fewest = [text for text in shared if not is_about_hooks(text)]
+        for kept in (fewest, shared, own):  # fewer, unless another key has a value of what is left out
+            baseline = compose([*kept, f"{HOOKED}=false"])
+            if baseline.without_hooks == alike[0].without_hooks:
+                break
+        baselines.append(baseline)
+    listed = [*baselines, *(job for job in jobs if job.is_hooked or unhooked[job.without_hooks] is job)]
     for number, job in enumerate(listed):
         job.number = number
     return listed
 
 
-def _without_hooks(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if not is_about_hooks(text))
+def _without_hooks(cfg: DictConfig, overrides: Sequence[str]) -> str:
+    """The hash of the resolved configuration of a job without what concerns hooks.
+
+    Of one that cannot be resolved yet, as with the directory of its run, that of its overrides.
+    """
+    HydraConfig.instance().cfg = cast(Any, cfg)  # it may hold ${hydra:job.num}
+    told = dict[str, Any]()
+    try:
+        for key in cfg.keys() - ABOUT_HOOKS - {"hydra"}:
+            told[str(key)] = resolved(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
+    except OmegaConfBaseException:
+        told = {"overrides": [text for text in overrides if not is_about_hooks(text)]}
+    return _hash(told)
 
 
 def written(cfg: DictConfig) -> dict[str, Any]:
@@ -153,7 +170,11 @@ def hash_of(cfg: DictConfig) -> str:
     It depends neither on the number nor on the directory of the job, nor on `hooked: true`, which is the default.
     """
     told = {key: value for key, value in written(cfg).items() if key != HOOKED or value is not True}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    return _hash(told)
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def subdir_of(config: DictConfig) -> str:

@@ -6,14 +6,14 @@ import copy
 import gc
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Glob, RangeSweep
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -34,6 +34,7 @@ from hookrun.errors import (
     listed,
     nearest,
     reason,
+    refuse,
     spec_error,
 )
 from hookrun.ranks import is_main, size_of_world
@@ -41,7 +42,7 @@ from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Direction, Goal
 from hookrun.store.files import os_errors, replacing, write_json
-from hookrun.store.format import MULTIRUN, STATUS, SWEEP
+from hookrun.store.format import MULTIRUN, STATUS, SWEEP, entries
 from hookrun.store.run_dir import outputs_folder, update_latest
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
@@ -106,6 +107,7 @@ def sweep(
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
+    refuse(list(_set_twice(app, cfg)))
     needs = NeededRuns(command, trust)
     swept = frozenset(key_of(each.get_key_element()) for each in app.swept(cfg) if each.is_sweep_override())
     known = JobDirectories(sweep_dir) if go_on else None
@@ -369,6 +371,23 @@ def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
     return problems or [
         Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")
     ]
+
+
+def _set_twice(app: App, cfg: DictConfig) -> Iterator[Problem]:
+    """The problem of each key that is swept and set again: jobs with different overrides would be the same."""
+    swept = dict[str, Override]()  # by the key paths that they set
+    for override in app.swept(cfg):
+        key = key_of(override.get_key_element())
+        values = override.sweep_iterator() if override.is_choice_sweep() else [override.value()]
+        places = {place for value in values for place, _ in entries(value, key)}
+        for place in sorted(places & swept.keys())[:1]:
+            before = swept[place].input_line
+            hint = f"leave one of them out, or give all values in one list: {key}=A,B,C"
+            if before not in cfg.hydra.overrides.task:  # of a file
+                hint = f"to replace the values of the file: 'hydra.sweeper.params={{{key}: \"A,B,C\"}}'"
+            what = f"is swept over by {before}, and set again by {override.input_line}"
+            yield Problem(key, f"{what}: only the last one would count", hint)
+        swept |= dict.fromkeys(places if override.is_sweep_override() else (), override)
 
 
 def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: int, first: int) -> None:

@@ -164,7 +164,7 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
         raise error
     from hookrun.tasks.run.prepare import without_data
 
-    task.show(without_data(experiment, experiment.hooks, task.only_split(), error, trust))
+    task.show(without_data(experiment, lambda model: experiment.hooks, task.only_split(), error, trust))
 
 
 def execute(

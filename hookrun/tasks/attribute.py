@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.errors import Problem, compile_error, listed
+from hookrun.errors import Problem, compile_error, listed, spec_error
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.selector import AnySelector
@@ -20,14 +22,18 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.data import DataInfo
+    from hookrun.tasks.base import JobCache
     from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.run.layout import Layout
     from hookrun.tasks.run.prepare import Prepared
 
 WHERE, SCORE = "task", "task.score"
 MOST_STEPS = 1_000
 INTEGRATED, GUIDED = "integrated_gradients", "guided_backprop"
 
+MOST_PLACES = 10**6
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Size = Annotated[int, Field(strict=True, ge=1, le=MOST_PLACES)]
 
 
 class AttributeTask(TaskOfOneSplit):
@@ -41,6 +47,10 @@ class AttributeTask(TaskOfOneSplit):
     baseline: of integrated_gradients: the number in every element at which the line starts
     select:   the module whose output is attributed to, which grad_cam needs; null: the inputs, for token ids the
               output of their embedding, summed over its width
+    channels: of grad_cam: the dimension of the channels is the `first` after the batch, or the `last`; null: found by
+              trial runs with larger pictures, whose height and width the other two dimensions must follow
+    grid:     of grad_cam: the output is a sequence of the places of a picture with so many rows and columns
+    skip_tokens: how many tokens stand before those of the grid, such as a class token
     score:    as `task.backward`, or its name alone: label, top (of the unchanged sample), output, loss,
               logit_difference, {score: class, class: 3}, or a function of a trusted package
     tokens:   for sequences: the positions at which the score is read; null: all with a token to predict
@@ -51,12 +61,16 @@ class AttributeTask(TaskOfOneSplit):
         "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
     )
     repeats_passes: ClassVar[bool] = True
+    takes_apart: ClassVar[bool] = True
     metrics: ClassVar[None] = None
 
     method: Literal["integrated_gradients", "grad_cam", "guided_backprop"] = "integrated_gradients"
     steps: Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)] = 50
     baseline: Finite = 0.0
     select: AnySelector | None = None
+    channels: Literal["first", "last"] | None = None
+    grid: tuple[Size, Size] | None = None
+    skip_tokens: Annotated[int, Field(strict=True, ge=0, le=MOST_PLACES)] = 0
     score: ScoreKeys = BackwardPass.model_construct(score="label")
     tokens: TokensClause | None = None
 
@@ -64,6 +78,11 @@ class AttributeTask(TaskOfOneSplit):
     def _has_a_layer(self) -> AttributeTask:
         if self.method == "grad_cam" and self.select is None:
             raise ValueError("`method: grad_cam` needs `select`, the layer whose channels it weights")
+        given = {"channels": self.channels, "grid": self.grid, "skip_tokens": self.skip_tokens}
+        for key in [key for key, value in given.items() if value and self.method != "grad_cam"]:
+            raise ValueError(f"`{key}` goes with `method: grad_cam`")
+        if self.skip_tokens and self.grid is None:
+            raise ValueError("`skip_tokens` goes with `grid`, the rows and columns of the tokens behind them")
         return self
 
     def scored(self) -> tuple[str, BackwardPass]:
@@ -95,6 +114,57 @@ class AttributeTask(TaskOfOneSplit):
                 "guided_backprop changes the gradient of nn.ReLU, and the model has no such module",
                 "make F.relu a module, or use integrated_gradients",
             )
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
+        """Prepare the experiment; of grad_cam the layout of the layer is proven, or found.
+
+        Raises SpecError or CompileError with all mistakes found.
+        """
+        prepared = super().prepare(experiment, trust=trust, cache=cache)
+        if self.method != "grad_cam":
+            return prepared
+        task = self._with_layout(prepared)
+        settings = prepared.settings.model_copy(update={"task": task})
+        experiment = replace(prepared.experiment, settings=settings)
+        return replace(prepared, experiment=experiment, lines=(*prepared.lines, f"grad_cam: {task._layout}"))
+
+    @property
+    def _layout(self) -> Layout:
+        from hookrun.tasks.run.layout import Layout
+
+        return Layout(self.channels, self.grid, self.skip_tokens)
+
+    def _with_layout(self, prepared: Prepared) -> AttributeTask:
+        """The task with the place of the channels. Raises SpecError if it is not known, or is not that of the keys."""
+        from hookrun.tasks.run.layout import LAST, output_shapes, spatial_layout
+        from hookrun.tasks.run.prepare import EXAMPLE_BATCH
+
+        model, grid = prepared.model, self.grid
+        shapes = output_shapes(
+            model, self.example(prepared.data, model, EXAMPLE_BATCH), str(self._module(model))
+        )
+        channels = self.channels or (spatial_layout(shapes) if grid is None else LAST)
+        returns = (
+            f"{self.select} returns shape {list(shapes[0])}" if shapes else f"{self.select} cannot be tried"
+        )
+        if grid is not None and shapes:
+            tokens = math.prod(grid) + self.skip_tokens
+            if len(shapes[0]) != 3 or shapes[0][1 if channels == LAST else 2] != tokens:
+                raise spec_error(
+                    f"{WHERE}.grid",
+                    f"found {list(grid)} with skip_tokens {self.skip_tokens}, {tokens} tokens in all; {returns}",
+                    "rows × columns + skip_tokens is the number of its tokens",
+                )
+        if channels is None or (grid is None and shapes and len(shapes[0]) not in (4, 5)):
+            raise spec_error(
+                f"{WHERE}.channels",
+                f"{returns}: no two dimensions were seen to follow height and width of the picture",
+                "select another layer, or say where its channels are (task.channels=first, or last), or the rows and "
+                "columns of its tokens (task.grid=[14,14] task.skip_tokens=1)",
+            )
+        return self.model_copy(update={"channels": channels})
 
     def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the method."""
@@ -133,6 +203,7 @@ class AttributeTask(TaskOfOneSplit):
             method=self.method,
             steps=self.steps,
             baseline=self.baseline,
+            layout=self._layout,
         )
         rows, names = AttributionRows(), context.sample_names({self.split: batches})
         with context.evaluating(batches, self.name, {"rows": rows, "names": names}) as (passed, _):

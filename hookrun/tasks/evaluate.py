@@ -128,12 +128,24 @@ class EvaluateTask(TaskOfSplits):
 
 
 def write_predictions(context: RunContext, batch: Batch, output: Any) -> None:
-    """Write the output for a batch to predictions/, as task=predict does."""
+    """Write the output for a batch to predictions/, as task=predict does.
+
+    The output for a sample that is not batched is its row. A list for a list of samples belongs to no single sample.
+    """
+    from torch import Tensor
+
+    from hookrun.values.containers import rebuild
+
     clock = context.hooks.clock
+    ids: Tensor | None = batch.ids
+    if context.settings.data.batch_size is None:
+        output = rebuild(output, lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf)
+    elif isinstance(output, list) and context.settings.data.unstacked:
+        ids = None
     context.run_dir.predictions.add(
         *PREDICTED,
         output,
-        sample_ids=batch.ids,
+        sample_ids=ids,
         epoch=clock.epoch,
         step=clock.step,
         call=0,

@@ -24,6 +24,7 @@ class ExportTask(TaskOfOneSplit):
     """Writes exported.pt2, and compares it with the hooked model on a batch of the split."""
 
     task_name: ClassVar[str] = "export"
+    takes_apart: ClassVar[bool] = True
 
     def unused(self, experiment: Experiment) -> list[str]:
         """The unused settings, with `compute.compile` and `compute.precision`: the model is exported as it is."""

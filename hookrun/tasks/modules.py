@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import SpecError, compile_error, counted, printable
-from hookrun.spec import Experiment, parse_spec
+from hookrun.spec import Experiment, Spec, parse_spec
 from hookrun.spec.selector import AnySelector, Selector
 from hookrun.tasks.base import JobCache, Task
 
@@ -53,24 +53,27 @@ class ModulesTask(Task):
         """Build the model, and run it once with a hook on every module to find the output shapes."""
         from hookrun.tasks.run.prepare import prepare_alone, without_data
 
-        every = parse_spec({"every": {"select": "type:*", "hook": "forward", "action": "capture"}})
         errors = list[SpecError]()
         for split in SPLITS:  # data may have one split only
             try:
-                return prepare_alone(experiment, every, split, trust)
+                return prepare_alone(experiment, _on_every_module, split, trust)
             except SpecError as error:
                 errors.append(error)
-        return without_data(experiment, every, SPLITS[0], errors[0], trust)
+        return without_data(experiment, _on_every_module, SPLITS[0], errors[0], trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.
 
         Raises CompileError for a selector without matches.
         """
+        from hookrun.plan.model_tree import ModelNames
         from hookrun.tasks.run.progress import Screen
 
         screen = Screen()
-        matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
+        names = ModelNames(prepared.model)
+        hooked = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
+        every = hooked | names.inside()
+        matches = {path: every[path] for path in names.modules if path in every}
         picked = [] if self.select is None else _picked(self.select, prepared.model)
         depth = self.depth
         if depth is None and not self.full and screen.height is not None:
@@ -100,6 +103,15 @@ class ModulesTask(Task):
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
+
+
+def _on_every_module(model: Module) -> Spec:
+    """A hook on each module around which one can fire."""
+    from hookrun.plan.model_tree import ModelNames
+
+    inside = [*ModelNames(model).inside()]
+    select = {"type": "*", "exclude": inside} if inside else "type:*"
+    return parse_spec({"every": {"select": select, "hook": "forward", "action": "capture"}})
 
 
 def _tree(

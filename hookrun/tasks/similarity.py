@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.errors import HookrunError, spec_error
+from hookrun.errors import HookrunError, counted, spec_error
 from hookrun.spec import Settings
 from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hookrun.tasks.run.progress import Screen
     from hookrun.tasks.run.resuming import Results
 
+FEWEST_ROWS = 3
+"""Two rows lie on one line in any space: centered, each module has the same products between them."""
+
 
 class SimilarityTask(TaskOfCaptures):
     """Compares each captured module with each other one."""
@@ -24,13 +27,20 @@ class SimilarityTask(TaskOfCaptures):
     task_name: ClassVar[str] = "similarity"
 
     def check(self, analysis: Analysis) -> None:
-        """Raise SpecError if there are fewer than two modules, or if the analysis needs too much memory."""
+        """Raise SpecError if there are too few modules or rows, or if the analysis needs too much memory."""
         if len(analysis.captures) < 2:
             raise spec_error(
                 "task.capture",
                 f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with",
                 "capture several modules",
             )
+        for name, capture in analysis.captures.items():
+            if (rows := len(capture.sample_ids)) < FEWEST_ROWS:
+                raise spec_error(
+                    "task.run",
+                    f"only {counted(rows, 'row')} of {name or '(root)'} captured: any CKA is then 1 or 0",
+                    f"capture at least {FEWEST_ROWS} samples",
+                )
         self.require_memory(analysis, "comparing the modules", partial(self._needed, analysis))
 
     def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
@@ -40,11 +41,13 @@ class TaskUnderHooks(Task):
 
     scores:       without `task.metrics` it computes the loss, and the accuracy of labels
     not_compiled: why it cannot run a compiled model; empty if it can
+    takes_apart:  it takes the rows of batches apart, so that samples have to be stacked
     """
 
     has_plan: ClassVar[bool] = True
     scores: ClassVar[bool] = False
     not_compiled: ClassVar[str] = ""
+    takes_apart: ClassVar[bool] = False
 
     loggers: tuple[str, ...] = ()
     tensorboard: bool = False
@@ -105,11 +108,11 @@ class TaskUnderHooks(Task):
             "use task=train, or leave the hook out",
         )
 
-    def example(self, info: DataInfo, model: Module) -> Example:
-        """The arguments of a model call with an example of the data, for the trial run of the hooks."""
-        from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call
+    def example(self, info: DataInfo, model: Module, samples: int) -> Example:
+        """The arguments of a model call with so many samples of the data, for the trial run of the hooks."""
+        from hookrun.tasks.run.prepare import as_call
 
-        return as_call(info.example(EXAMPLE_BATCH), model)
+        return as_call(info.example(samples), model)
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterable[Problem]:
         """Problems of the model for this task, and of the runs with which its metrics compare the model.
@@ -176,7 +179,7 @@ class TaskUnderHooks(Task):
                 info,
                 model,
                 self.only_split(),
-                example=self.example(info, model),
+                example=partial(self.example, info, model),
                 training=self.trains,
                 score=score,
                 seen=seen,
@@ -204,7 +207,7 @@ class TaskUnderHooks(Task):
         about = () if fit is None else fit.lines
         notes += () if fit is None else fit.notes
         prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
-        return replace(prepared, lines=(*about, *self.lines(prepared)))
+        return replace(prepared, lines=(*data_lines(info, model), *about, *self.lines(prepared)))
 
     def _fitted(self, parts: Parts, seen: SeenOutput) -> Fit | None:
         """Check loss and metrics with the output of the trial run, and choose the default metrics."""
@@ -293,7 +296,7 @@ class TaskUnderHooks(Task):
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
-        from hookrun.tasks.metrics.losses import ACTIVATION
+        from hookrun.tasks.metrics.losses import ACTIVATION, OF_LABELS
         from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
@@ -308,7 +311,18 @@ class TaskUnderHooks(Task):
         yield from metric_problems(self, settings, info)
         if (scored := self.scored()) is not None:
             yield from score_problems(*scored, info)
-        if settings.compute.compile and train.loss is not None and train.loss.name == ACTIVATION:
+        loss = "" if train.loss is None else train.loss.name
+        is_number = info and info.target and info.target.dtype.is_floating_point and not info.target.shape
+        if is_number and loss in OF_LABELS and self.scores_with_loss(settings):
+            yield Problem(
+                "data.args.target" if "target" in settings.data.args else "train.loss",
+                f"{loss!r} needs integer labels, and the data has one floating-point number a sample",
+                "write labels as integers, or set train.loss=mse",
+            )
+        if settings.data.unstacked and (by := self._taking_apart(settings, info)):
+            what = f"{by} needs a row for each sample, and these batches are not stacked"
+            yield Problem(settings.data.unstacked, what, "leave one of them out")
+        if settings.compute.compile and loss == ACTIVATION:
             yield Problem(
                 "train.loss",
                 "'activation' reads the output of a module, which a compiled model does not have",
@@ -318,6 +332,15 @@ class TaskUnderHooks(Task):
             yield Problem("compute.compile", self.not_compiled, "set it to false")
         yield from not_installed("task.loggers", self.loggers)
         yield from not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
+
+    def _taking_apart(self, settings: Settings, info: DataInfo | None) -> str:
+        """What takes batches apart into the rows of samples, in this task and these settings; empty: nothing."""
+        if self.takes_apart:
+            return f"task={self.name}"
+        if (strategy := settings.compute.strategy) != "none":
+            return f"compute.strategy={strategy}"
+        by_sample = settings.data.batch_size is not None and info is not None and info.has_target_of_sample
+        return "" if by_sample or self.scored() is None else "task.backward"
 
 
 class TaskOfOneSplit(TaskUnderHooks):
@@ -352,9 +375,21 @@ class TaskOfSplits(TaskOfOneSplit):
     split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
 
 
+def data_lines(info: DataInfo, model: Module | None) -> Iterator[str]:
+    """Lines for the plan: how the model is called if samples are not stacked, and what the data's files show."""
+    from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call
+    from hookrun.values.containers import arguments, describe
+
+    if info.collated is not None and model is not None:
+        inputs, targets = info.example_of(EXAMPLE_BATCH)
+        call = describe(arguments(*as_call(inputs, model)))
+        yield f"a batch, for example: the model's arguments {call}, targets {describe(targets)}"
+    yield from info.remarks()
+
+
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:
     """How many of a split's `size` samples a pass uses under `train.limit_batches`; None: not known."""
     limit = settings.train.limit_batches
     if limit is None or size is None:
         return size
-    return min(size, limit * settings.data.batch_size)
+    return min(size, limit * settings.data.samples_of_batch)

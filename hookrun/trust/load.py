@@ -39,6 +39,11 @@ class Kind:
 
 MODELS = Kind("mypkg.models:build", "name a function or class that returns the module", "hookrun.models")
 DATA = Kind("mypkg.data:build", "name a function or class that returns the data of a split", "hookrun.data")
+COLLATES = Kind(
+    "mypkg.data:collate",
+    "name a function that takes a list of samples and returns (inputs, targets)",
+    DATA.group,
+)
 LOSSES = Kind("mypkg.losses:mine", "name a function or class that computes the loss", "hookrun.losses")
 METRICS = Kind("mypkg.metrics:mine", "name a function or class that computes the metric", "hookrun.metrics")
 ACTIONS = Kind("mypkg.hooks:soften", "name a function or class that takes the value", "hookrun.actions")

@@ -218,3 +218,8 @@ def path_text(keys: tuple[Key, ...]) -> str:
         else:
             text += f"[{key if isinstance(key, int) else repr(key)}]"
     return text
+
+
+def joined(outer: str, inner: str) -> str:
+    """The path of a member that is at `inner` in what is at `outer`."""
+    return f"{outer}.{inner}" if outer and inner and not inner.startswith("[") else outer + inner

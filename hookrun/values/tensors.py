@@ -97,9 +97,10 @@ def nearest_finite(bound: float) -> Mapping[dtype, float]:
     """Floating-point dtype -> the bound, or the finite number of the dtype nearest to it."""
     import torch
 
+    of_8_bits = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
     tops = {
         dtype: torch.finfo(dtype).max
-        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, *of_8_bits)
     }
     return {dtype: max(-top, min(bound, top)) for dtype, top in tops.items()}
 
@@ -145,8 +146,19 @@ def computable(tensor: Tensor) -> Tensor:
     """The tensor as float32 if its dtype is smaller, else unchanged."""
     import torch
 
-    is_single = tensor.dtype is torch.float32
-    return tensor if is_single else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    if tensor.dtype is torch.float32 or is_float8(tensor):
+        return tensor.float()
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def widened(x: Tensor) -> Tensor:
+    """A float8 tensor as float32, any other as it is."""
+    return x.float() if is_float8(x) else x
+
+
+def is_float8(x: Tensor) -> bool:
+    """Whether its floating-point numbers have 8 bits: torch converts them, but does not compute with them."""
+    return x.itemsize == 1 and x.is_floating_point()
 
 
 def in_form_of(source: Tensor, like: Tensor) -> Tensor:

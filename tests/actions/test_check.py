@@ -16,6 +16,7 @@ from torch import Tensor
 from hookrun.actions.check import Check
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 BOUNDS = st.one_of(st.none(), st.integers(-2, 2).map(float))
 VALUES = st.lists(st.one_of(st.integers(-4, 4).map(float), st.sampled_from([math.nan, math.inf, -math.inf])))
 
@@ -45,10 +46,19 @@ def test_a_check_passes_if_every_element_is_finite_and_within_the_bounds(
     assert passes(Check(finite=finite, min=low, max=high), torch.tensor(values, dtype=dtype)) == wanted
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES + FLOAT8, ids=str)
 def test_a_value_clamped_to_a_bound_passes_that_bound(dtype: torch.dtype) -> None:
-    x = torch.linspace(-1, 1, 99).to(dtype).clamp(-0.1, 0.1)
-    assert passes(Check(min=-0.1, max=0.1), x)
+    x = torch.linspace(-1, 1, 99).double().clamp(-0.1, 0.1).to(dtype)
+    assert passes(Check(min=-0.1, max=0.1), x) and not passes(Check(min=-0.1, max=0.08), x)
+
+
+@pytest.mark.parametrize("dtype", [*FLOAT8, torch.float8_e8m0fnu], ids=str)
+def test_float8_is_checked_in_float32(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.25, 1, 4]).to(dtype)
+    assert passes(Check(), x) and passes(Check(min=0.25, max=4), x)
+    assert not passes(Check(max=2), x) and not passes(Check(min=0.5), x)
+    x[1] = math.nan
+    assert not passes(Check(), x) and not passes(Check(finite=False, max=5), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_nets import Net
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
@@ -182,6 +183,108 @@ def test_a_given_object_is_shared_and_keeps_its_parameters() -> None:
         assert all(a is b for a, b in zip(installed.parameters(), other.parameters(), strict=True))
 
 
+class Normed(Adapter):
+    """An adapter with an orthogonal matrix, running statistics, and a buffer that each call replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.turn = nn.BatchNorm1d(3), orthogonal(nn.Linear(3, 3))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("constant", torch.ones(3), persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + value.detach().mean(0)
+        result: Tensor = super().forward(self.turn(self.norm(value)) + self.constant) + self.mean
+        return result
+
+
+BUFFERS = [
+    "norm_running_mean",
+    "norm_running_var",
+    "norm_num_batches_tracked",
+    "turn_parametrizations_weight_0_base",
+]
+
+
+def test_its_persistent_buffers_are_those_of_hooks_by_hand_and_of_the_model() -> None:
+    model, plain, own = net(), net(), [Normed(), Normed()]
+    plan = hookrun.compile(spec(Normed), model, example=((X,), {}))
+    assert "ad: keeps ad_mean [3], ad_norm_running_mean [3]" in str(plan)
+    names = {f"{place}.ad_{name}" for place in (0, 2) for name in ["mean", *BUFFERS]}
+    with plan.install(model) as hooks:
+        added = model.state_dict().keys() - plain.state_dict().keys()
+        assert added - {name for name, _ in hooks.named_parameters()} == names
+        for place, by_hand in zip((0, 2), own, strict=True):
+            theirs = {name.replace(".", "_"): name for name in by_hand.state_dict()}
+            values = {theirs[key]: model[place].state_dict()[f"ad_{key}"] for key in theirs}
+            by_hand.load_state_dict(values)
+            plain[place].register_forward_hook(lambda module, args, output, by_hand=by_hand: by_hand(output))
+        losses = train(model, model.parameters())
+    assert losses == train(plain, [*plain.parameters(), *(each for one in own for each in one.parameters())])
+    for place, by_hand in zip((0, 2), own, strict=True):
+        for name, wanted in by_hand.state_dict().items():
+            assert torch.equal(model[place].state_dict()[f"ad_{name.replace('.', '_')}"], wanted)
+    assert own[0].mean.any() and own[0].norm.num_batches_tracked == 10
+    expected = model.eval()(X)
+    with hookrun.hooked(other := net(), spec(Normed)) as hooks:
+        other.load_state_dict(hooked_state := {**model.state_dict(), "0.ad_mean": own[0].mean - 1})
+        assert not torch.equal(other.eval()(X), expected), "the buffer is used"
+        other.load_state_dict(hooked_state | {"0.ad_mean": model.state_dict()["0.ad_mean"]})
+        hooks.uninstall_parameters()
+    assert other.state_dict().keys() == net().state_dict().keys()
+
+
+def test_modules_that_share_a_given_object_share_a_replaced_buffer() -> None:
+    model, plain, own, theirs = net(), net(), Counting(), Counting()
+    plan = hookrun.compile(spec(own), model, example=((X,), {}))
+    assert own.calls == 0, "the trial run leaves nothing in it"
+    with plan.install(model):
+        for place in (0, 2):
+            plain[place].register_forward_hook(lambda module, args, output: theirs(output))
+        assert torch.equal(model(X), plain(X)) and torch.equal(model(X), plain(X))
+    assert own.calls == theirs.calls == 4
+    assert model[0].ad_calls is model[2].ad_calls is own.calls
+
+
+class Counting(nn.Module):
+    """Has a buffer and no parameter."""
+
+    def __init__(self, shape: Any = ()) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("late", None)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls = self.calls + torch.ones(self.shape)
+        return value * self.calls
+
+
+class Late(Counting):
+    """Makes a buffer in its first call."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.late = value.detach().mean(0)
+        return value
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (
+            Counting(shape=(3,)),
+            r"it replaces its buffer 'calls', \[\] of torch.float32, by \[3\] of torch.float32",
+        ),
+        (Late(), "it replaces its buffer 'late', NoneType, by"),
+    ],
+)
+def test_a_buffer_that_a_saved_state_would_not_fit_is_an_error(own: Any, says: str) -> None:
+    with pytest.raises(hookrun.CompileError, match=says):
+        hookrun.compile(spec(own, select="0"), net(), example=((X,), {}))
+    with pytest.raises(hookrun.HookError, match=says), hookrun.hooked(model := net(), spec(own, select="0")):
+        model(X)
+
+
 def test_modules_of_the_model_itself_are_called_and_add_nothing() -> None:
     model = net()
     model[2].eval()
@@ -199,6 +302,23 @@ class Holding(Net):
         super().__init__(lambda own, value: own.layer(value), layer=layer or nn.LazyLinear(3))
 
 
+class Statistics(Holding):
+    """Has buffers of no shape yet."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LazyBatchNorm1d(affine=False))
+
+
+class Extra(Adapter):
+    """Has a state that is not a tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
 class Alike(Adapter):
     def __init__(self) -> None:
         super().__init__()
@@ -208,8 +328,9 @@ class Alike(Adapter):
 @pytest.mark.parametrize(
     ("own", "hook", "says"),
     [
-        (Holding(nn.BatchNorm1d(3)), "forward", "keeps 'layer.num_batches_tracked' beside its parameters"),
-        (Holding, "forward", "has the parameter 'layer.weight' without a shape"),
+        (Extra, "forward", "keeps '_extra_state' beside its parameters and buffers"),
+        (Holding, "forward", "has 'layer.weight' without a shape"),
+        (Statistics, "forward", "has 'layer.running_mean' without a shape"),
         (Alike, "forward", "whose names differ in . and _ only"),
         (Adapter, "grad", "is trained on forward and forward_pre only"),
         (Adapter, "apply", "is trained on forward and forward_pre only"),

@@ -170,3 +170,30 @@ def test_the_tensor_is_not_written() -> None:
     before, version = x.clone(), x._version
     measured(x, *OF_PARTS)
     assert torch.equal(x, before) and x._version == version
+
+
+FAR = [1e-44, 1e-30, 1e-25, 1e-19, 1e18, 1e19, 1e30, 1e34]
+"""Numbers of float32 and bfloat16 whose squares are not."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [7, 5000, stats.CPU_BLOCK + 9], ids=["few", "small", "in parts"])
+@pytest.mark.parametrize("mean", [0, 5], ids=["around 0", "far from 0"])
+def test_the_std_is_torch_s_also_where_squares_are_out_of_range(
+    mean: float, size: int, dtype: torch.dtype
+) -> None:
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)).clamp(-3, 3) + mean
+    for scale in FAR:
+        x = (numbers * scale).to(dtype)
+        expected = x.float().std().item()
+        assert measured(x, *ALL)["std"] == pytest.approx(expected, rel=1e-3, abs=1e-44), scale
+
+
+@pytest.mark.parametrize("size", [7, 5000, stats.CPU_BLOCK + 9], ids=["few", "small", "in parts"])
+@pytest.mark.parametrize("name", ["mean", "std", "var", "norm", "sum"])
+def test_no_statistic_overflows_where_torch_s_does_not(name: str, size: int) -> None:
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)).clamp(-3, 3)
+    for scale in [*FAR, 1e37, 1e38]:
+        for x in (numbers * scale, numbers.abs() * scale, torch.full((size,), scale)):
+            if math.isfinite(getattr(x, name)()):
+                assert math.isfinite(measured(x, name)[name]), scale

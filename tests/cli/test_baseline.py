@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from hookrun.cli import main
-from hookrun.report.sweep_facts import read_sweep
+from hookrun.report.sweep_facts import SweepFacts, read_sweep
 
 CLIP = ("-m", "experiment=clip_fc", "baseline=true")
 
@@ -54,13 +56,65 @@ def test_the_page_finds_the_same_baseline_of_each_job_as_the_sweep(cwd: Path, no
         typed = ["-m", "--config-dir", conf(**files), key, "seed=5,6", "baseline=true"]
         assert main([*typed, f"hydra.sweep.dir={name}"]) == 0
         facts = read_sweep(cwd / name)
-        assert len(facts.baselines) == (4 if name == "added" else 2) and facts.counts == {
-            "done": len(facts.jobs)
-        }, name
+        assert len(facts.baselines) == 2 and facts.counts == {"done": len(facts.jobs)}, name
         for job in facts.compared:
             found = facts.baseline_of(job)
             if job.overrides["experiment"] != "zero":
                 assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
+
+
+CLAMPED = "hooks: {c: {select: fc, hook: grad, action: clamp, max: '${vars.top}'}}"
+
+
+def swept(folder: Path, conf, text: str, *typed: str) -> SweepFacts:
+    """The sweep of an experiment with the variables `top` and `rate`, and with this text."""
+    mine = f"# @package _global_\nvars: {{top: 0.1, rate: 0.1}}\n{text}\n"
+    command = ["-m", "--config-dir", conf(**{"experiment/mine": mine}), "experiment=mine", *typed]
+    assert main([*command, f"hydra.sweep.dir={folder}"]) == 0
+    return read_sweep(folder)
+
+
+def test_variables_of_hooks_alone_do_not_repeat_a_baseline(cwd: Path, notes, conf) -> None:
+    facts = swept(cwd / "map", conf, CLAMPED, "vars.top=1,2", "+vars.other=1,2,3", "baseline=true")
+    assert jobs_of(notes) == [(0, False), *[(0, True)] * 6]
+    assert facts.baselines[0].overrides.keys() == {"experiment", "baseline", "hooked"}
+    facts = swept(cwd / "seeds", conf, CLAMPED, "vars.top=1,2", "seed=5,6", "baseline=true")
+    assert len(facts.baselines) == 2 and len(facts.compared) == 4
+    for job in facts.compared:
+        found = facts.baseline_of(job)
+        assert found is not None and found.overrides["seed"] == job.overrides["seed"]
+
+
+@pytest.mark.parametrize("rate", ["vars.rate", "hooks.d.factor"])
+def test_a_variable_that_is_used_elsewhere_has_a_baseline_for_each_value(
+    rate: str, cwd: Path, notes, conf
+) -> None:
+    text = f"""hooks:
+  c: {{select: fc, hook: grad, action: clamp, max: "${{vars.top}}"}}
+  d: {{select: fc, hook: grad, action: scale, factor: 0.5}}
+train: {{optimizer: {{lr: "${{{rate}}}"}}}}"""
+    facts = swept(cwd / "mine", conf, text, f"{rate}=0.1,0.2", "vars.top=1,2", "baseline=true")
+    rates = [(each.settings.train.optimizer.lr, bool(each.hooks.hooks)) for each, _ in notes.prepared]
+    assert rates == [(0.1, False), (0.2, False), *[(0.1, True)] * 2, *[(0.2, True)] * 2]
+    for job in facts.compared:
+        found = facts.baseline_of(job)
+        assert found is not None and found.overrides[rate] == job.overrides[rate]
+        assert "vars.top" not in found.overrides
+
+
+def test_typed_runs_without_hooks_are_not_repeated_for_variables_of_hooks(cwd: Path, notes, conf) -> None:
+    facts = swept(cwd / "mine", conf, CLAMPED, "vars.top=1,2", "seed=5,6", "hooked=true,false")
+    assert sorted(jobs_of(notes)) == [(5, False), (5, True), (5, True), (6, False), (6, True), (6, True)]
+    for job in facts.compared:
+        found = facts.baseline_of(job)
+        assert found is not None and found.overrides["seed"] == job.overrides["seed"]
+
+
+def test_a_configuration_with_the_directory_of_its_run_has_a_baseline(cwd: Path, notes, conf) -> None:
+    text = f"{CLAMPED}\nnote_of: 1"
+    text = f"{CLAMPED}\ndata: {{root: '${{hydra:runtime.output_dir}}/data'}}"
+    swept(cwd / "mine", conf, text, "hooks.c.max=1,2", "baseline=true")
+    assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
 
 
 def test_hooks_can_be_switched_off_for_some_jobs_of_a_sweep(cwd: Path, notes) -> None:

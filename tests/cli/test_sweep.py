@@ -95,6 +95,58 @@ def test_a_wrong_sweep_is_refused_before_its_first_job(typed: str, said: str, cw
     assert notes.ran == notes.shown == [] and list(cwd.iterdir()) == []
 
 
+CLIP = "hooks.clip_fc"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["seed=1,2", "seed=3,4"], "seed: is swept over by seed=1,2, and set again by seed=3,4"),
+        (["seed=1,2", "++seed=3,4"], "set again by ++seed=3,4"),
+        (["seed=1,2", "seed=3"], "set again by seed=3: only the last one would count"),
+        (["seed=range(3)", "seed=3,4"], "is swept over by seed=range(3)"),
+        ([f"{CLIP}={{max: 1}},{{max: 2}}", f"{CLIP}={{max: 3}},{{max: 4}}"], f"{CLIP}: is swept over by"),
+        (
+            [f"{CLIP}={{max: 1}},{{min: -2}}", f"{CLIP}.max=3,4"],
+            f"{CLIP}.max: is swept over by {CLIP}={{max:",
+        ),
+        ([f"{CLIP}.max=3,4", f"{CLIP}={{max: 1}}"], f"{CLIP}: is swept over by {CLIP}.max=3,4"),
+        (["model=mlp,cnn", "model=cnn,mlp"], "model: is swept over by model=mlp,cnn"),
+    ],
+    ids=str,
+)
+def test_a_key_that_is_swept_and_set_again_is_refused(
+    typed: list[str], said: str, cwd, notes, capsys
+) -> None:
+    assert main(["-m", "experiment=clip_fc", *typed]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "in one list: " in error
+    assert notes.ran == [] and list(cwd.iterdir()) == []
+
+
+def test_a_group_and_a_key_of_it_and_other_keys_of_a_hook_are_swept_together(notes) -> None:
+    keys = [
+        "model=mlp,cnn",
+        "+model.args={}",
+        f"{CLIP}={{min: -1}},{{min: -2}}",
+        f"{CLIP}.max=1,2",
+        "seed=9",
+        "seed=5,6",
+    ]
+    assert main(["-m", "experiment=clip_fc", *keys]) == 0
+    hooks = {hook.action.max for each, _ in notes.prepared for hook in each.hooks.hooks}
+    assert hooks == {1, 2} and [seed for seed, _ in notes.ran] == [5, 6] * 8
+
+
+def test_the_values_of_a_file_are_replaced_as_the_refusal_says(conf, notes, capsys) -> None:
+    mine = ["--config-dir", conf(**{"experiment/mine": SWEEP}), "experiment=mine"]
+    assert main([*mine, "seed=7,8"]) == 2
+    hint = "'hydra.sweeper.params={seed: \"A,B,C\"}'"
+    assert hint in capsys.readouterr().err
+    assert main([*mine, hint.strip("'").replace("A,B,C", "7,8")]) == 0
+    assert [seed for seed, _ in notes.ran] == [7, 8]
+
+
 def test_a_parameter_of_a_file_is_checked_before_the_first_job_too(conf, cwd, notes, capsys) -> None:
     folder = conf(**{"experiment/mine": SWEEP.replace("5,6", "5,x")})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2

@@ -31,10 +31,10 @@ baseline
 compute.capture_buffer compute.compile compute.deterministic compute.device
 compute.fsdp.mixed_precision compute.fsdp.reshard_after_forward compute.fsdp.wrap compute.precision compute.strategy
 compute.threads compute.timeout
-data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
+data.args data.batch_size data.collate data.name data.root data.train_transforms data.transforms data.workers
 hooked
 hooks
-model.name model.weights
+model.name model.strip_prefix model.weights
 objective.direction
 objective.metric
 objective.of objective.over
@@ -45,8 +45,8 @@ task.loggers task.metrics task.name task.tensorboard task.tokens
 train.accumulate train.checkpoint.every.epochs
 train.checkpoint.every.minutes train.checkpoint.every.steps train.checkpoint.keep train.checkpoint.keep_done
 train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
-train.limit_batches train.log_every train.loss train.on_nonfinite train.output
-train.optimizer.groups train.optimizer.lr train.optimizer.name
+train.limit_batches train.log_every train.loss train.on_nonfinite
+train.optimizer.groups train.optimizer.lr train.optimizer.name train.output
 train.parameters train.scheduler train.shuffle train.steps
 """
 

@@ -8,11 +8,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
+from torchvision import datasets
+from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.data import Split, describe, load
+from hookrun.data.image_folder import ImageFolder, ImageNet
 from hookrun.data.info import TensorInfo
 from hookrun.data.samples import Samples
 from hookrun.errors import HookrunError, Problem, SpecError
@@ -237,3 +241,114 @@ def test_images_directly_in_the_root_are_samples_without_labels(tmp_path: Path, 
     assert "no class folders" in found.what and "for task=predict images directly in DIR" in str(found.hint)
     (root / "other").mkdir()  # then a folder of a class may be meant
     assert "there are no images in other" in problem(config).what or "no folder" in problem(config).what
+
+
+# ---- depth, orientation, frames ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """An empty folder of one class."""
+    folder = tmp_path / "val" / "a"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def pixels_of(folder: Path, **args: Any) -> dict[str, torch.Tensor]:
+    """File -> its pixels, without transforms."""
+    config = Data(name="image_folder", root=str(folder.parents[1]), args=args, collate="list")
+    samples = load(config, "val", seed=0)
+    return {Path(samples.file(number)).name: samples[number][0] for number in range(len(samples))}  # type: ignore[misc]
+
+
+GREY = np.array([[0, 1, 255, 256], [4095, 32768, 65534, 65535]], dtype=np.uint16)
+COLOURS = Image.fromarray(np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3)
+
+
+def test_16_bit_grey_is_divided_by_65535(pictures: Path) -> None:
+    Image.fromarray(GREY).save(pictures / "little.tiff")
+    Image.fromarray(GREY).save(pictures / "grey.png")
+    Image.frombytes("I;16B", (4, 2), GREY.astype(">u2").tobytes()).save(pictures / "big.tiff")
+    (pictures / "grey.pgm").write_bytes(b"P5 4 2 65535\n" + GREY.astype(">u2").tobytes())
+    expected = torch.from_numpy(GREY.astype(np.float32) / np.float32(65535)).expand(3, -1, -1)
+    found = pixels_of(pictures)
+    assert sorted(found) == ["big.tiff", "grey.pgm", "grey.png", "little.tiff"]
+    for name, pixels in found.items():
+        assert torch.equal(pixels, expected), name
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_images_of_32_bits_are_refused_with_file_and_mode(pictures: Path, dtype: type) -> None:
+    Image.fromarray(GREY.astype(dtype)).save(pictures / "deep.tiff")
+    mode = {np.int32: "I", np.float32: "F"}[dtype]
+    with pytest.raises(
+        HookrunError, match=rf"deep\.tiff cannot be read as an image: its mode {mode} has 32 bits"
+    ):
+        pixels_of(pictures)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
+def test_orientation_is_applied_as_pillow_does_and_without_exif_as_torchvision_reads(
+    pictures: Path, ending: str
+) -> None:
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        COLOURS.save(pictures / f"{orientation}.{ending}", exif=exif)
+        if ending == "png":
+            Image.fromarray(GREY).save(pictures / f"{orientation}grey.png", exif=exif)
+    upright, stored = pixels_of(pictures), pixels_of(pictures, exif=False)
+    as_torchvision = datasets.ImageFolder(str(pictures.parent))
+    for (path, _), (image, _) in zip(as_torchvision.samples, as_torchvision, strict=True):
+        name = Path(path).name
+        with Image.open(path) as file:
+            turned = ImageOps.exif_transpose(file)
+        if name.endswith("grey.png"):
+            expected = torch.from_numpy(np.asarray(turned).astype(np.float32)) / 65535
+            assert torch.equal(upright[name], expected.expand(3, -1, -1)), name
+            continue
+        assert torch.equal(upright[name], pil_to_tensor(turned.convert("RGB")).float() / 255), name
+        assert torch.equal(stored[name], pil_to_tensor(image).float() / 255), name
+
+
+def test_lines_of_the_plan_count_what_was_opened(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remarks(**args: Any) -> list[str]:
+        config = Data(name="image_folder", root=str(pictures.parents[1]), args=args, transforms=RESIZE)
+        return list(describe(config, "val").remarks())
+
+    for number in range(3):
+        COLOURS.save(pictures / f"{number}.png")
+    (pictures / "broken.png").write_bytes(b"no image")
+    assert remarks() == []
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    COLOURS.save(pictures / "x.jpg", exif=exif)
+    for name in ("y.png", "z.tiff"):
+        COLOURS.save(pictures / name, save_all=True, append_images=[COLOURS.rotate(180)])
+    assert remarks() == [
+        "EXIF orientation in 1 of 7 images opened (7 in all): applied; data.args.exif=false changes that",
+        "several frames in 2 of 7 images opened (7 in all): the first is read",
+    ]
+    assert "not applied; data.args.exif=true" in remarks(exif=False)[0]
+    monkeypatch.setattr("hookrun.data.image_folder._MOST_OPENED", 3)
+    assert remarks() == ["several frames in 1 of 3 images opened (7 in all): the first is read"]
+    first = pil_to_tensor(COLOURS).float() / 255
+    (pictures / "broken.png").unlink()
+    for name in ("y.png", "z.tiff"):
+        assert torch.equal(pixels_of(pictures)[name], first)
+
+
+def test_images_of_different_sizes_can_stay_as_they_are_in_lists(pictures: Path) -> None:
+    for height in (4, 5):
+        COLOURS.resize((6, height)).save(pictures / f"{height}.png")
+    config = Data(
+        name="image_folder", root=str(pictures.parents[1]), transforms={"grayscale": None}, collate="list"
+    )
+    assert describe(config, "val").shape == (1, -1, -1)
+    with pytest.raises(SpecError, match="the images come in different sizes"):
+        describe(config.model_copy(update={"collate": "stack"}), "val")
+    assert describe(config.model_copy(update={"transforms": RESIZE}), "val").shape == (3, 4, 6)
+
+
+def test_imagenet_is_read_as_torchvision_reads_it() -> None:
+    assert ImageNet().exif is False and ImageFolder().exif is True

@@ -94,7 +94,9 @@ def test_a_tokenizer_of_transformers_counts_its_special_tokens(folder: str, tmp_
     )
     info, samples = made("prompts", file=file, tokenizer=folder)
     assert info.vocab_size == 8 and info.tokenizer is not None
-    assert real(samples[0])[0] == [0, 7, 3, 4, 5, 1] and real(samples[0])[1][-1] == 6
+    assert real(samples[0])[0] == [0, 7, 3, 4, 5] and real(samples[0])[1][-1] == 6
+    without_answer = made("prompts", file=file, tokenizer=folder, answer=None, wrong=None)[1]
+    assert real(without_answer[0])[0] == [0, 7, 3, 4, 5, 1]
     assert samples.spans(torch.tensor([0]))["city"].tolist() == [[2, 3]]
     plain = made("prompts", file=file, tokenizer=folder, special_tokens=False)[1]
     assert real(plain[0])[0] == [7, 3, 4, 5]

@@ -111,19 +111,50 @@ def test_file_names_start_at_the_root_or_the_working_directory(root, monkeypatch
     [
         ({"input": "double", "target": "half"}, torch.float32, torch.float32),
         ({"input": "half", "target": "double", "dtype": None}, torch.float16, torch.float64),
-        ({"input": "bytes", "target": "bytes"}, torch.uint8, torch.int64),
-        ({"input": "bytes", "target": "flags"}, torch.uint8, torch.bool),
+        ({"input": "flags", "target": "bytes"}, torch.bool, torch.int64),
+        ({"input": "double", "target": "flags"}, torch.float32, torch.bool),
     ],
 )
 def test_floats_are_converted_and_integer_targets_become_labels(
     root: Path, args: dict[str, Any], dtype: torch.dtype, target_dtype: torch.dtype
 ) -> None:
-    config = section(root, file="x.npz", num_classes=3, **args)
+    config = section(root, file="x.npz", **args)
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
     assert isinstance(value, torch.Tensor) and info.target is not None
     assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (dtype, target_dtype)
-    assert info.num_classes == 3
+
+
+def test_bytes_are_divided_by_the_scale_in_float32(root: Path) -> None:
+    config = section(root, file="x.npz", input=["bytes", "input"], target="bytes", scale=255, num_classes=3)
+    info, samples = describe(config), load(config, "val", seed=0)
+    assert isinstance(info.inputs, dict) and info.num_classes == 3
+    assert (info.inputs["bytes"].dtype, info.inputs["input"].dtype) == (torch.float32, torch.float32)
+    with np.load(root / "x.npz") as arrays:
+        for number in range(len(samples)):
+            inputs, target = samples[number]
+            row = int(samples.file(number).partition("[")[2][:-1])
+            expected = torch.as_tensor(arrays["bytes"][row]).float() / 255
+            assert torch.equal(inputs["bytes"], expected)
+            assert torch.equal(target, torch.as_tensor(arrays["bytes"][row]).long()), "a label is not divided"
+            assert torch.equal(inputs["input"], torch.as_tensor(arrays["input"][row]).float())
+
+
+@pytest.mark.parametrize(
+    ("args", "where", "says"),
+    [
+        ({"input": "bytes"}, "data.args.scale", "uint8 inputs: bytes"),
+        ({"input": ["input", "bytes"]}, "data.args.scale", "uint8 inputs: bytes"),
+        ({"input": "double", "scale": 255}, "data.args.scale", "divides uint8 inputs, and found double torch.float64"),
+        ({"input": "bytes", "scale": 0}, "data.args.scale", "greater than 0"),
+        ({"target": "double", "num_classes": 3}, "data.args.target", "data.args.num_classes=3 says that it is a label"),
+    ],
+)  # fmt: skip
+def test_bytes_without_a_scale_and_labels_that_are_no_integers_are_refused(
+    root: Path, args: dict[str, Any], where: str, says: str
+) -> None:
+    ((found, what),) = problems(section(root, file="x.npz", **args))
+    assert found == where and says in what
 
 
 def test_several_inputs_come_by_name(root: Path) -> None:

@@ -118,6 +118,35 @@ def test_fit_then_test_and_predict(tmp_path: Path, samples, loader, plain, spec)
     assert set(predicted.captures["seen"]["net.0"].splits) == {""}
 
 
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"log_every_n_steps": 50}, [2, 5]),
+        ({"log_every_n_steps": 2}, [1, 2, 3, 5]),
+        ({"log_every_n_steps": 3}, [2, 5]),
+        ({"log_every_n_steps": 50, "max_steps": 5}, [2, 4]),
+        ({"log_every_n_steps": 50, "limit_train_batches": 3, "max_epochs": 1}, [1]),
+        ({"log_every_n_steps": 0}, []),
+    ],
+    ids=str,
+)
+def test_the_last_loss_of_an_epoch_is_logged_at_every_frequency(
+    options: dict[str, Any], steps: list[int], tmp_path: Path, loader, spec
+) -> None:
+    every = tmp_path / "every"
+    trainer(Callback(spec, run_dir=every), **{**options, "log_every_n_steps": 1}).fit(
+        Module(), loader, loader
+    )
+    trainer(Callback(spec, run_dir=tmp_path / "mine"), **options).fit(Module(), loader, loader)
+    of_all, found = (
+        {line["step"]: line["loss_step"] for line in hookrun.open_run(path).metrics if "loss_step" in line}
+        for path in (every, tmp_path / "mine")
+    )
+    assert found == {step: of_all[step] for step in steps}
+    lines = hookrun.open_run(tmp_path / "mine").metrics
+    assert sum("loss_step" in line for line in lines) == len(steps)
+
+
 def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
     for number, error in enumerate((ValueError("boom"), KeyboardInterrupt())):
 

@@ -43,8 +43,8 @@ def test_a_saved_model_is_loaded_from_safetensors_alone(tmp_path: Path) -> None:
         path=str(tmp_path / "safe"), **{"class": "seq2seq_lm"}
     )
     model.config.save_pretrained(tmp_path / "pickled")
-    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
-    assert "no model that transformers can load from safetensors" in problem(path=str(tmp_path / "pickled"))
+    made_of = "no model that transformers can load from tensors alone"
+    assert made_of in problem(path=str(tmp_path / "pickled"))
     assert "there is no folder" in problem(path=str(tmp_path / "nothing"))
     code = tmp_path / "code"
     code.mkdir()
@@ -80,7 +80,7 @@ def test_a_saved_model_of_another_kind_of_number_is_refused(tmp_path: Path, shar
     unknown = changed(
         folder, tmp_path / "unknown", torch.int8, name, quantization_config={"quant_method": "x"}
     )
-    assert f"{name}' is I8 in the file" in problem(path=unknown)
+    assert f"{name}' is torch.int8 in the file" in problem(path=unknown)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         made(path=changed(folder, tmp_path / str(dtype), dtype, name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ def saved(path: Path, content: object) -> Path:
     if path.suffix == ".safetensors":
         assert isinstance(content, dict)
         save_file(content, path)
+    elif path.name.endswith(".index.json"):
+        assert isinstance(content, dict)
+        files = {name: f"part-{number % 2}.bin" for number, name in enumerate(content)}
+        for file in set(files.values()):
+            saved(path.with_name(file), {name: content[name] for name in files if files[name] == file})
+        path.write_text(json.dumps({"metadata": {}, "weight_map": files}))
     else:
         torch.save(content, path)
     return path
@@ -145,7 +152,10 @@ def test_a_missing_file_is_named_by_its_absolute_path_with_the_files_beside_it(t
     [problem] = problems(net(), "nowhere/best.pt")
     assert f"no folder {tmp_path / 'nowhere'}" in problem.what
     [problem] = problems(net(), tmp_path / "w.npz")
-    assert problem.what == f"{tmp_path / 'w.npz'} is not a .safetensors, .pt or .pth file"
+    assert (
+        problem.what
+        == f"{tmp_path / 'w.npz'} is not a .safetensors, .pt, .pth, .ckpt, .bin or .index.json file"
+    )
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

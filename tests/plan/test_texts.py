@@ -33,8 +33,8 @@ class Odd:
 
 def test_texts_become_ids_without_special_tokens() -> None:
     found, problems = texts_of(clause({"text": ["ab", "é"]}), "hooks.h", FoundTokenizer(Bytes()))
-    assert (found, problems) == ({"ab": (97, 98), "é": (0xC3, 0xA9)}, [])
-    assert texts_of(clause({"text": "abc"}), "hooks.h", FoundTokenizer(Odd()))[0] == {"abc": (3,)}
+    assert (found, problems) == ({"ab": ((97, 98),), "é": ((0xC3, 0xA9),)}, [])
+    assert texts_of(clause({"text": "abc"}), "hooks.h", FoundTokenizer(Odd()))[0] == {"abc": ((3,),)}
 
 
 def test_texts_without_tokens_or_a_tokenizer_are_problems() -> None:

@@ -125,8 +125,24 @@ def test_equal_runs_have_no_notes_and_differences_have(run: Path, settings: Sett
     data = {"name": "digits", "root": "/x", "args": {}, "transforms": {}}
     change(run, seed=3, data=data, model={"name": "cnn", "args": {"channels": [1, 2]}, "weights": None})
     (note,) = differences(spec(run), settings, RunReferences())
-    assert note.startswith(f"values come from {run}, where model.args is")
+    assert note.startswith(f"values come from {run}, where model.args.channels is [1, 2] there and ")
     assert "data.root is '/x' there and None here" in note and "seed is 3 there and 0 here" in note
+
+
+def test_a_note_on_other_arguments_has_the_keys_that_differ_alone(run: Path) -> None:
+    here = {"a": 1, "b": {"c": 2, "d": 3}, "only": 5, "same": "x"}
+    model = {"name": "python", "factory": "m:f", "args": here}
+    settings = parse_experiment({"model": model, "data": {"name": "digits"}, "hooks": {}}).settings
+    there = {"a": 1, "b": {"c": 2, "d": 4}, "other": [6], "same": "x"}
+    change(run, model={"name": "python", "factory": "m:f", "args": there})
+    (note,) = differences(spec(run), settings, RunReferences())
+    assert note == (
+        f"values come from {run}, where model.args.b.d is 4 there and 3 here; model.args.other is [6] there and None "
+        "here; model.args.only is None there and 5 here"
+    )
+    change(run, model={"name": "python", "factory": "m:f", "args": {}})
+    (note,) = differences(spec(run), settings, RunReferences())
+    assert "model.args is" not in note and "model.args.b.c is None there and 2 here" in note
 
 
 def test_a_value_of_any_length_is_shortened(run: Path, settings: Settings) -> None:

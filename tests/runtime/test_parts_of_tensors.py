@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.plan.plan import HeadCount
+from hookrun.runtime.call_stack import CallStack
 from hookrun.runtime.part import HeadsPart, Part, TensorPart, TokensPart, part_of
 from hookrun.runtime.tokens.calls import CallReader, CallTokens, Pass, as_mask, labelled, made_from_labels
 from hookrun.runtime.tokens.choice import Chosen, Rule
@@ -62,6 +64,7 @@ class Now:
 
     clock = SimpleNamespace(samples=None)
     chosen: Chosen
+    path = ""
 
     def __init__(self, real: Tensor = REAL) -> None:
         self.tokens: Pass | None = of(real)
@@ -214,7 +217,7 @@ def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> N
     found = labelled(nn.Identity(), (), {"labels": labels})
     assert found is not None and found.tolist() == [[True, False]]
     assert labelled(nn.Identity(), (), {"labels": labels, "decoder_input_ids": labels}) is None
-    assert made_from_labels(nn.Sequential(Model())) is None
+    assert made_from_labels(nn.Sequential(Model())) == []
 
 
 def test_a_token_is_real_if_any_query_attends_to_it() -> None:
@@ -244,11 +247,13 @@ def test_an_encoder_s_pass_has_a_row_for_each_of_the_decoder_s() -> None:
 
 def test_a_call_is_a_pass_until_it_ends() -> None:
     model, seen = Model(), list[Pass | None]()
-    sequences = Sequences(model)
-    for module, reads in sequences.readers():
-        module.register_forward_pre_hook(reads, with_kwargs=True)
+    calls = CallStack([], [])
+    sequences = Sequences(model, calls)
+    for module, read in sequences.readers():
+        enter = partial(calls.enter, module, None, [read])
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+        module.register_forward_hook(calls.leave)
     model.register_forward_pre_hook(lambda *_: seen.append(sequences.current))
-    model.register_forward_hook(sequences.leave)
     model(IDS)
     model(IDS[:, :2])
     first, second = seen

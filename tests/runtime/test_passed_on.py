@@ -164,7 +164,7 @@ def test_the_values_are_dropped_when_the_forward_ends() -> None:
     net, kept = Net(), list[weakref.ref[Tensor]]()
     with hookrun.hooked(net, hooks(action="add_bias")) as installed:
         net.third.register_forward_hook(
-            lambda *call: kept.extend(map(weakref.ref, installed.clock.forward.passed_on.values()))
+            lambda *call: kept.extend(map(weakref.ref, installed.clock.calls.forward.passed_on.values()))
         )
         with torch.no_grad():
             net(INPUT)

@@ -308,14 +308,6 @@ def test_a_hook_on_a_compiled_module_inside_a_model_is_refused(model: nn.Module)
     hookrun.compile(one_hook("first"), model)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, INPUT)])
-def test_a_scripted_or_traced_model_is_refused(make: Any) -> None:
-    scripted = make(nn.Sequential(nn.Linear(4, 4)))
-    with pytest.raises(hookrun.CompileError, match="scripted module runs without Python hooks"):
-        hookrun.compile(one_hook("0"), scripted)
-
-
 def test_data_parallel_is_refused_with_advice(model: nn.Module) -> None:
     with pytest.raises(hookrun.CompileError, match=r"DataParallel(.|\n)*use DistributedDataParallel"):
         hookrun.compile({"h": {"select": "**.first", **POINTWISE["scale"]}}, nn.DataParallel(model))

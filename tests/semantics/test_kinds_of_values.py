@@ -1,4 +1,4 @@
-"""None, nested, quantized and dual tensors, and batched gradients: right, or refused in words."""
+"""None, nested, quantized, float8 and dual tensors, and batched gradients: right, or refused in words."""
 
 from __future__ import annotations
 
@@ -62,6 +62,60 @@ def test_under_tokens_a_none_has_neither_an_entry_nor_rows() -> None:
             model(torch.randn(2, 3, 4), needed)
     entries = hooks.captures["h"]["layer"]
     assert len(torch.cat(list(entries))) == len(entries.sample_ids) == 12
+
+
+# ---- float8 ------------------------------------------------------------------------------------------------------
+
+OF_8_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def edited(action: str, keys: dict[str, Any], x: Tensor) -> Tensor:
+    with hookrun.hooked(nn.Identity(), one_hook("", action=action, **keys), effects=True) as hooks:
+        new: Tensor = hooks._model(x)
+    assert hooks.fired == {("h", ""): 1}
+    return new
+
+
+@pytest.mark.parametrize("dtype", OF_8_BITS, ids=str)
+@pytest.mark.parametrize(
+    ("action", "keys"),
+    [
+        ("scale", {"factor": 0.3}),
+        ("scale", {"factor": 0.3, "index": "..., 0"}),
+        ("scale", {"factor": 0.3, "when": {"value": {"of": "std", "above": 0.2}}}),
+        ("clamp", {"min": -0.1, "max": [0.1, 0.2, 0.3, 0.4]}),
+        ("add_bias", {"value": [1, 2, 3, 4]}),
+        ("noise", {"std": 0.5, "seed": 1}),
+        ("clip_norm", {"max_norm": 1}),
+        ("quantize", {"bits": 2}),
+        ("project", {"direction": [1, 1, 0, 0]}),
+        ("replace", {"value": 0.1}),
+    ],
+    ids=str,
+)
+def test_a_float8_tensor_is_edited_in_float32_and_rounded(
+    action: str, keys: dict[str, Any], dtype: torch.dtype
+) -> None:
+    x = X.to(dtype)
+    new = edited(action, keys, x)
+    expected = edited(action, keys, x.float())
+    assert new.dtype == dtype and torch.equal(new.float(), expected.to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", OF_8_BITS, ids=str)
+def test_a_float8_tensor_is_captured_as_it_is_and_reduced_in_float32(dtype: torch.dtype) -> None:
+    x = X.to(dtype)
+    spec = {
+        "whole": {"select": "", "hook": "forward", "action": "capture"},
+        "mean": {"select": "", "hook": "forward", "action": "capture", "reduce": "mean"},
+        "top": {"select": "", "hook": "forward", "action": "capture", "reduce": {"topk": 2}},
+    }
+    with hookrun.hooked(nn.Identity(), spec) as hooks:
+        hooks._model(x)
+    kept = {name: modules[""][0] for name, modules in hooks.captures.items()}
+    assert kept["whole"].dtype == dtype and torch.equal(kept["whole"].view(torch.uint8), x.view(torch.uint8))
+    assert torch.equal(kept["mean"], x.float().mean(1))
+    assert torch.equal(kept["top"].values, x.float().topk(2).values)
 
 
 # ---- nested ------------------------------------------------------------------------------------------------------
@@ -199,7 +253,8 @@ def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, caps
         expected = [model(x).dequantize() for _ in range(3)]
     assert all(torch.equal(entry.dequantize(), expected[0]) for entry in hooks.captures["h"]["0"])
     torch.testing.assert_close(torch.tensor(hooks.records[0]["value"]), expected[0])
-    with hookrun.record(model, one_hook("0"), tmp_path / "run"):
+    captured = {"select": "0", "hook": "forward", "action": "capture", "batch_dim": 0}
+    with hookrun.record(model, {"h": captured}, tmp_path / "run"):
         model(x)
     assert torch.equal(hookrun.open_run(tmp_path / "run").captures["h"]["0"][:], expected[0])
 

@@ -173,15 +173,21 @@ def sweep(path: Path) -> None:
 
 
 def folder_of_runs(path: Path) -> None:
-    finished(path / "2025-01-01_12")
-    update_latest(path / "2025-01-01_12")
+    finished(path / "b")
+    update_latest(path / "b")
+
+
+def several_runs(path: Path) -> None:
+    finished(path / "a")
+    folder_of_runs(path)
 
 
 @pytest.mark.parametrize(
     ("make", "opened", "begins", "ends"),
     [
         (sweep, "", "HERE is a sweep of 12 runs: 0, 1, 2, 3, ", "Open one of them: open_run('HERE/11')"),
-        (folder_of_runs, "", "HERE is a folder of 2 runs: 2025-01-01_12, latest\n", "open_run('HERE/latest')"),
+        (folder_of_runs, "", "HERE is a folder of 1 run: b\n", "Open it: open_run('HERE/b')"),
+        (several_runs, "", "HERE is a folder of 2 runs: a, b\n", "Open one of them: open_run('HERE/b')"),
         (lambda path: None, "", "HERE is not a run directory: it has no status.json", "; it is empty"),
         (lambda path: (path / ".hydra").mkdir(), "", "HERE is not a run directory", "it is with .hydra"),
         (
@@ -192,7 +198,7 @@ def folder_of_runs(path: Path) -> None:
         ),
         (lambda path: (path / "x").touch(), "x", "HERE/x is a file, not a run directory", "holds status.json"),
     ],
-    ids=["a sweep", "a folder of runs", "an empty folder", "another folder", "nothing", "a file"],
+    ids=["a sweep", "a folder of a run", "a folder of runs", "an empty folder", "another folder", "nothing", "a file"],
 )  # fmt: skip
 def test_what_is_no_run_is_named_with_the_next_step(
     make: Callable[[Path], object], opened: str, begins: str, ends: str, tmp_path: Path

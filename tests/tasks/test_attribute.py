@@ -207,7 +207,6 @@ def test_what_a_method_cannot_take_is_refused(fails, refused, own_model) -> None
     assert "goes with `score: class`" in refused(*FEW, "task.score=class")
     assert "compute.compile" in refused(*FEW, "compute.compile=true")
     assert "found 10, and the model has 10 classes" in refused(*FEW, "task.score={score: class, class: 10}")
-    assert "fc returns shape [5, 10]" in fails(*FEW, "task.method=grad_cam", "task.select=fc")
     for forward, said in NO_GRADIENT.items():
         body = "def __init__(self):\n    super().__init__()\n    self.inside = nn.Linear(8, 8)\n"
         own = own_model(body + f"    self.head = nn.Linear(8, 10)\ndef forward(self, x):\n{forward}")
@@ -220,3 +219,154 @@ def test_rows_of_an_earlier_process_count_for_the_memory(monkeypatch: pytest.Mon
     rows.load_state_dict({"sample_ids": torch.arange(10), "scores": torch.zeros(220)})
     with pytest.raises(HookrunError, match="keeps its results in memory"):
         rows.add(torch.arange(5), {"scores": torch.zeros(5)})
+
+
+PATCHES = """
+    def __init__(self, channels=6):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch = nn.Conv2d(1, channels, 2, stride=2)
+        self.norm, self.mix = nn.LayerNorm(channels), nn.Linear(channels, channels)
+        self.start = nn.Parameter(torch.ones(2, channels))
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x):
+        x = self.norm(self.patch(x).permute(0, 2, 3, 1))  # [B, height, width, C]
+        tokens = torch.cat([self.start.expand(len(x), -1, -1), x.flatten(1, 2)], 1)
+        tokens = self.mix(tokens)  # [B, 2 + height * width, C]
+        return self.head(tokens.tanh().cumsum(1).square().mean(1))
+"""
+"""Maps with the channels last, then a sequence with two tokens before those of the picture."""
+
+
+def cam(value: Tensor, gradient: Tensor) -> Tensor:
+    """[B, 1, height, width] of values [B, height, width, C]."""
+    return torch.einsum("bc,bhwc->bhw", gradient.mean((1, 2)), value)[:, None].detach()
+
+
+def seen_at(model: nn.Module, path: str, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of a module, and the gradient of the label's score there."""
+    kept: list[Tensor] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, output: kept.append(output))
+    scores = of_class(model(images), labels)
+    handle.remove()
+    return kept[0], torch.autograd.grad(scores.sum(), kept[0])[0]
+
+
+CAM = (*FEW, "task.method=grad_cam")
+
+
+def test_channels_that_are_last_are_found_or_named(executed, own_model, parts, capsys) -> None:
+    own = own_model(PATCHES)
+    found = executed(*CAM, *own, "task.select=norm").attributions["attributions"]
+    assert "grad_cam: channels last, the other dimensions are places" in capsys.readouterr().out
+    torch.testing.assert_close(found, cam(*seen_at(parts(*own)[0], "norm", *parts(*own)[1:])))
+    named = executed(*CAM, *own, "task.select=norm", "task.channels=last").attributions["attributions"]
+    assert torch.equal(found, named)
+    said = executed(*CAM, *own, "task.select=patch").path
+    assert said.exists() and "channels first" in capsys.readouterr().out
+
+
+def test_the_places_of_a_sequence_are_a_grid_behind_other_tokens(executed, own_model, parts) -> None:
+    own = own_model(PATCHES)
+    keys = ("task.select=mix", "task.grid=[4, 4]", "task.skip_tokens=2")
+    found = executed(*CAM, *own, *keys).attributions["attributions"]
+    model, images, labels = parts(*own)
+    value, gradient = (each[:, 2:].unflatten(1, (4, 4)) for each in seen_at(model, "mix", images, labels))
+    torch.testing.assert_close(found, cam(value, gradient))
+
+
+TORCHVISION = """
+    import torch
+    from torchvision.models import SwinTransformer, VisionTransformer
+
+    def swin():
+        torch.manual_seed(0)
+        return SwinTransformer([2, 2], 12, [1, 1], [2, 2], [2, 2], num_classes=10)
+
+    def vit():
+        torch.manual_seed(0)
+        model = VisionTransformer(16, 4, num_layers=2, num_heads=2, hidden_dim=12, mlp_dim=12, num_classes=10)
+        torch.nn.init.normal_(model.heads.head.weight)
+        return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "keys", "grid"),
+    [
+        ("swin", "features.3", (), None),
+        ("swin", "norm", (), None),
+        ("vit", "encoder.layers.encoder_layer_1.ln_1", ("task.grid=[4,4]", "task.skip_tokens=1"), (4, 4)),
+    ],
+)
+def test_torchvisions_transformers_equal_plain_pytorch(
+    name, layer, keys, grid, executed, trusted, parts
+) -> None:
+    trusted(nets=TORCHVISION)
+    pictures = ("data=fake_images", "data.args.shape=[3,16,16]", "data.args.val_size=10")
+    own = ("model=python", f"model.factory=nets:{name}", *pictures, f"task.select={layer}", *keys)
+    found = executed(*CAM, *own).attributions["attributions"]
+    seen = seen_at(parts(*CAM, *own)[0], layer, *parts(*CAM, *own)[1:])
+    value, gradient = seen if grid is None else (each[:, 1:].unflatten(1, grid) for each in seen)
+    assert found.abs().max() > 0
+    torch.testing.assert_close(found, cam(value, gradient), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("body", "select"),
+    [
+        # a head for pictures of one size: the layer itself has run before that fails
+        (
+            NET.replace("nn.Linear(4, 10)", "nn.Linear(256, 10)").replace(".mean((2, 3))", ".flatten(1)"),
+            "conv2",
+        ),
+        # of a picture of 8 by 8 one place is left
+        (
+            NET.replace("conv2(x)\n", "conv2(nn.functional.max_pool2d(x, 8))\n").replace("y += x", "y += 0"),
+            "conv2",
+        ),
+    ],
+)
+def test_maps_of_small_pictures_and_before_a_fixed_head_are_found(
+    body: str, select: str, ready, own_model
+) -> None:
+    assert ready(*CAM, *own_model(body), f"task.select={select}").task.channels == "first"
+
+
+SWAPPED = PATCHES.replace("self.norm(self.patch(x)", "self.norm(self.patch(x.transpose(2, 3))")
+FIXED = PATCHES.replace("def forward(self, x):\n", "def forward(self, x):\n        assert x.shape[-1] == 8\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "keys", "says"),
+    [
+        (PATCHES, "task.select=mix", "task.channels: .*mix returns shape [2, 18, 6]"),
+        (PATCHES, "task.select=head", "head returns shape [2, 10]"),
+        (SWAPPED, "task.select=norm", "no two dimensions were seen to follow height and width"),
+        (FIXED, "task.select=norm", "say where its channels are (task.channels=first, or last)"),
+        (
+            PATCHES,
+            "task.select=mix task.grid=[4,4]",
+            "task.grid: found [4, 4] with skip_tokens 0, 16 tokens in all",
+        ),
+        (PATCHES, "task.select=norm task.grid=[2,2]", "norm returns shape [2, 4, 4, 6]"),
+        (PATCHES, "task.select=mix task.skip_tokens=2", "`skip_tokens` goes with `grid`"),
+        (
+            PATCHES,
+            "task.method=integrated_gradients task.channels=last",
+            "`channels` goes with `method: grad_cam`",
+        ),
+        (PATCHES, "task.select=norm task.grid=[0,2]", "task.grid"),
+    ],
+)
+def test_a_layout_that_is_not_known_is_refused_before_the_run(body, keys, says, refused, own_model) -> None:
+    said = refused(*CAM, *own_model(body), *keys.split())
+    for part in says.split(".*"):
+        assert part in said
+
+
+def test_a_score_of_skipped_tokens_alone_has_no_map(fails, own_model) -> None:
+    own = own_model(PATCHES.replace("tokens.tanh().cumsum(1).square().mean(1)", "tokens[:, 0]"))
+    keys = ("task.select=mix", "task.grid=[4, 4]", "task.skip_tokens=2")
+    assert "the score depends on the skipped tokens of mix only" in fails(*CAM, *own, *keys)

@@ -38,6 +38,43 @@ def test_a_model_that_is_a_single_layer_is_its_root(shown, trusted) -> None:
     assert "1 module, 0 parameters" in printed
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_modules_that_only_a_script_calls_are_marked(shown, executed, refused, trusted, capsys) -> None:
+    body = "nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"
+    trusted(
+        scripts=f"""
+        import torch
+        from torch import nn
+
+        class Mixed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.body, self.last = torch.jit.script({body}), nn.Tanh()
+
+            def forward(self, x):
+                return self.last(self.body(x))
+
+        def build():
+            torch.jit.save(torch.jit.script(Mixed().body), "model.pt")
+            return torch.jit.load("model.pt")
+        """
+    )
+    mixed, whole = (("model=python", f"model.factory=scripts:{name}") for name in ("Mixed", "build"))
+    printed = folded(shown(*mixed))
+    assert "body  Sequential (TorchScript)  650  [2, 10]" in printed and "last  Tanh  0  [2, 10]" in printed
+    inside = "no hooks: body: Sequential (TorchScript) calls its modules without Python hooks"
+    assert f"1  Linear (TorchScript)  650  {inside}" in printed
+    assert "(root)  Sequential (TorchScript)  650  [2, 10]" in folded(shown(*whole))
+    scale = "hook: forward, action: scale, factor: 0"
+    losses = [
+        executed("task=evaluate", *whole, "train.limit_batches=1", *hooks).metrics[-1]["loss"]
+        for hooks in ((), (f"+hooks.h={{select: '', {scale}}}",))
+    ]
+    assert losses[0] != losses[1] == pytest.approx(2.302585)
+    assert "matches 1; Sequential (TorchScript)" in refused(*whole, f"+hooks.h={{select: '1', {scale}}}")
+
+
 def test_a_module_with_two_names_is_shown_once_with_both(shown, own_model) -> None:
     body = """
         def __init__(self):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from small_tokenizers import tokenizer_folder
 from token_samples import prompts
 from torch import nn
 
 import hookrun
+from hookrun.cli import main
 from hookrun.errors import CompileError
 from hookrun.tasks.run import prepare as prepared
 
@@ -100,3 +102,51 @@ def test_a_span_that_is_there_twice_is_not_skipped(executed, ready, refused, fai
     said = refused(*data, capture("{span: s}"))
     assert "hooks.c.tokens.span: sample 0 (prompts.jsonl:1) of the split 'val' has more than once" in said
     ready(*data, "data.args.spans=null")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spaced", "plain"),
+    [
+        ("byte level", {"Ġyes"}, {"yes"}),
+        ("metaspace first", {"▁yes"}, {"▁yes", "yes"}),
+        ("metaspace never", {"▁yes"}, {"yes"}),
+        ("prepended", {"▁yes"}, {"▁yes", "yes"}),
+        ("pieces", {"yes"}, {"yes"}),
+    ],
+)
+def test_a_text_selects_its_tokens_at_the_start_of_a_prompt_and_within_one(
+    executed, tmp_path, kind: str, spaced: set[str], plain: set[str]
+) -> None:
+    pytest.importorskip("transformers")
+    folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind)
+    texts = ["yes is in (yes) and yes", "no yes", "yes"]
+    file = prompts(tmp_path, *({"prompt": text} for text in texts))
+    data = (*DECODER, "data=prompts", f"data.args.file={file}", f"data.args.tokenizer={folder}")
+    tokens = [[tokenizer.id_to_token(token) for token in tokenizer.encode(text).ids] for text in texts]
+    for asked, names in ((" yes", spaced), ("yes", plain)):
+        rows = executed(*data, capture(f"{{text: '{asked}'}}")).captures["c"]["blocks.0"]
+        assert list(zip(rows.sample_ids.tolist(), rows.positions.tolist(), strict=True)) == [
+            (sample, place)
+            for sample, of_sample in enumerate(tokens)
+            for place, name in enumerate(of_sample)
+            if name in names
+        ]
+        assert names <= {name for of_sample in tokens for name in of_sample}
+
+
+def test_the_plan_shows_the_tokens_of_the_first_prompt_s_answers(capsys, tmp_path) -> None:
+    pytest.importorskip("transformers")
+    folder, _ = tokenizer_folder(tmp_path / "tokenizer", "metaspace first", "$A </s>")
+    lines = [
+        {"prompt": "Paris is in", "answer": " yes", "wrong": "yes"},
+        {"prompt": "Q:", "answer": " Mary", "wrong": "no"},
+    ]
+    data = ("data=prompts", f"data.args.file={prompts(tmp_path, *lines)}", f"data.args.tokenizer={folder}")
+    assert main([*DECODER, "task=plan", *data, "compute.device=cpu"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    at = told.index("prompts.jsonl:1: ' yes' → '▁yes'")
+    assert told[at + 1 : at + 3] == [
+        "prompts.jsonl:1: 'yes' → 'yes'",
+        "prompts.jsonl:1: the prompt ends with 'n'",
+    ]
+    assert not any("Mary" in line for line in told)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_tokenizers import tokenizer_folder
 from torch.nn import functional as F
 
 import hookrun
@@ -110,6 +111,34 @@ def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Ru
     assert value(found) == pytest.approx(float(F.cross_entropy(scores[kept], batch.target[kept])), rel=1e-5)
     right = (scores[kept].argmax(-1) == batch.target[kept]).float().mean()
     assert value(found, "accuracy") == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize("kind", ["metaspace first", "prepended"])
+def test_the_logit_difference_is_that_of_the_tokens_behind_the_prompt(
+    executed, ready, tmp_path, kind: str
+) -> None:
+    """With and without a space: the tokens that the tokenizer itself makes of prompt and answer."""
+    pytest.importorskip("transformers")
+    folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind, "<s> $A </s>")
+    pairs = [("Q:", " yes", " no"), ("Paris is in (", "yes", " yes"), ("When Mary and", " Mary", " yes")]
+    lines = [{"prompt": prompt, "answer": right, "wrong": wrong} for prompt, right, wrong in pairs]
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = ("data=prompts", "data.args.file=p.jsonl", f"data.args.tokenizer={folder}", "data.batch_size=2")
+    common = ("task=evaluate", *TRANSFORMERS, *data, "task.metrics=[logit_difference]")
+    model, expected = ready(*common).model.eval(), list[float]()
+    for prompt, *answers in pairs:
+        start = [0, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+        with torch.no_grad():
+            scores = model(torch.tensor([start])).logits[0, -1]
+        right, wrong = (
+            tokenizer.encode(prompt + answer, add_special_tokens=False).ids[len(start) - 1]
+            for answer in answers
+        )
+        assert right != wrong
+        expected.append(float(scores[right] - scores[wrong]))
+    for padding in ("right", "left"):
+        found = value(executed(*common, f"data.args.padding={padding}"), "logit_difference")
+        assert found == pytest.approx(sum(expected) / len(expected), rel=1e-5)
 
 
 def test_a_batch_has_the_spans_and_the_wrong_answers_of_its_samples(prompts: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
-from hookrun.actions.stats import MOST_LOST, Known, Step
+from hookrun.actions.stats import LEAST_SQUARE, MOST_LOST, Known, Step
 from hookrun.runtime.fast import private
 from hookrun.values.tensors import holds_data
 
@@ -180,19 +180,18 @@ def _norm(rows: Tensor) -> Tensor:
 
 
 def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
-    """[R]: the variance; where E[x²] - E[x]² loses digits, around the rounded mean.
+    """[R]: the variance; where E[x²] - E[x]² loses digits, around the mean in float64.
 
     From Python's numbers: with so few rows a call of torch takes longer than the arithmetic.
     """
     means, squares = known["mean"].tolist(), [norm * norm for norm in known["norm"].tolist()]
     spreads = [square - mean * mean * n for mean, square in zip(means, squares, strict=True)]
     spread = torch.tensor(spreads, dtype=torch.float64, device="cpu")
-    is_exact = [square < spread * MOST_LOST for square, spread in zip(squares, spreads, strict=True)]
+    least = n * LEAST_SQUARE
+    is_exact = [least < square < spread * MOST_LOST for square, spread in zip(squares, spreads, strict=True)]
     if not all(is_exact):
-        around = rows - known["mean"].unsqueeze(1)
-        off, norms = around.sum(1).double(), _norm(around).double()
-        corrected = (norms.square() - off.square() / n).clamp_min_(0)
-        spread = torch.where(torch.tensor(is_exact, device="cpu"), spread, corrected)
+        around = rows - rows.double().mean(1, keepdim=True)
+        spread = torch.where(torch.tensor(is_exact, device="cpu"), spread, around.square_().sum(1))
     return spread / (n - 1)
 
 

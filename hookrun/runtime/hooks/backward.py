@@ -23,7 +23,7 @@ from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
+from hookrun.runtime.hooks.exits import preserved_version, storage, takes_nodes
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import (
     Placed,
@@ -226,7 +226,7 @@ class Backward(AroundForward):
 
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         super().__init__(firings, shared)
-        self._end = shared.once(EndOfForward)
+        shared.ending.append(firings[0].site.module)
         self.open = dict[FrameType, BackwardCall]()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -324,7 +324,9 @@ class Backward(AroundForward):
                 continue  # torch refuses in-place operations on it
             shared = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
             handed_on.append(shared)
-            self._end.views(module).append(partial(shared.follow, alias, alias.grad_fn, alias._version))
+            self.shared.calls.at_end(module).append(
+                partial(shared.follow, alias, alias.grad_fn, alias._version)
+            )
             for number_of_input in inputs:
                 shared.watch(entered[number_of_input][0])
         call.handed_on = handed_on

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.discovery import own_subclasses
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
+from hookrun.runtime.call_stack import CallStack
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.site import HookSite
@@ -53,18 +54,17 @@ class BoundHook:
 class Shared:
     """State that all registered hooks of one installation share.
 
+    calls:   the open calls of the model's modules
     closing: the callbacks to run when the hooks are removed
+    ending:  modules whose hooks need the end of the forward that their calls belong to
+    storages: those of the model's parameters, when they are known
     """
 
     model: nn.Module
+    calls: CallStack
     closing: ExitStack = field(default_factory=ExitStack)
-    _made: dict[Any, Any] = field(default_factory=dict)
-
-    def once(self, make: Callable[[Shared], T]) -> T:
-        """The result of `make`, which is called only the first time."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
+    ending: list[nn.Module] = field(default_factory=list)
+    storages: set[int | None] = field(default_factory=set)
 
 
 class RegisteredHook:
@@ -120,10 +120,15 @@ class _Listener(RegisteredHook):
 
 
 def listen(
-    register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
+    module: nn.Module, function: Callable[..., object], *, after: bool = False, **options: bool
 ) -> RemovableHandle:
-    """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
-    return register(_Listener(function).note, **options)
+    """Register a function that reads calls and changes nothing; it gets what torch gives such a hook.
+
+    after: it runs after the forward, not before it
+    """
+    # a TorchScript module has the dictionaries of hooks, and refuses the methods
+    register = nn.Module.register_forward_hook if after else nn.Module.register_forward_pre_hook
+    return register(module, _Listener(function).note, **options)
 
 
 class ModuleHook(RegisteredHook):
@@ -153,11 +158,11 @@ class AroundForward(ModuleHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
-        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+        yield nn.Module.register_forward_pre_hook(module, self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that is also called when the forward raised, so that no call stays open."""
-        yield module.register_forward_hook(self.leave, always_call=True)
+        yield nn.Module.register_forward_hook(module, self.leave, always_call=True)
 
     @abstractmethod
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

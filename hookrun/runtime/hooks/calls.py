@@ -1,9 +1,10 @@
 """`skip` and `stop_forward`, which act on the call of a module and not on a value.
 
 `skip` needs a forward of the module's own, since torch looks the forward up before it runs any hook. `stop_forward`
-raises an exception after all hooks of the module, which ends at the call of the model; the calls of both are replaced,
-as for direct calls. A hook that does nothing is registered with torch all the same: where a module has hooks, torch
-leaves out its fast paths, and without that hook (removed, paused, in a copy) nothing is skipped or stopped.
+raises an exception after all hooks of the module, which ends at the outermost call; the calls of the module and of
+those around it are replaced, as for direct calls. A hook that does nothing is registered with torch all the same: where
+a module has hooks, torch leaves out its fast paths, and without that hook (removed, paused, in a copy) nothing is
+skipped or stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
+from hookrun.runtime.call_stack import with_callers
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_through_torch
@@ -130,7 +132,7 @@ class Skip(CallHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Give the module a forward of its own."""
-        handle = module.register_forward_pre_hook(self.mark)
+        handle = nn.Module.register_forward_pre_hook(module, self.mark)
         self.number = handle.id
         SkippableForward.add(module, self)
         yield handle
@@ -163,14 +165,14 @@ class Skip(CallHook):
 
 
 class Stopped(Exception):
-    """Ends a call of the model; nothing else should catch it. There is one for each call, before it is raised.
+    """Ends a forward; nothing else should catch it. There is one for each call, before it is raised.
 
     where: the hook that raised it last
     times: how often it was raised, and not caught by the call
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__("the forward of the model ends here")
+        super().__init__("the forward ends here")
         self.module = module
         self.where, self.times = "", 0
 
@@ -180,7 +182,7 @@ _calls = local()
 
 
 class StoppableCall(Replacement):
-    """The call of a module after which hooks stop the forward, or of the model at which it ends.
+    """The call of a module after which hooks stop the forward, or of one around it, at which it ends.
 
     hooks_fire: by which `plan` tells it from the function that `Module.compile` stores there
     """
@@ -221,10 +223,11 @@ class Stop(CallHook):
     depth = -1
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Replace the calls of the module and of the model."""
-        handle = module.register_forward_hook(self.mark)
+        """Replace the calls of the module and of those around it, at one of which the forward ends."""
+        handle = nn.Module.register_forward_hook(module, self.mark)
         self.number = handle.id
-        for called in dict.fromkeys((module, self.shared.model)):
+        self._ends_at = with_callers(self.shared.model, [module])
+        for called in self._ends_at.values():
             call_through_torch([called])
             StoppableCall.add(called, self)
         yield handle
@@ -235,12 +238,7 @@ class Stop(CallHook):
             return
         if torch.compiler.is_exporting():
             self.firings[0].traced(None)  # raises CompileError
-        where = self.firings[0].site.where
-        ending = next((call for call in calls if call.module is self.shared.model), None)
-        if ending is None:
-            raise HookError(
-                f"{where}: its module was called, but not the model, at whose call the forward ends: call the model, "
-                "or install the hooks on the part that you call"
-            )
-        ending.where, ending.times = where, ending.times + 1
+        ending = next(call for call in calls if id(call.module) in self._ends_at)
+        ending.where = self.firings[0].site.where
+        ending.times += 1
         raise ending

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import local
 from typing import Any
 
 import torch
@@ -19,15 +18,13 @@ from torch.autograd.graph import Node
 
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import graph_task
-from hookrun.runtime.frames import frames_of
-from hookrun.runtime.hooks.base import Shared, listen
 from hookrun.values.containers import functorch_level, tensors
 
 GradientHook = Callable[[Tensor], Tensor]
 
 
 Views = list[Callable[[], None]]
-"""Functions that are called at the end of the model's forward, for tensors that may have been written in place."""
+"""Functions that are called at the end of the forward, for tensors that may have been written in place."""
 
 preserved_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
@@ -182,26 +179,6 @@ def hooked_inside(tensor: Tensor) -> bool:
 
 def _base(view: Tensor) -> Tensor:
     return view if view._base is None else view._base
-
-
-class EndOfForward:
-    """Calls functions at the end of the root module's forward, after all its in-place writes."""
-
-    def __init__(self, shared: Shared) -> None:
-        self._model = shared.model
-        self._pending = local()  # in each thread `views`, which the current forward may still write in place
-        handle = listen(shared.model.register_forward_hook, self._follow_all, always_call=True)
-        shared.closing.callback(handle.remove)
-
-    def views(self, module: nn.Module) -> Views:
-        """The list for the views that a call of the module returns; outside a forward of the model it is not read."""
-        in_forward = module is not self._model and any(True for _ in frames_of(self._model))
-        return self._pending.__dict__.setdefault("views", []) if in_forward else []
-
-    def _follow_all(self, *call: object) -> None:
-        views: Views = self._pending.__dict__.pop("views", [])
-        for follow in reversed(views):  # the outermost module's hooks fire first
-            follow()
 
 
 def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: Iterable[Tensor]) -> bool:

@@ -24,7 +24,7 @@ class ForwardPre(ModuleHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
-        yield module.register_forward_pre_hook(self.forward_pre, with_kwargs=True)
+        yield nn.Module.register_forward_pre_hook(module, self.forward_pre, with_kwargs=True)
 
     def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's forward pre-hook, registered with kwargs."""
@@ -42,9 +42,9 @@ class Forward(ModuleHook):
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook; with keyword arguments, which cost a little, only for actions that read arguments."""
         if self.reads_arguments:
-            yield module.register_forward_hook(self.forward_with_arguments, with_kwargs=True)
+            yield nn.Module.register_forward_hook(module, self.forward_with_arguments, with_kwargs=True)
         else:
-            yield module.register_forward_hook(self.forward)
+            yield nn.Module.register_forward_hook(module, self.forward)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""

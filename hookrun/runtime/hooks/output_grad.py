@@ -16,7 +16,7 @@ from hookrun.runtime.compiled import rebuilt, tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, GradientHook, Watched, aliased, hooked_inside
+from hookrun.runtime.hooks.exits import GradientHook, Watched, aliased, hooked_inside
 from hookrun.values.containers import TargetError, exchange, get, leaves, tensors
 from hookrun.values.tensors import has_no_shape
 
@@ -34,12 +34,12 @@ class OutputGrad(ModuleHook):
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
         if maker(module) is None or "forward" in vars(module):
-            self.shared.once(EndOfForward)
-            yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+            self.shared.ending.append(module)
+            yield nn.Module.register_forward_pre_hook(module, self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
-        yield module.register_forward_hook(self.attach, with_kwargs=True)
+        yield nn.Module.register_forward_hook(module, self.attach, with_kwargs=True)
 
     def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
         """For a layer whose output is always in new memory: one tensor hook for all calls."""
@@ -85,14 +85,16 @@ class OutputGrad(ModuleHook):
         if not hooked:
             return None
         distinct = {id(each): each for each in tensors(output)}
-        news, views = dict[int, Tensor](), self.shared.once(EndOfForward).views
+        news = dict[int, Tensor]()
         for key, (tensor, where, hooks) in hooked.items():
             others = (each for other, each in distinct.items() if other != key)
             # An in-place write would bypass the hooks that an inner module has on a view.
             shared = aliased(tensor, versions, (args, kwargs), others) or (
                 tensor._is_view() and hooked_inside(tensor)
             )
-            news[key] = Watched(where, hooks).attach(tensor, views(module) if shared else None)
+            news[key] = Watched(where, hooks).attach(
+                tensor, self.shared.calls.at_end(module) if shared else None
+            )
         return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
 
     def _in_this_call(self, firing: BoundHook, path: str) -> GradientHook:

@@ -149,15 +149,15 @@ def _open_scopes() -> list[Scope]:
 
 
 def _storages(shared: Shared) -> Callable[[], set[int | None]]:
-    """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy any more."""
-    model, known = shared.model, set[int | None]()
+    """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy or elsewhere."""
+    model, known = shared.model, shared.storages
 
     def storages() -> set[int | None]:
         if known:
             return known
         parameters = list(model.parameters())
         there = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
-        if not any(map(is_lazy, parameters)):
+        if not any(is_lazy(parameter) or parameter.is_meta for parameter in parameters):
             known.update(there)
         return there
 
@@ -175,7 +175,7 @@ class SavedTensors(AroundForward):
 
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         super().__init__(firings, shared)
-        self.of_parameters = shared.once(_storages)
+        self.of_parameters = _storages(shared)
         self.edits = any(not firing.site.spec.action.observes for firing in firings)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

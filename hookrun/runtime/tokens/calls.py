@@ -118,10 +118,10 @@ class CallReader:
         return CallTokens(rows, columns, ids, mask, past, packed=packed, after_state=after_state)
 
 
-def made_from_labels(model: nn.Module) -> nn.Module | None:
-    """The outermost module that makes its decoder's tokens from labels; None: there is none."""
+def made_from_labels(model: nn.Module) -> list[nn.Module]:
+    """The modules that make their decoder's tokens from labels."""
     needed = {LABELS, DECODER_IDS, DECODER_MASK}
-    return next((module for module in model.modules() if needed <= parameters_of(module).keys()), None)
+    return [module for module in model.modules() if needed <= parameters_of(module).keys()]
 
 
 def labelled(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -207,11 +207,11 @@ def positional(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, parameter in parameters_of(module).items() if parameter.kind in kinds)
 
 
-def sources(model: nn.Module) -> list[nn.Module]:
-    """The modules whose calls are read for tokens.
+def sources(model: nn.Module) -> dict[nn.Module, int]:
+    """The modules whose calls are read for tokens, each with the number of the sequences that it takes.
 
-    These are the outermost modules whose forward takes `input_ids`, but encoder and decoder instead of an
-    encoder-decoder; the model itself if there is no such module.
+    These are the outermost modules whose forward takes `input_ids`, and those inside them that may be called instead;
+    encoder and decoder instead of an encoder-decoder. Empty if there is no such module.
     """
     outermost, seen, ahead = list[nn.Module](), set[int](), [model]
     while ahead:
@@ -224,7 +224,12 @@ def sources(model: nn.Module) -> list[nn.Module]:
             outermost.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
         else:
             ahead += reversed(list(module.children()))  # in the order of the model
-    return outermost or [model]
+    return {
+        each: number
+        for number, module in enumerate(outermost)
+        for each in module.modules()
+        if each is module or IDS in parameters_of(each)
+    }
 
 
 def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:

@@ -18,8 +18,8 @@ from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
 TWICE = -2
 """The position of a span whose text a sample has more than once; -1: it does not have the span."""
 
-Texts = Mapping[str, tuple[int, ...]]
-"""Text -> its token ids."""
+Texts = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Text -> the ways in which it may be tokens: at the start of a text and within one."""
 
 
 class Chosen:
@@ -184,7 +184,8 @@ class _Columns:
         if clause.id is not None:
             columns = columns & torch.isin(self._ids(), torch.tensor(clause.id))
         if clause.text is not None:
-            columns = columns & torch.stack([self._of_text(self._texts[text]) for text in clause.text]).any(0)
+            ways = [ids for text in clause.text for ids in self._texts[text]]
+            columns = columns & torch.stack([self._of_text(ids) for ids in ways]).any(0)
         return columns if clause.span is None else columns & self._of_span(clause.span, strict)
 
     def _of_place(self, place: Place) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.errors import HookrunError
+from hookrun.runtime.call_stack import CallStack
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.tokens.calls import (
     CallReader,
@@ -32,15 +33,11 @@ from hookrun.runtime.tokens.calls import (
 class _ThreadState(local):
     """The passes of one thread.
 
-    current: the current pass
     latest:  the last pass of each source, by the source's number
     given:   the tokens of the last call of `hooks.tokens`
-    labels:  which tokens of the decoder have a label, if the current call makes the tokens from labels
     """
 
-    current: Pass | None = None
     given: CallTokens | None = None
-    labels: Tensor | None = None
 
     def __init__(self) -> None:
         self.latest = dict[int, Pass]()
@@ -49,62 +46,77 @@ class _ThreadState(local):
 class Sequences:
     """Follows the calls of the source modules, whose arguments have the tokens. One per installation.
 
+    Of source modules inside each other the outermost one that is called is read. If no module takes `input_ids`, the
+    call with which a forward begins is read.
+
     spans: name -> [B, 2] int64: start and end (excluded) of a span in each sample of the batch, counted from its
            first real token; negative if the sample does not have the span
     copies: how often each call repeats the rows of the batch; a pass has the tokens of the first copy
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, calls: CallStack) -> None:
         self._model = model
+        self._calls = calls
         self._sources = sources(model)
-        self._readers = [CallReader(source) for source in self._sources]
+        if not self._sources:
+            calls.begins.append(partial(self.enter, 0, None))
         self._here = _ThreadState()
         self._numbered = 0
         self.spans: Mapping[str, Tensor] = {}
         self.copies = 1
 
     def readers(self) -> Iterable[tuple[nn.Module, Callable[..., None]]]:
-        """Modules with the functions that read their calls, to be registered before all other forward pre-hooks."""
-        for number, source in enumerate(self._sources):
-            yield source, partial(self.enter, number)
-        if (module := made_from_labels(self._model)) is not None:
+        """Modules with the functions that read their calls."""
+        for module, number in self._sources.items():
+            yield module, partial(self.enter, number, CallReader(module))
+        for module in made_from_labels(self._model):
             yield module, self.label
 
     @property
     def current(self) -> Pass | None:
         """The current pass in this thread; else a pass with the tokens of `hooks.tokens`; None: not known."""
-        here = self._here
-        if here.current is None and here.given is not None:
-            here.current = self._first_pass(here.given, None, by_hand=True)
-        return here.current
+        given, forward = self._here.given, self._calls.forward
+        if forward.tokens is None and given is not None:
+            forward.tokens = self._first_pass(given, None, by_hand=True)
+        return forward.tokens
 
     def set_by_hand(self, given: CallTokens) -> None:
-        """Set the tokens of the next call: `hooks.tokens`."""
-        here = self._here
-        here.current, here.given = None, given
+        """Set the tokens of the next forward: `hooks.tokens`."""
+        self._calls.drop_ended()
+        here, forward = self._here, self._calls.forward
+        here.given, forward.tokens = given, None
         if (
             given.past is not None
             and (earlier := here.latest.get(0)) is not None
             and earlier.total >= given.past
         ):
-            here.current = self._next_pass(earlier, given)
+            forward.tokens = self._next_pass(earlier, given)
         elif given.past is None:
             here.latest.clear()
 
-    def enter(self, number: int, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def enter(
+        self,
+        number: int,
+        reader: CallReader | None,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
         """Find the pass of a call of source `number` that begins. A recomputed call belongs to the earlier pass."""
-        if repeating() is not None:
+        calls, forward = self._calls.open, self._calls.forward
+        if forward.source in calls or repeating() is not None:
             return
-        here, tokens = self._here, self._readers[number].read(args, kwargs)
-        labels = here.labels
+        forward.source = calls[-1]
+        here, tokens = self._here, (reader or CallReader(module)).read(args, kwargs)
+        labels = forward.labels
         if number and tokens is not None and tokens.mask is None and labels is not None:
             tokens = replace(tokens, mask=labels) if labels.shape == (tokens.rows, tokens.columns) else tokens
         if tokens is not None and self.copies > 1:
             tokens = tokens.first(tokens.rows // self.copies)
         running = session(self._model)
-        here.current = new = self._find_pass(number, tokens, running)
+        forward.tokens = new = self._find_pass(number, tokens, running)
         if new is not None:
-            encodes = len(self._sources) > 1 and not number
+            encodes = not number and 1 in self._sources.values()
             if running is not None and tokens is not None and not encodes:
                 new.drafts = _drafts(running, tokens, here.latest.get(number))
             here.latest[number] = new
@@ -114,34 +126,29 @@ class Sequences:
     def label(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Read which decoder tokens have a label in the call that begins."""
         if repeating() is None:
-            self._here.labels = labelled(module, args, kwargs)
-
-    def leave(self, *call: object) -> None:
-        """Forget the pass: the model's forward has ended."""
-        if repeating() is None:
-            self._here.current = self._here.labels = None
+            self._calls.forward.labels = labelled(module, args, kwargs)
 
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the module with these arguments continues the sequences of an earlier call."""
         running, latest = session(self._model), self._here.latest
-        if module not in self._sources:
+        if self._sources and module not in self._sources:
             return running is not None and any(earlier.session is running for earlier in latest.values())
-        number = self._sources.index(module)
-        tokens = self._readers[number].read(args, kwargs)
+        number = self._sources.get(module, 0)
+        tokens = CallReader(module).read(args, kwargs)
         return tokens is not None and self._continued_pass(number, tokens, running) is not None
 
     # ---- from one pass to the next -----------------------------------------------------------------------------
 
     def _find_pass(self, number: int, tokens: CallTokens | None, running: Session | None) -> Pass | None:
-        here = self._here
+        here, set_before = self._here, self._calls.forward.tokens
         if tokens is None:
             return self.current if here.given is not None else None
         if not tokens.has_data:
             with unset_fake_temporarily():
                 real = torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1)  # no padding
                 return Pass(tokens, real=real, prompt=tokens.columns, decodes=number > 0)
-        if here.given is not None and here.given.past is not None and here.current is not None:
-            return here.current  # hooks.tokens was called for this pass
+        if here.given is not None and here.given.past is not None and set_before is not None:
+            return set_before  # hooks.tokens was called for this pass
         if (earlier := self._continued_pass(number, tokens, running)) is not None:
             if tokens.after_state:  # the state holds what the earlier passes have computed
                 tokens = replace(tokens, past=earlier.total)

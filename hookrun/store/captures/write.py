@@ -22,6 +22,7 @@ from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, VERSION
 from hookrun.store.states.position import IndexPosition
 from hookrun.values.containers import leaves
+from hookrun.values.index import joined
 
 SHARD_BYTES = 64 * 2**20
 BUFFERS = 3
@@ -120,6 +121,7 @@ class CaptureWriter:
         value: Any,
         *,
         sample_ids: Sequence[int] | Tensor | None,
+        batch_dim: Callable[[str], int | None] = lambda path: 0,
         epoch: int,
         step: int,
         call: int,
@@ -130,8 +132,9 @@ class CaptureWriter:
         """Record a copy of every tensor in `value`, which is not changed.
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
-        sample_ids: the samples of the batch, if the value belongs to a batch. A tensor whose first dimension has
-                    this length becomes one row per sample, any other tensor one row per firing
+        sample_ids: the samples of the batch, if the value belongs to a batch
+        batch_dim:  path of a tensor -> its dimension that is the batch; None: it has none. A tensor that has as many
+                    of them as there are samples becomes one row per sample, any other tensor one row per firing
         split:      the split of the samples, `train` or `val`
         path:       the place of `value` in a larger container
         tokens:     the token of each row, if a row is one of a sample's tokens
@@ -150,13 +153,21 @@ class CaptureWriter:
         for inside, leaf in leaves(value):
             if leaf is None:
                 continue
-            place = f"{path}.{inside}" if path and inside and not inside.startswith("[") else path + inside
+            place = joined(path, inside)
             tensor = leaf.detach().dequantize() if leaf.is_quantized else leaf.detach()
             problem = unstorable(tensor)
             if problem:
                 at = f"hook {hook!r} at module {module!r}" + (f", {place}" if place else "")
                 raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
-            by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
+            dim = None if samples is None else batch_dim(place)
+            by_sample = (
+                samples is not None
+                and dim is not None
+                and dim < tensor.dim()
+                and tensor.shape[dim] == len(samples)
+            )
+            if by_sample and dim:
+                tensor = tensor.movedim(dim, 0)
             if self._batch is not None and samples is not None and not by_sample:
                 raise StoreError(
                     f"cannot capture hook {hook!r} at module {module!r}: a tensor of shape {list(tensor.shape)} in a "

@@ -23,7 +23,18 @@ from hookrun.errors import (
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
-from hookrun.tasks.effects.over import MODULE, Over, first_value, listed_if_one, problems_of, varied
+from hookrun.tasks.effects.over import (
+    CALL,
+    EVERY,
+    MODULE,
+    WHERE,
+    Over,
+    first_value,
+    listed_if_one,
+    place_of,
+    problems_of,
+    varied,
+)
 from hookrun.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
 
 if TYPE_CHECKING:
@@ -42,7 +53,7 @@ class EffectsTask(TaskOfOneSplit):
 
     hook:    the name of the hook that is moved; all others stay as they are
     over:    keys of the hook -> `each`, a list of values, or {window: n, stride: m}: `module`, `heads`, `tokens`,
-             `index`, and the parameters of its action
+             `index`, `call` (of a module that is called several times in a forward), and the parameters of its action
     metric:  a metric as in `task.metrics` of task=evaluate, computed for each sample
     tokens:  for sequences: the positions at which the metric is computed; null: all that have a target
     against: a run of task=predict: `restored` is (cell - unedited) / (its metric - unedited)
@@ -52,6 +63,7 @@ class EffectsTask(TaskOfOneSplit):
     """
 
     task_name: ClassVar[str] = "effects"
+    takes_apart: ClassVar[bool] = True
 
     hook: str | None = None
     over: Over | None = None
@@ -79,11 +91,16 @@ class EffectsTask(TaskOfOneSplit):
         return () if self.metric is None else (self.metric,)
 
     def completed(self, hooks: Any) -> Any:
-        """The hooks; the moved one has the first of the listed values of each key that it does not have itself."""
+        """The hooks; the moved one has the first of the listed values of each key that it does not have itself.
+
+        Without `select` it has the listed modules, or every one.
+        """
         if not isinstance(hooks, Mapping) or not isinstance(body := hooks.get(self.hook), Mapping):
             return hooks
-        listed = {key: values[0] for key, values in (self.over or {}).items() if isinstance(values, tuple)}
-        first = {key: value for key, value in listed.items() if key not in (MODULE, *body)}
+        listed = {key: values for key, values in (self.over or {}).items() if isinstance(values, tuple)}
+        first = {key: values[0] for key, values in listed.items() if key not in (MODULE, CALL, *body)}
+        if MODULE in (self.over or {}) and body.get("select") is None:
+            first["select"] = list(listed.get(MODULE, [EVERY]))
         return {**hooks, self.hook: {**body, **first}}
 
     def prepare(
@@ -101,17 +118,28 @@ class EffectsTask(TaskOfOneSplit):
         try:
             prepared = super().prepare(first, trust=trust, cache=cache)
         except Refusal as error:
-            problems = [
-                replace(each, where=each.where.replace("task.metrics.0", "task.metric"))
-                for each in error.errors
-            ]
-            raise type(error)(problems, error.notes) from error
+            raise self._refused(error) from error
         grid = Grid(prepared, str(self.hook), self.over or {}, self.splits[0])
-        prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
+        try:
+            proven = prove(
+                prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried
+            )
+        except Refusal as error:
+            keys = [key for key in self.over or () if key != MODULE]
+            raise self._refused(error, f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE) from error
         jobs = grid.jobs(dict.fromkeys(self.method, self.seeds), self.placebo)
         sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
         line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
-        return replace(prepared, lines=(*prepared.lines, line), around=Moved(grid, jobs))
+        unchecked = [] if proven.unchecked is None else [f"cells unchecked: {proven.unchecked}"]
+        return replace(prepared, lines=(*prepared.lines, line, *unchecked), around=Moved(grid, jobs))
+
+    def _refused(self, error: Refusal, cells: str = "") -> Refusal:
+        """The mistakes at the places where the values of the hook were given. cells: the place of those in cells."""
+        hook, problems = str(self.hook), list[Problem]()
+        for each in error.errors:
+            where = place_of(each.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
+            problems.append(replace(each, where=cells if cells and where == f"hooks.{hook}" else where))
+        return type(error)(problems, error.notes)
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
         """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""

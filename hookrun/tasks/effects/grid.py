@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -16,10 +16,11 @@ from hookrun import data
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import RunValue
 from hookrun.data import Split
-from hookrun.errors import CompileError, Problem, refuse
+from hookrun.errors import CompileError, Problem, counted, refuse
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
+from hookrun.plan.texts import unknown_spans
 from hookrun.prove.trial import on_a_copy
 from hookrun.run_values import RunReferences
 from hookrun.runtime.apply_action import Op
@@ -28,8 +29,11 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.runtime.wiring import Variant
 from hookrun.spec import Spec
+from hookrun.spec.hook import HookKeys
+from hookrun.spec.tokens import Tokens
 from hookrun.store.effects import PLACEBO
 from hookrun.tasks.effects.over import (
+    CALL,
     EACH,
     HEADS,
     INDEX,
@@ -43,7 +47,7 @@ from hookrun.tasks.effects.over import (
     varied,
 )
 from hookrun.tasks.effects.replay import Scouted, scout
-from hookrun.tasks.run.prepare import EXAMPLE_BATCH, Prepared, as_call, structure
+from hookrun.tasks.run.prepare import EXAMPLE_BATCH, Prepared, as_call, missing_spans, structure
 from hookrun.tasks.under_hooks import samples_of_a_pass
 
 MOST_CELLS = 1_000_000
@@ -152,16 +156,17 @@ class Grid:
 
     def _axis(self, key: str, values: Any) -> Axis:
         if isinstance(values, tuple):
-            return Axis(
-                key, list(map(_label, values)), list(self._modules(values)) if key == MODULE else values
-            )
+            if key == MODULE:
+                return Axis(key, list(map(_label, values)), list(self._modules(values)))
+            self._require(key, values)
+            return Axis(key, list(map(_label, values)), values)
         if key == MODULE:
             groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
             return Axis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
         if key == INDEX and values != EACH:
             windows = self._windows(values)
             return Axis(key, windows, windows)
-        counts = {"": self._longest()} if key == TOKENS else self._counts(key)
+        counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
         runs = _runs(values, max(counts.values(), default=0))
         if not runs:
             self._problems.append(
@@ -186,18 +191,57 @@ class Grid:
             self._problems += wrong
             yield () if wrong else tuple(match.path for match in names.matches(spec))
 
-    def _longest(self) -> int:
-        """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
+    def _require(self, key: str, values: Sequence[Any]) -> None:
+        """Note the listed values that the key cannot have, and those that a module or a sample does not have."""
+        where = f"{WHERE}.{key}"
+        for value in values:
+            spec, wrong = varied(self.hook.spec, {key: value})
+            if not wrong and key in (HEADS, CALL):
+                wrong = [Problem(where, why) for why in self._lacking(key, spec.keys)]
+            if not wrong and key == TOKENS and spec.keys.tokens is not None:
+                wrong = [replace(each, where=where) for each in self._misses(spec.keys.tokens)]
+            self._problems += wrong
+
+    def _lacking(self, key: str, keys: HookKeys) -> Iterator[str]:
+        """Which modules do not have these heads or calls."""
+        for path, count in self._counts(key).items():
+            why = keys.heads.misfit(count) if key == HEADS and keys.heads else keys.when.beyond(count)
+            if why is not None:
+                called = f" called {counted(count, 'time')} in a forward" if key == CALL else ""
+                yield f"on {path or '(root)'}{called}: {why}"
+
+    def _misses(self, tokens: Tokens) -> Iterator[Problem]:
+        """Which of the tokens a sample does not have."""
+        yield from unknown_spans(tokens, WHERE, self.prepared.data)
+        settings = self.prepared.settings
+        yield from missing_spans([(tokens, WHERE)], settings, self._split, len(self._lengths))
+        is_strict = tokens.missing == "error" and tokens.phase != "generation" and not tokens.padding
+        if tokens.position is None or not self._lengths or not is_strict:
+            return
+        shortest = min(self._lengths)
+        for number in tokens.position.ends:
+            if not -shortest <= number < shortest:
+                yield Problem(
+                    WHERE,
+                    f"the shortest sample has {counted(shortest, 'token')} and no position {number}",
+                    f"{{position: {tokens.position}, missing: skip}} leaves samples without it as they are",
+                )
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        """How many tokens each sample of the pass has, without padding; empty if samples are not of tokens."""
         if self.prepared.data.tokenizer is None:
-            return 0
+            return []
         settings = self.prepared.settings
         samples: Any = data.load(settings.data, self._split, seed=settings.seed)
         every = (samples[number][0] for number in range(samples_of_a_pass(settings, len(samples)) or 0))
         masks = (inputs.get(MASK, torch.ones_like(inputs[IDS])) for inputs in every)
-        return max((int(mask.count_nonzero()) for mask in masks), default=0)
+        return [int(mask.count_nonzero()) for mask in masks]
 
     def _counts(self, key: str) -> dict[str, int]:
-        """Path -> how many heads its value has, or how many channels."""
+        """Path -> how many heads its value has, how many channels, or how often it is called."""
+        if key == CALL:
+            return {path: self.scouted.calls[path] for path in self._paths if path in self.scouted.calls}
         if key == INDEX:
             return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
         counts = {path: known.counts[0] for path, known in self.hook.heads.items()}

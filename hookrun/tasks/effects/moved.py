@@ -87,7 +87,7 @@ class Moved:
             return value
         ops = [
             self.op(job.hook, site.path, job.seed)
-            if job is not None and site.path in job.cell.paths
+            if job is not None and site.path in job.cell.paths and _is_call_of(job, site)
             else None
             for job in self.blocks
         ]
@@ -116,8 +116,7 @@ class Moved:
 
         own = rebuild(value, copied)
         plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
-        passes = site.clock.passes
-        self.kept.append(Activation(site, plain, held, None if passes is None else passes.current, site.call))
+        self.kept.append(Activation(site, plain, held, site.clock.tokens(), site.call))
         # what follows may write into it
         return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
@@ -149,6 +148,12 @@ class Moved:
                 run.drawn.update(drawn)
             news.append(old if op is None else op(old))
         return _joined(value, olds, news)
+
+
+def _is_call_of(job: Job, site: HookSite) -> bool:
+    """Whether the job edits the current call of the module."""
+    calls = job.hook.spec.keys.when.call
+    return calls is None or site.call in calls
 
 
 # ---- copies of a batch in one value --------------------------------------------------------------------------------

@@ -18,9 +18,12 @@ from hookrun.spec.hook import HookKeys
 
 WHERE = "task.over"
 EACH = "each"
-MODULE, HEADS, TOKENS, INDEX = "module", "heads", "tokens", "index"
-COUNTED = (MODULE, HEADS, TOKENS, INDEX)
+MODULE, HEADS, TOKENS, INDEX, CALL = "module", "heads", "tokens", "index", "call"
+COUNTED = (MODULE, HEADS, TOKENS, INDEX, CALL)
 """The keys whose values the model or the data can list, for `each` and windows."""
+
+EVERY = "**"
+"""The selector of a hook without `select` that is moved over `module: each` or windows of modules."""
 
 _OTHER_KEYS = ("target", "when")
 
@@ -38,7 +41,7 @@ Sizes = Annotated[tuple[Size, ...], BeforeValidator(listed_if_one), Field(min_le
 class Window(Section):
     """Every run of neighbouring values.
 
-    window: how many modules, heads or tokens; for `index` the size along each of the last dimensions
+    window: how many modules, heads, tokens or calls; for `index` the size along each of the last dimensions
     stride: from the start of one window to the next, by default 1
     """
 
@@ -95,6 +98,19 @@ def problems_of(over: Over, hook: HookSpec) -> Iterator[Problem]:
             yield Problem(where, "has one dimension", "give one number: {window: 3}")
         elif isinstance(values, Window) and len(values.stride) not in (1, len(values.window)):
             yield Problem(where, "window and stride differ in length", "give one stride for each")
+        elif key == CALL and "when" in over:
+            yield Problem(
+                where, "`when` names calls too", "give the whole schedule in `when`, or leave it out"
+            )
+
+
+def place_of(where: str, hook: str, over: Over) -> str:
+    """The key path of a mistake: one in a key of the hook, whose value comes from `over`, is there."""
+    for key in over:
+        of_hook = f"hooks.{hook}.{_KEYS.get(key, key)}"
+        if where == of_hook or where.startswith(f"{of_hook}."):
+            return f"{WHERE}.{key}"
+    return where
 
 
 def first_value(key: str, values: Any) -> Any:
@@ -107,11 +123,11 @@ def first_value(key: str, values: Any) -> Any:
 
 
 def neighbours(key: str, start: int, count: int = 1) -> Any:
-    """The value of `heads`, `tokens` or `index` for so many neighbours; of `index` one channel.
+    """The value of `heads`, `call`, `tokens` or `index` for so many neighbours; of `index` one channel.
 
     A sample that is shorter than the positions is left as it is.
     """
-    if key == HEADS:
+    if key in (HEADS, CALL):
         return list(range(start, start + count))
     if key == TOKENS:
         return {"position": start if count == 1 else f"{start}:{start + count}", "missing": "skip"}
@@ -136,7 +152,7 @@ def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[
             changed, wrong = parse(type(action), given, where)
             action = changed or action
         else:
-            name = "select" if key == MODULE else key
+            name = _KEYS.get(key, key).partition(".")[0]
             given = {"select": keys.select, "hook": keys.hook, name: _completed(keys, key, value)}
             read, wrong = parse(HookKeys, given, where)
             keys = keys if read is None else keys.model_copy(update={name: getattr(read, name)})
@@ -144,11 +160,16 @@ def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[
     return replace(hook, keys=keys, action=action), problems
 
 
+_KEYS = {MODULE: "select", CALL: "when.call"}
+"""The keys of a hook that `over` calls otherwise."""
+
 _PLACES = {"position", "id", "text", "span", "exclude", "query", "key"}
 
 
 def _completed(keys: HookKeys, key: str, value: Any) -> Any:
-    """The value with what the hook itself says about its heads (`count`, `dim`) or tokens (`phase`, `dim`, …)."""
+    """The value with what the hook itself says about heads (`count`, `dim`), tokens (`phase`, `dim`, …) and `when`."""
+    if key == CALL:
+        return keys.when.model_dump(exclude={CALL}) | {CALL: value}
     if key == HEADS and keys.heads is not None and not isinstance(value, Mapping):
         return keys.heads.model_dump(mode="json", exclude_unset=True) | {"pick": value}
     if key == TOKENS and keys.tokens is not None:

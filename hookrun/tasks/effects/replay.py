@@ -28,6 +28,7 @@ class Scouted:
 
     grows:   path and number of a call -> for each tensor of its output whether the first dimension grows with the
              batch; None: another one does, or the output holds objects that are not tensors, so it cannot be stored
+    calls:   path of a module -> how often it was called
     shapes:  path of a hooked module -> the shape of the first tensor of floating-point numbers in the hook's value
     head:    the linear layer whose output is the model's scores for tokens; None: there is none
     largest: the largest number of elements of an output for one sample, the scores left out
@@ -35,6 +36,7 @@ class Scouted:
     """
 
     grows: Mapping[tuple[str, int], Sequence[bool] | None] = field(default_factory=dict)
+    calls: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     head: str | None = None
     largest: int = 0
@@ -61,11 +63,12 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
     outputs = {call: output for call, (_, output) in calls.items()}
     scores = own_token_scores(outputs["", 0])
     makers = [path for (path, _), output in outputs.items() if output is scores]
-    linear = [path for path in makers if isinstance(model.get_submodule(path), nn.Linear)]
+    linear = [path for path in makers if isinstance(nn.Module.get_submodule(model, path), nn.Linear)]
     is_called_once = len(linear) == 1 and (linear[0], 1) not in outputs
     numbers = [x.numel() for output in outputs.values() for x in tensors(output) if x is not scores]
     return Scouted(
         grows,
+        Counter(path for path, _ in calls),
         shapes,
         linear[0] if is_called_once else None,
         max(numbers, default=0) // max(rows, 1),
@@ -82,7 +85,7 @@ def _run(model: nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tupl
         numbers[path] += 1
 
     handles = [
-        module.register_forward_hook(partial(ends, path), with_kwargs=True)
+        nn.Module.register_forward_hook(module, partial(ends, path), with_kwargs=True)
         for path, module in model.named_modules()
     ]
     try:

@@ -148,18 +148,17 @@ class GenerateTask(TaskOfSplits):
                     f"leave task.without_hooks out, and compare with a run without {hook.name}",
                 )
 
-    def example(self, info: DataInfo, model: Module) -> Example:
+    def example(self, info: DataInfo, model: Module, samples: int) -> Example:
         """The arguments of a call with prompts; for an encoder-decoder also with the first token of an answer."""
         import torch
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
         from hookrun.tasks.generate.continuing import has_encoder
-        from hookrun.tasks.run.prepare import EXAMPLE_BATCH
 
-        args, kwargs = super().example(info, model)
+        args, kwargs = super().example(info, model, samples)
         if not has_encoder(model):
             return args, kwargs
-        first = torch.zeros(EXAMPLE_BATCH, 1, dtype=torch.int64)
+        first = torch.zeros(samples, 1, dtype=torch.int64)
         kept = {name: kwargs[name] for name in ("input_ids", "attention_mask") if name in kwargs}
         return args, {**kept, DECODER_IDS: first}
 

@@ -21,7 +21,7 @@ from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, METRICS, WHERE, Metric
 from hookrun.tasks.metrics.output import WHERE as TRAIN_OUTPUT
 from hookrun.tasks.metrics.output import Kind, Place, at, named_tensors
 from hookrun.tasks.metrics.rows import RowPart, main_tensor, of_samples, of_tokens
-from hookrun.values.containers import describe, rebuild, tensors
+from hookrun.values.containers import describe, members, rebuild, tensors
 from hookrun.values.index import Key, Target, path_text
 from hookrun.values.tensors import computable
 
@@ -51,25 +51,27 @@ _RESHAPING = (
 class SeenOutput:
     """The output of the trial run, as far as loss and metrics need it.
 
-    device:   of the run
+    device:   of the run; meta: the output is large, and only its shapes are checked
     is_known: the model ran
+    samples:  of the batch
     output:   in its containers, random numbers of its shapes and dtypes
     made_by:  path of a tensor -> the operation that has made probabilities of its numbers
     """
 
     device: torch.device | str
     is_known: bool = False
+    samples: int = 2
     output: Any = None
     made_by: dict[tuple[Key, ...], str] = field(default_factory=dict)
 
-    def see(self, output: Any) -> None:
-        """Take note of an output."""
-        self.is_known = True
+    def see(self, samples: int, output: Any) -> None:
+        """Take note of the output for a batch of so many samples."""
+        self.is_known, self.samples = True, samples
         self.made_by = {keys: _made_by(tensor) for keys, tensor in named_tensors(output)}
         is_large = sum(tensor.numel() for tensor in tensors(output)) > MOST_NUMBERS
-        device = "meta" if is_large else self.device
+        self.device = "meta" if is_large else self.device
         with unset_fake_temporarily():
-            self.output = rebuild(output, lambda leaf: _numbers_like(leaf, device))
+            self.output = rebuild(output, lambda leaf: _numbers_like(leaf, self.device))
 
 
 def _numbers_like(leaf: Any, device: torch.device | str, classes: int = 2) -> Any:
@@ -82,6 +84,11 @@ def _numbers_like(leaf: Any, device: torch.device | str, classes: int = 2) -> An
         return torch.empty_like(leaf, device=device)
     numbers = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0), device="cpu")
     return numbers.to(device, leaf.dtype).requires_grad_(leaf.requires_grad)
+
+
+def _has_numbers(leaf: Any) -> bool:
+    """Whether random numbers stand for it: not for lengths and other integers, nor for objects."""
+    return leaf is None or (isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.is_meta)
 
 
 def _made_by(tensor: Tensor) -> str:
@@ -118,7 +125,7 @@ class Fit(Mistakes):
         self._path = () if self._reader.path is None else self._reader.path.keys
         self._classes = self.info.vocab_size or self.info.num_classes
         self._target = rebuild(
-            self.info.example_target(2),
+            self.info.example_target(self.seen.samples),
             lambda leaf: _numbers_like(leaf, self.seen.device, self._classes or 2),
         )
         self._kind: Kind | None = function.kind if isinstance(function, TorchLoss) else None
@@ -185,6 +192,8 @@ class Fit(Mistakes):
     def _wrong_loss(self) -> str | None:
         """Why the loss cannot be computed; None: it can, or that is not known."""
         target, there = self.info.target, f"the data {self.info.name!r} has no targets"
+        if target is None and self.info.collated is not None:
+            there = f"{there} that are one tensor"
         if target is not None:
             there = f"the targets are {str(target.dtype).removeprefix('torch.')} {list(self._target.shape)}"
         if not self.loss.name:
@@ -210,19 +219,18 @@ class Fit(Mistakes):
     def _failure(
         self, function: Callable[[Any, Any], Any], output: Any, target: Any, where: str
     ) -> str | None:
-        """How a function of output and targets fails; None: it does not, or it would read too many numbers."""
+        """How a function of output and targets fails; None: it does not, or a user's own may want other numbers."""
         is_own = where != TRAIN_LOSS or self.loss.code is not None
-        if is_own and any(tensor.is_meta for tensor in tensors(output)):
-            return None
         with suppress(Exception):  # what cannot be copied is used itself
             function = copy.deepcopy(function)
         try:
             with generators_kept():
                 function(output, target)
-        except HookrunError as error:
-            return str(error).removeprefix(f"{where}=").removeprefix(f"{where}: ")
         except Exception as error:  # torch's functions raise many types
-            return reason(error)
+            if is_own and not all(map(_has_numbers, members(output))):
+                return None
+            said = str(error) if isinstance(error, HookrunError) else reason(error)
+            return said.removeprefix(f"{where}=").removeprefix(f"{where}: ")
         return None
 
     def _what_fits(self) -> str:
@@ -290,10 +298,12 @@ class Fit(Mistakes):
         """Why a metric cannot be computed; None: it can, or that is not known. HookrunError if `of` is not there."""
         if not self.seen.is_known or self.info.target is None or metric.name == LOSS:
             return None
+        if self.info.tokenizer is not None and self.seen.device == "meta":
+            return None  # tokens cannot be chosen without numbers
         output, target, rows = self.seen.output, self._target, None
         named = self._reader.named(output) if metric.of is None else at(output, metric.of)
         if self.info.tokenizer is None:
-            rows = of_samples(named, target, self._reader.scores)
+            rows = of_samples(named, target if target.dim() else target[None], target, self._reader.scores)
         else:
             rows = of_tokens(named, target, torch.ones_like(target) > 0, torch.zeros_like(target))
         if rows is not None and metric.of_batch is not None:

@@ -79,7 +79,7 @@ class TorchLoss:
         try:
             return self.function(scores, target, **(placed(self.args, output, target) if self.args else {}))
         except IndexError as error:  # a label beyond the scores; torch does not say how many scores there are
-            classes = shape[-1 if self.kind == "tokens" else 1]
+            classes = shape[-1 if self.kind == "tokens" or len(shape) == 1 else 1]
             labels = target[target != self.ignored]
             raise HookrunError(
                 f"{WHERE}={self.name}: the labels of this batch go from {int(labels.min())} to {int(labels.max())}, "
@@ -159,6 +159,8 @@ NEED_TARGET = frozenset(loss.name for loss in _OF_TORCH)
 
 OF_VALUES = tuple(loss.name for loss in _OF_TORCH if loss.kind == "values")
 """Losses that compare numbers, for which a predicted class has no meaning."""
+OF_LABELS = frozenset(loss.name for loss in _OF_TORCH if loss.kind == "scores")
+"""Losses whose targets are labels, or probabilities of classes."""
 
 NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
 """Names that mean the next-token loss if targets are tokens."""

@@ -138,8 +138,7 @@ class Measuring:
         weight = None
         if not batch.data.of_tokens:
             rows = self.rows(output, batch, others)
-            if self._prepared.loss.ignored is not None and rows.counts is not None:
-                weight = int(rows.counts.sum())
+            weight = int(batch.weight(self._prepared.loss.ignored))
         elif metrics_of(self._prepared.task) is None and self._rule is None:
             target = batch.target
             named = self._reader.named(output)
@@ -168,8 +167,8 @@ class Measuring:
         if batch.data.of_tokens:
             found = self._tokens(named, batch)
         else:
-            found = of_samples(named, self._known(batch.target), self._reader.scores)
-            if found.scores is not None and are_labels(found.scores, batch.target):
+            found = of_samples(named, self._known(batch.targets), batch.target, self._reader.scores)
+            if found.scores is not None and are_labels(found.scores, batch.targets):
                 found = replace(found, counts=label_counts(self._known(batch.labels)))
         return self._compared(found, batch, self._reader.named(others, path)) if KL in self._names else found
 
@@ -246,7 +245,7 @@ class Measuring:
             scores = (
                 own_token_scores(others)
                 if batch.data.of_tokens
-                else of_samples(others, batch.target, self._reader.scores).scores
+                else of_samples(others, batch.targets, batch.target, self._reader.scores).scores
             )
         if scores is None or scores.dim() < 2:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")

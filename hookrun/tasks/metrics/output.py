@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError, listed
-from hookrun.tasks.metrics.rows import are_classes, are_labels, are_values, main_tensor
+from hookrun.tasks.metrics.rows import are_classes, are_labels, are_values, first_tensor, main_tensor
 from hookrun.values.containers import TargetError, children, get
 from hookrun.values.index import Key, Target, path_text
 
@@ -39,9 +39,9 @@ class Place:
     others: tuple[str, ...] = ()
 
     def of(self, output: Any) -> Tensor:
-        """The tensor, with its classes in dimension 1."""
+        """The tensor, with its classes in dimension 1; in the only dimension of a sample that is not batched."""
         found: Tensor = get(output, self.keys)
-        return found if self.class_dim == 1 else found.movedim(self.class_dim, 1)
+        return found if self.class_dim < 2 else found.movedim(self.class_dim, 1)
 
 
 @dataclass(eq=False)
@@ -85,16 +85,17 @@ class OutputReader:
         place = self.place(output, target, kind)
         return main_tensor(output) if place is None else place.of(output)
 
-    def scores(self, output: Any, target: Tensor) -> Tensor:
-        """The tensor from which metrics of samples are computed."""
-        return self.read(output, target, "rows")
+    def scores(self, output: Any, target: Tensor) -> Tensor | None:
+        """The tensor from which metrics of samples are computed; None if there is none."""
+        place = self.place(output, target, "rows")
+        return first_tensor(output, target) if place is None else place.of(output)
 
     def class_dims(self, scores: Tensor, target: Tensor) -> list[int]:
         """The dimensions of scores that may have the classes of these labels; -1 is the last."""
         if target.is_floating_point():
             return [1] if are_classes(scores, target) else []
         if scores.dim() < 2:
-            return []
+            return [0] if are_labels(scores, target) else []
         asked = (1, -1) if self.class_dim is None else (self.class_dim,)
         dims = dict.fromkeys(dim % scores.dim() for dim in asked if -scores.dim() <= dim < scores.dim())
         return [dim for dim in dims if are_labels(scores.movedim(dim, 1), target)]

@@ -151,6 +151,12 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
             f"'{name}' needs a right and a wrong answer for each sample, and {data} does not have them",
             "use data=names, or data=prompts with the fields `answer` and `wrong`",
         )
+    if keys.by == "sample" and not info.has_target_of_sample:
+        yield Problem(
+            f"{where}.by",
+            f"the batches of {data} have no target for each sample, as data.collate and data.batch_size make them",
+            "leave it out, or return one row of targets for each sample",
+        )
     if keys.by == "position" and not of_tokens:
         yield Problem(
             f"{where}.by",

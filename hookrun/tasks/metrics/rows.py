@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.values.containers import children, rebuild, tensors
+from hookrun.values.containers import children, rebuild
 from hookrun.values.index import Target
 from hookrun.values.tensors import computable
 
@@ -71,6 +71,7 @@ class BatchRows:
     output:    for rows that are samples, the model's whole output
     counts:    [N] on the CPU, how many labels of each row are to be predicted; None: each row counts once
     of_paths:  path of a metric's own, `of` -> the rows that it is computed from
+    given:     for rows that are samples, the targets as the data gives them; None: `targets`
     """
 
     scores: Tensor | None
@@ -84,6 +85,7 @@ class BatchRows:
     output: Any = None
     counts: Tensor | None = None
     of_paths: Mapping[Target | None, BatchRows] = field(default_factory=dict)
+    given: Any = None
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -104,10 +106,10 @@ class BatchRows:
         everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
         return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
 
-    def whole(self) -> tuple[Any, Tensor]:
+    def whole(self) -> tuple[Any, Any]:
         """The output and the targets of all rows; of tokens, their scores [N, classes] in the model's dtype."""
         if self.samples is None:
-            return self.output, self.targets
+            return self.output, self.targets if self.given is None else self.given
         assert self.scores is not None
         return self.scores if self.chosen is None else self.scores[self.chosen], self.targets
 
@@ -160,7 +162,12 @@ def main_tensor(output: Any) -> Tensor:
 
 
 def are_labels(scores: Tensor, target: Tensor) -> bool:
-    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...]; one class is not a choice."""
+    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...], or [classes] and [].
+
+    One class is not a choice.
+    """
+    if scores.dim() == 1 and not target.dim():
+        return scores.shape[0] > 1
     return scores.dim() > 1 and scores.shape[1] > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
 
 
@@ -174,21 +181,22 @@ def are_values(scores: Tensor, target: Tensor) -> bool:
 
     They differ only in dimensions of size 1, or one of them has the elements of a sample in a row.
     """
-    if scores.numel() != target.numel() or scores.shape[:1] != target.shape[:1]:
+    batched = scores.dim() > 0 and target.dim() > 0
+    if scores.numel() != target.numel() or (batched and len(scores) != len(target)):
         return False
     ours, theirs = ([size for size in each.shape[1:] if size != 1] for each in (scores, target))
     return ours == theirs or len(ours) == 1 or len(theirs) == 1
 
 
-def label_counts(labels: Tensor, ignored: int = IGNORED) -> Tensor | None:
+def label_counts(labels: Tensor) -> Tensor | None:
     """[B]: how many labels of each sample are to be predicted; None: one label of each.
 
-    labels: [B, ...]; `ignored` where nothing is to be predicted
+    labels: [B, ...], or one label; IGNORED where nothing is to be predicted
     """
-    known = labels != ignored
-    if labels.is_floating_point() or (labels.dim() == 1 and bool(known.all())):
+    known = labels != IGNORED
+    if labels.is_floating_point() or (labels.dim() < 2 and bool(known.all())):
         return None
-    return known.flatten(1).sum(1) if labels.dim() > 1 else known.to(torch.int64)
+    return known.reshape(len(labels) if labels.dim() else 1, -1).sum(1)
 
 
 def precise_dtype(value: Tensor) -> torch.dtype:
@@ -213,16 +221,31 @@ def own_token_scores(output: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def first_tensor(output: Any, target: Tensor) -> Tensor | None:
+    """The main tensor; None if the output has none."""
+    held = [output, *(member for _, member in children(output))]
+    return main_tensor(output) if any(isinstance(each, Tensor) for each in held) else None
+
+
 def of_samples(
     output: Any,
     target: Tensor,
-    read: Callable[[Any, Tensor], Tensor] = lambda output, target: main_tensor(output),
+    given: Any = None,
+    read: Callable[[Any, Tensor], Tensor | None] = first_tensor,
 ) -> BatchRows:
-    """A row for each sample: its part of the tensor that is read, if that has one for each sample, and its target."""
-    scores = read(output, target).detach() if next(tensors(output), None) is not None else None
+    """A row for each sample: its part of the tensor that is read, if that has one for each sample, and its target.
+
+    Of graphs with a target for each node, a row is a node. Scores [classes] are those of the one sample of the batch.
+
+    given: the targets as the data gives them; None: `target`
+    """
+    scores = read(output, given if isinstance(given, Tensor) else target)
+    scores = None if scores is None else scores.detach()
+    if scores is not None and scores.dim() == 1 and isinstance(given, Tensor) and not given.dim():
+        scores = scores[None]
     if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
         scores = None
-    return BatchRows(scores, target, output=output)
+    return BatchRows(scores, target, output=output, given=given)
 
 
 def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> BatchRows | None:

@@ -29,6 +29,7 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.layout import Layout
 from hookrun.tasks.run.observers import Exchange, Observe, matches, new_nodes, planned
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
@@ -43,8 +44,9 @@ Values = dict[str, Tensor]
 class Attributing:
     """Attributes the score of each sample to the inputs or to the output of one module.
 
-    module:                  the path of the module; None: the inputs, for token ids the module that embeds them
+    module: the path of the module; None: the inputs, for token ids the module that embeds them
     method, steps, baseline: the keys of the task
+    layout: where the channels of the module's output are, which grad_cam needs
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Attributing:
         method: str,
         steps: int,
         baseline: float,
+        layout: Layout,
     ) -> None:
         self._context, self._scoring = context, scoring
         self._method, self._steps, self._baseline = method, steps, baseline
+        self._layout = layout
         self._module, self._is_embedding = module, False
         self._leaves, self._values = Values(), Values()
         self._relus = 0
@@ -131,14 +135,19 @@ class Attributing:
     def _grad_cam(self, values: Values, gradients: Values) -> Values:
         """[B, 1, height, width]: the sum over the channels [B, C, height, width], weighted by their mean gradients."""
         maps: Values = {}
-        for name, gradient in gradients.items():
-            if gradient.dim() not in (4, 5):
+        for name, whole in gradients.items():
+            try:
+                gradient, value = map(self._layout.channels_first, (whole, values[name]))
+            except RuntimeError as error:
                 raise HookrunError(
-                    f"task.select: grad_cam weights channels [batch, channels, height, width], and {name} returns "
-                    f"shape {list(gradient.shape)}: select a convolution, or use integrated_gradients"
+                    f"task.select: {name} returns shape {list(whole.shape)}: {error}"
+                ) from error
+            if whole.any() and not gradient.any():
+                raise HookrunError(
+                    f"task.select: the score depends on the skipped tokens of {name} only: name an earlier layer"
                 )
             weights = gradient.mean(tuple(range(2, gradient.dim())), keepdim=True)
-            maps[name] = (weights * values[name]).sum(1, keepdim=True)
+            maps[name] = (weights * value).sum(1, keepdim=True)
         return maps
 
     # ---- a forward and a backward ----------------------------------------------------------------------------------

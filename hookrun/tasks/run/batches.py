@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hookrun import data
 from hookrun.data import Split
+from hookrun.data.collate import Collate, collate_of, stacked
 from hookrun.data.samples import IGNORED, Samples, TensorSamples
+from hookrun.errors import HookrunError
 from hookrun.ranks import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
 from hookrun.spec import Settings
 from hookrun.spec.when import Wanted, typed
-from hookrun.tasks.metrics.rows import label_counts
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.session import all_seeded, seeded
-from hookrun.values.containers import rebuild
+from hookrun.values.containers import children, rebuild, replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +32,24 @@ class Batch:
     """A batch of one split.
 
     ids:        [B] int64 on the CPU, the numbers of the samples
-    inputs:     a tensor [B, ...], or several by name
-    target:     [B, ...]
+    inputs:     a tensor [B, ...], or several by name; anything that `data.collate` makes
+    target:     [B, ...]; anything that `data.collate` makes
     population: how many samples of the split the run can reach
     data:       the samples from which the batch was taken
     whole:      the number of rows of the batch on all ranks together
-    labels:     [B, ...] on the CPU, the targets as they were read
+    labels:     the targets as they were read, on the CPU
     pattern:    if this rank has no row of the batch, a batch with a row of another rank, for sharded models, whose
                 forward all ranks must call
     """
 
     ids: Tensor
-    inputs: Tensor | dict[str, Tensor]
-    target: Tensor
+    inputs: Any
+    target: Any
     population: int
     split: Split
     data: Samples
     whole: int
-    labels: Tensor
+    labels: Any
     pattern: Batch | None = None
 
     def holding(self, wanted: Wanted) -> Tensor:
@@ -64,11 +66,21 @@ class Batch:
         if name in self.data.field_names:
             return [self.data.fields(number).get(name) for number in numbers]
         if name in ("label", "class"):
-            labels: list[int] = self.labels.tolist()
+            labels: list[int] = self.labels.reshape(-1).tolist()
             return labels if name == "label" else [self.data.class_name(label) for label in labels]
         if name == "file":
             return [self.data.file(number) for number in numbers]
         return numbers if name == "sample" else [self.split] * len(numbers)
+
+    @property
+    def targets(self) -> Tensor:
+        """[R, ...]: the target of each row for which metrics are computed, by default of each sample.
+
+        [B, 0] if the targets are not one tensor.
+        """
+        if not isinstance(self.target, Tensor):
+            return torch.empty(len(self.ids), 0)
+        return self.target if self.target.dim() else self.target[None]
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
@@ -87,17 +99,35 @@ class Batch:
         """
         if self.data.of_tokens:
             return (self.target != IGNORED).sum()
-        counts = None if ignored is None else label_counts(self.labels, ignored)
-        return int(counts.sum()) if counts is not None and self.ids.numel() else self.ids.numel()
+        if ignored is None or self.labels.is_floating_point() or not self.ids.numel():
+            return self.ids.numel()
+        return int((self.labels != ignored).sum())
 
     def copied(self) -> Batch:
         """The batch with copies of its inputs, into which a model may write."""
-        return replace(self, inputs=rebuild(self.inputs, lambda leaf: leaf.detach().clone()))
+        inputs = rebuild(
+            self.inputs,
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
+        )
+        return replace(self, inputs=inputs)
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay on the CPU."""
-        inputs = rebuild(self.inputs, lambda leaf: leaf.to(device, **options))
-        return replace(self, inputs=inputs, target=self.target.to(device, **options))
+        inputs = moved(self.inputs, device, **options)
+        return replace(self, inputs=inputs, target=moved(self.target, device, **options))
+
+
+def moved(value: Any, device: torch.device | str, **options: Any) -> Any:
+    """The value on the device: what has a method `to` moves itself, and of containers every member is moved.
+
+    options: of `Tensor.to`
+    """
+    if isinstance(value, Tensor):
+        return value.to(device, **options)
+    if callable(to := getattr(value, "to", None)):  # also of a PackedSequence, whose sizes stay on the CPU
+        return to(device)
+    new = {key: moved(member, device, **options) for key, member in children(value)}
+    return replaced(value, new) if new else value
 
 
 class BatchSource(Protocol):
@@ -123,31 +153,49 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
 
     seed:   the seed of the run
     seeded: a context manager that seeds the draws of its block; None: nothing is drawn
+    collate: samples -> inputs and targets of a batch
     epoch:  the current epoch
     """
 
     samples: Samples
     seed: int
     seeded: Seeded | None
+    collate: Collate
     epoch: int = 0
 
     def __getitems__(self, indices: list[int]) -> Any:
         """The numbers of a batch [B], its inputs and targets [B, ...]; torch's loader calls this method.
 
-        The index `~n` is sample n used as a pattern, see `rows_of_rank`.
+        The index `~n` is sample n used as a pattern, see `rows_of_rank`. A worker returns an error alone, since to one
+        that is raised torch adds the worker's traceback.
         """
-        numbers = [max(index, ~index) for index in indices]
-        if self.seeded is None and (read := self.samples.batch(numbers)) is not None:
-            return (torch.tensor(indices), *read)
-        return default_collate(
-            [(index, *self._sample(number)) for index, number in zip(indices, numbers, strict=True)]
-        )
+        try:
+            return self._read(indices)
+        except HookrunError as error:
+            if get_worker_info() is None:
+                raise
+            return (HookrunError(str(error)),)
 
-    def _sample(self, number: int) -> tuple[Any, Tensor]:
+    def _read(self, indices: list[int]) -> Any:
+        numbers = [max(index, ~index) for index in indices]
+        read = None
+        if self.seeded is None and self.collate is stacked:
+            read = self.samples.batch(numbers)
+        if read is None:
+            samples = [self._sample(number) for number in numbers]
+            with self._drawing(numbers[0], "collate"):
+                read = self.collate(samples)
+        return (torch.tensor(indices), *read)
+
+    def _sample(self, number: int) -> Any:
+        with self._drawing(number):
+            return self.samples[number]
+
+    def _drawing(self, *key: int | str) -> AbstractContextManager[None]:
+        """Seed the draws of the block by the seed of the run, the epoch and this key, if anything is drawn."""
         if self.seeded is None:
-            return self.samples[number]
-        with self.seeded(derived_seed(self.seed, self.epoch, number)):
-            return self.samples[number]
+            return nullcontext()
+        return self.seeded(derived_seed(self.seed, self.epoch, *key))
 
 
 class Batches:
@@ -167,7 +215,7 @@ class Batches:
         self._device = prepared.device
         self.split = split
         self._seed = settings.seed
-        self._batch_size = settings.data.batch_size
+        self._batch_size = settings.data.samples_of_batch
         self._generator = torch.Generator()
         if not ranks.is_main:
             ranks.meet()
@@ -177,9 +225,9 @@ class Batches:
         self.data = samples
         self.samples = len(samples)
         draws: Seeded | None = seeded if samples.draws else None
-        if settings.data.name == data.PYTHON:
+        if settings.data.name == data.PYTHON or settings.data.has_own_collate:
             draws = all_seeded
-        self._numbered = _Numbered(samples, settings.seed, draws)
+        self._numbered = _Numbered(samples, settings.seed, draws, collate_of(settings.data))
         self._shuffle, self._ranks = shuffle, ranks
         # The numbers of the samples of each batch of the current epoch that this rank loads.
         self._indices = list[list[int]]()
@@ -196,8 +244,9 @@ class Batches:
         self._length = count if limit is None else min(limit, count)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
         loads = self._loader.num_workers > 0 or self._loader.pin_memory or draws is not None or ranks.several
+        loads = loads or bool(settings.data.unstacked)
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
-        in_reach = self.samples if shuffle else self._length * settings.data.batch_size
+        in_reach = self.samples if shuffle else self._length * self._batch_size
         self._population = min(self.samples, in_reach)
         self._next_epoch = 0
 
@@ -220,9 +269,11 @@ class Batches:
             return
         self._numbered.epoch = number
         self._indices[:] = [rows_of_rank(ids.tolist(), self._ranks.rank, self._ranks.size) for ids in batches]
-        for at, (ids, inputs, target) in enumerate(self._loader, start):
-            batch = self._batch(at, ids, inputs, target)
-            yield batch if int(ids[0]) >= 0 else _without_rows(batch)
+        for at, read in enumerate(self._loader, start):
+            if isinstance(read[0], HookrunError):
+                raise read[0]
+            batch = self._batch(at, *read)
+            yield batch if int(read[0][0]) >= 0 else _without_rows(batch)
 
     def _order(self, epoch: int) -> Tensor:
         """[samples]: their numbers in the order of torch's loader, which draws one number first."""

@@ -85,8 +85,8 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for name, (buffer, copy) in before.items():
                 path, _, own = name.rpartition(".")
-                module = model.get_submodule(path)
-                if module._buffers.get(own) is not buffer:
+                module = nn.Module.get_submodule(model, path)
+                if getattr(module, own) is not buffer:
                     module._buffers[own] = buffer
                 if not torch.equal(buffer, copy):  # batch norm writes without counting a version
                     buffer.copy_(copy)

@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 
 from hookrun.actions.fields import Meaning
 from hookrun.data import Split
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, at_module, reason
 from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.ranks import share
 from hookrun.runtime import Installation
@@ -36,6 +36,7 @@ from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, gathered_trees, sum_of
 from hookrun.tasks.sharded.sharding import DTYPES, reshard
+from hookrun.values.containers import arguments, describe
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -120,8 +121,19 @@ class RunContext:
             self._others = self.without_hooks(batch)
         self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
-        with self.autocast():
-            return self._called(*args, **kwargs)
+        try:
+            with self.autocast():
+                return self._called(*args, **kwargs)
+        except HookrunError:
+            raise
+        except Exception as error:
+            if not (where := self.settings.data.unstacked):
+                raise
+            raise HookrunError(
+                f"{where}: the model fails: {reason(error)}{at_module(error)}; it was called with "
+                f"{describe(arguments(args, kwargs)):.300}: a tuple of inputs is its arguments, a dict its "
+                "keywords, and anything else one argument"
+            ) from error
 
     def set_batch(self, batch: Batch) -> None:
         """Tell the hooks that the next calls of the model are for the samples of this batch.
@@ -188,7 +200,8 @@ class RunContext:
         if data.tokenizer is not None:
             decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
             log_texts = None if decode is None else partial(self.sink.log_texts, decode)
-        return SampleNames(self.run_dir, parts, self.prepared.loss.reader, log_texts)
+        reader = self.prepared.loss.reader
+        return SampleNames(self.run_dir, parts, reader, data.has_target_of_sample, log_texts)
 
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it, one without rows with an empty Average."""

@@ -139,7 +139,7 @@ def run_under_hooks(
         loss.watching(model) if isinstance(loss := prepared.loss.function, ActivationLoss) else nullcontext(),
     ):
         if prepared.leftover:
-            _load_leftover(prepared, hooks)
+            _load_leftover(prepared)
         resuming = Resuming(prepared, run_dir, model, hooks)
         if prepared.trained is not None:
             prepared.trained.freeze_rest(model)  # parameters that hooks have added
@@ -201,19 +201,20 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     return run_dir
 
 
-def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
-    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a misfit."""
-    added = dict(hooks.named_parameters())
+def _load_leftover(prepared: Prepared) -> None:
+    """Load the values of what hooks add from the file of `model.weights`. SpecError for a misfit."""
     for name, tensor in prepared.leftover.items():
-        if tensor.shape != added[name].shape:
+        path, _, own = name.rpartition(".")
+        added = getattr(prepared.model.get_submodule(path), own)
+        if tensor.shape != added.shape:
             raise spec_error(
                 "model.weights",
-                f"{name} has shape {list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}",
+                f"{name} has shape {list(tensor.shape)} in the file, and its hook adds {list(added.shape)}",
                 "use the hooks that the file was saved with",
             )
-        if change := change_of(tensor, added[name]):
+        if change := change_of(tensor, added):
             raise spec_error("model.weights", f"{name} is {change}", "save the weights as floating point")
-        added[name].data.copy_(tensor)
+        added.data.copy_(tensor)
 
 
 def execute_as_rank(ready: Ready, ranks: Ranks) -> int:

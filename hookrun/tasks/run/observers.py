@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 
 from hookrun.actions.base import Action
 from hookrun.hook_types import HookType
+from hookrun.plan.model_tree import class_name
 from hookrun.plan.plan import Match, PlannedHook
 from hookrun.runtime.site import HookSite
 from hookrun.spec.hook import HookKeys, HookSpec
@@ -45,7 +46,8 @@ class Exchange(Action):
 
 def matches(model: nn.Module, paths: Iterable[str]) -> tuple[Match, ...]:
     """The modules at these paths, as what hooks act on."""
-    return tuple(Match(path, (path,), type(model.get_submodule(path)).__name__, 0) for path in paths)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return tuple(Match(path, (path,), class_name(modules[path]), 0) for path in paths)
 
 
 def planned(name: str, hook_type: HookType, matches: tuple[Match, ...], action: Action) -> PlannedHook:

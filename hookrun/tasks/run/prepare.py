@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
+from hookrun.data.collate import WHERE as COLLATE
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
-from hookrun.plan.model_tree import unhookable
+from hookrun.plan.model_tree import unhookable_model
+from hookrun.prove.batch import TwoSizes
 from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
@@ -37,7 +39,7 @@ from hookrun.tasks.run.session import device_named, session
 from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
 from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
-from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
+from hookrun.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
@@ -106,7 +108,9 @@ class Parts(Mistakes):
         return Prepared(**built, plan=plan, notes=tuple(notes), **more)
 
 
-def prepare_alone(experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str]) -> Prepared:
+def prepare_alone(
+    experiment: Experiment, hooks: Callable[[nn.Module], Spec], split: Split, trust: frozenset[str]
+) -> Prepared:
     """The experiment with these hooks instead of its own, tried in training mode, without the checks of its task.
 
     Raises SpecError or CompileError with every mistake.
@@ -117,12 +121,17 @@ def prepare_alone(experiment: Experiment, hooks: Spec, split: Split, trust: froz
     assert info is not None and model is not None  # else there is a mistake
     runs = RunReferences.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
-    plan = compile_plan(hooks, model, runs=runs, example=example, training=True)
+    two = two_sizes(lambda samples: as_call(info.example(samples), model), EXAMPLE_BATCH)
+    plan = compile_plan(hooks(model), model, runs=runs, example=example, two=two, training=True)
     return parts.prepared(plan, experiment.notes)
 
 
 def without_data(
-    experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
+    experiment: Experiment,
+    hooks: Callable[[nn.Module], Spec],
+    split: Split | None,
+    error: SpecError,
+    trust: frozenset[str],
 ) -> Prepared:
     """Compile the hooks for a model that does not depend on the data, which is missing, as `error` says.
 
@@ -138,7 +147,7 @@ def without_data(
     experiment = parts.experiment
     parts.data = DataInfo(experiment.settings.data.name, {}, None, None, {"train": 0, "val": 0})
     runs = RunReferences.of(experiment, split)
-    plan = compile_plan(hooks, parts.model, runs=runs)
+    plan = compile_plan(hooks(parts.model), parts.model, runs=runs)
     why = "; ".join(f"{problem.where}: {problem.what}" for problem in error.errors)
     return parts.prepared(replace(plan, unchecked=why), experiment.notes)
 
@@ -216,19 +225,24 @@ def load_model(
             )
         if (weights := settings.model.own_weights) is None:
             return model, {}, frozenset(), []
-        leftover = models.load_weights(model, weights)
+        leftover = models.load_weights(model, weights, settings.model.strip_prefix)
     except Refusal as error:
         return model, {}, frozenset(), error.errors
     return model, leftover, models.applied_hooks(weights), []
 
 
-def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model call for a batch: (positional, keyword); named inputs are keyword arguments.
+def as_call(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for the inputs of a batch: (positional, keyword).
+
+    Named inputs, a mapping, are keyword arguments; the members of a tuple are positional ones; anything else, also a
+    named tuple or a list, is one argument.
 
     An encoder-decoder derives its decoder's input from `labels`, shifted by one position. A mask of the padding in it
     is added if the batch does not have one.
     """
-    if isinstance(batch, Tensor):
+    if type(batch) is tuple:
+        return batch, {}
+    if not isinstance(batch, Mapping):
         return (batch,), {}
     named = dict(batch)
     makes_tokens = "labels" in named and DECODER_IDS not in named and DECODER_MASK not in named
@@ -240,7 +254,11 @@ def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tup
 def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:
     """Key path -> its code, for everything that the task loads by name from a trusted package."""
     train = settings.train
-    named = {"model.factory": (settings.model.factory, MODELS), "data.factory": (settings.data.factory, DATA)}
+    named = {
+        "model.factory": (settings.model.factory, MODELS),
+        "data.factory": (settings.data.factory, DATA),
+        COLLATE: (settings.data.collate, COLLATES),
+    }
     if task.trains:
         named["train.optimizer.name"] = train.optimizer.name, OPTIMIZERS
     if task.trains and train.scheduler is not None:
@@ -261,7 +279,9 @@ def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[
 def trained_parameters(parts: Parts) -> Trained | None:
     """The parameters that the task trains, with all others frozen; None if the model is not valid."""
     model, train = parts.model, parts.experiment.settings.train
-    if model is None or unhookable(model) is not None:  # compiling the hooks reports an unhookable model
+    if (
+        model is None or unhookable_model(model) is not None
+    ):  # compiling the hooks reports an unhookable model
         return None
     trained, problems = chosen(train, parts.experiment.hooks, model)
     misnamed = any(problem.where.startswith((OPTIMIZER, SCHEDULER)) for problem in parts.problems)
@@ -279,7 +299,7 @@ def compiled(
     model: nn.Module,
     split: Split | None,
     *,
-    example: Example,
+    example: Callable[[int], Example],
     training: bool,
     score: Score | None,
     seen: SeenOutput,
@@ -288,7 +308,7 @@ def compiled(
     """Compile the hooks for the model, and check them by a trial run with an example.
 
     split:    the split whose samples the hooks see first; None if they see several splits without training
-    example:  the arguments of a model call
+    example:  a number of samples -> the arguments of a model call with them
     training: whether the model is trained; otherwise a backward pass follows the forward only if there is a score
     score:    (output, targets) -> the score from which a backward pass without training starts
     seen:     takes note of the output
@@ -305,8 +325,15 @@ def compiled(
     runs = RunReferences.of(parts.experiment, split, info)
     compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
     backward = training if score is None else lambda output: score(output, target, None)
+
+    def proven(samples: int) -> Plan:
+        see, two = partial(seen.see, samples), two_sizes(example, samples)
+        return compiling(example=example(samples), two=two, backward=backward, see=see)
+
     if cache is None:
-        return compiling(example=example, backward=backward, see=seen.see)
+        plan = proven(EXAMPLE_BATCH)
+        is_alone = plan.unchecked is not None and settings.data.batch_size == 1
+        return proven(1) if is_alone and score is None else plan
     loss = (
         None if score is None or settings.train.loss is None else settings.train.loss.model_dump(mode="json")
     )
@@ -315,7 +342,7 @@ def compiled(
         cache.proven += 1
         cache.tried[key], cache.seen[key] = None, seen
         try:
-            return compiling(example=example, backward=backward, see=seen.see)
+            return proven(EXAMPLE_BATCH)
         except CompileError as error:
             cache.tried[key] = error
             raise
@@ -325,6 +352,11 @@ def compiled(
     if key in cache.seen:
         vars(seen).update(vars(cache.seen[key]))
     return compiling(backward=training)
+
+
+def two_sizes(example: Callable[[int], Example], samples: int) -> TwoSizes:
+    """The example with one sample more than `samples`."""
+    return TwoSizes(example(samples + 1), (samples, samples + 1))
 
 
 ARGS = "args"

@@ -305,7 +305,7 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
             parameter.requires_grad_(name in state["trained"])
     for name, saved in state["buffers"].items():
         path, _, last = name.rpartition(".")
-        module = model.get_submodule(path)
+        module = nn.Module.get_submodule(model, path)
         there = module._buffers[last]
         fits = there is not None and there.shape == saved.shape and there.dtype == saved.dtype
         if there is not None and fits and 0 not in there.stride():  # an expanded buffer cannot be written

@@ -37,10 +37,11 @@ MOST_TOKENS = 2**18
 class SampleNames:
     """Writes the file, the class, the predicted class and the loss of each sample.
 
-    The class is written if the target is a label. The predicted class and the cross-entropy of the label are written
+    The class is written if each sample has a label. The predicted class and the cross-entropy of the label are written
     if the output has one score for each class. For the first sequences of tokens, tokens and targets are written too;
     pictures use them to label their axes.
 
+    has_labels: each sample has a target, which may be a label
     log_texts: called with the tokens that were written; None: their texts are not recorded
     seen:      split -> how many of its samples were written
     """
@@ -48,6 +49,7 @@ class SampleNames:
     run_dir: RunDir
     parts: Mapping[Split, Batches]
     reader: OutputReader
+    has_labels: bool = True
     log_texts: Callable[[list[int]], None] | None = None
     seen: Counter[str] = field(default_factory=Counter, init=False)
     _worst: list[tuple[float, str, int]] = field(default_factory=list, init=False)
@@ -55,7 +57,8 @@ class SampleNames:
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is the model's output for it."""
         samples = batch.data
-        columns = self._classes(batch.target, output)
+        by_sample = self.has_labels and len(batch.targets) == len(batch.ids)
+        columns = self._classes(batch.targets, output) if by_sample else {}
         self.seen[batch.split] += batch.whole
         tokens = self._tokens(batch) if batch.data.of_tokens else {}
         lines = list[dict[str, Any]]()
@@ -113,7 +116,8 @@ class SampleNames:
             batches = self.parts.get(cast(Split, split))
             if batches is None or batches.data.of_tokens or not 0 <= number < batches.samples:
                 continue
-            if (picture := picture_of(batches.data[number][0])) is None:
+            sample: Any = batches.data[number]
+            if not isinstance(sample, tuple) or (picture := picture_of(sample[0])) is None:
                 break  # then the other samples are not images either
             lines.append({"split": split, "sample": number, "png": picture})
         if lines:

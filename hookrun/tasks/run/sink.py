@@ -31,18 +31,22 @@ class RunSink(RecordSink):
     of_rows:  the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
     bytes:    hook -> the total bytes of the tensors that it has counted
     numbered: how many rows of batches whose sample ids are not known were numbered
+    without_batch: hook -> the modules where its captures have a row for each firing, because it is not known which
+              dimension is the batch
     """
 
     wants_calls = True
-    numbered = 0
+    stores_rows = True
 
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
         self.bytes = Counter[str]()
         self.of_rows: Collection[str] = ()
+        self.without_batch = dict[str, dict[str, None]]()
         self.split: Split | None = None
         self.loggers = loggers if loggers is not None else Loggers()
         self._texts_known = set[int]()
+        self.number_from(0)
         self._run_dir = run_dir
         self._show = show
 
@@ -52,6 +56,18 @@ class RunSink(RecordSink):
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
+
+        def first(path: str) -> int | None:
+            return 0
+
+        def batch_dim(path: str) -> int | None:
+            if site.captured.is_known:
+                return site.captured.of(path)
+            samples = clock.samples if clock.samples is not None else self.counted
+            if samples is not None and len(samples) == 1:  # all of the value is of this sample
+                return 0
+            self.without_batch.setdefault(site.hook_name, {})[site.path] = None
+            return None
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if self.muted or (value := in_reach(value)) is TRACED:
@@ -69,6 +85,7 @@ class RunSink(RecordSink):
                     site.path,
                     value,
                     sample_ids=samples if rows is None or samples is None else samples[rows],
+                    batch_dim=first if rows is not None or tokens is not None else batch_dim,
                     epoch=clock.epoch,
                     step=clock.step,
                     call=site.call,
@@ -83,11 +100,24 @@ class RunSink(RecordSink):
 
         return self.within_budget(site, keep)
 
-    def number(self, count: int) -> None:
-        """Begin a batch of `count` rows whose sample ids are not known: they are numbered on."""
+    def number_from(self, first: int) -> None:
+        """Number the following rows from this number on."""
+        self.numbered = self._first = first
+        self._numbered_of = dict[int, int]()
+
+    def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
+        """The first rows, as they are written: with the batch first."""
+        return super().first_rows(tensor, dim, count).movedim(dim, 0)
+
+    def number(self, count: int, of: object = None) -> None:
+        """Begin a batch of `count` rows whose sample ids are not known: they are numbered on.
+
+        of: the module that gets them; two encoders that get the same samples, one after the other, number them alike
+        """
         if not self.muted:
-            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
-            self.numbered += count
+            first = self._numbered_of.get(id(of), self._first)
+            self.numbered = self._numbered_of[id(of)] = first + count
+            self.counted = torch.arange(first, self.numbered, device="cpu")
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
@@ -113,7 +143,7 @@ class RunSink(RecordSink):
         self.bytes = Counter(state["bytes"])
         self.split = state["split"]
         self._texts_known = set(state["texts"])
-        self.numbered = state.get("numbered", 0)  # states of earlier versions lack it
+        self.number_from(state.get("numbered", 0))  # states of earlier versions lack it
 
     def log_texts(self, decode: Callable[[int], str | None], tokens: Iterable[int]) -> None:
         """Record the texts of tokens that are not recorded yet; tokens that `decode` does not know are left out."""

@@ -207,7 +207,9 @@ class BeforeStep:
     def __init__(self, model: nn.Module, hooks: Installation, *, own_code: bool) -> None:
         self._own_code = own_code
         self._owners = {
-            (path, name): module for path, module in model.named_modules() for name in module._buffers
+            (path, name): module
+            for path, module in model.named_modules()
+            for name, _ in module._buffers.items()
         }
         self._kept = dict[tuple[str, str], _Kept]()
         self._drawing = [site for site in hooks.sites if site.draws]
@@ -217,7 +219,7 @@ class BeforeStep:
         self._generators = generator_states(python=self._own_code)
         self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
         for place, module in self._owners.items():
-            now, kept = module._buffers.get(place[1]), self._kept.get(place)
+            now, kept = getattr(module, place[1], None), self._kept.get(place)
             if now is None:
                 self._kept.pop(place, None)
                 continue
@@ -244,7 +246,7 @@ class BeforeStep:
 
         So a batch for which no step was taken does not stay in the running statistics of a batch norm.
         """
-        buffers = {place: self._owners[place]._buffers.get(place[1]) for place in self._kept}
+        buffers = {place: getattr(self._owners[place], place[1], None) for place in self._kept}
         wrong = {
             place[0]
             for place, kept in self._kept.items()
@@ -554,7 +556,8 @@ def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
     if not gradients:
         return _NOT_REPRODUCED
-    optimizer = without_compiler(torch.optim.SGD)([model.get_parameter(name) for name in gradients], lr=0.0)
+    stepped = [parameter for name, parameter in model.named_parameters() if name in gradients]
+    optimizer = without_compiler(torch.optim.SGD)(stepped, lr=0.0)
     if (scale := context.scaler.get_scale()) != 1:
         for gradient in gradients.values():
             gradient.div_(scale)

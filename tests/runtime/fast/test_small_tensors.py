@@ -57,6 +57,15 @@ def test_every_statistic_is_torch_s_with_shapes_in_any_order(by_torch) -> None:
             assert isinstance(record[name], int) == (name in ("nans", "infs", "numel"))
 
 
+def test_the_std_of_each_row_is_torch_s_also_where_squares_are_out_of_range() -> None:
+    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    values = [numbers * scale for scale in (1, 1e-30, 0, 1e20, 1e30, 1e-22, 3)]
+    records = recorded(values, of=["std"])
+    assert [record["std"] for record in records] == [
+        pytest.approx(value.std().item(), rel=1e-4) for value in values
+    ]
+
+
 def test_a_record_does_not_depend_on_when_it_is_read() -> None:
     values = [torch.randn(size) for size in (3, 700, 2048, 8192) for _ in range(70)]
     assert recorded(values, read_each=True) == recorded(values)

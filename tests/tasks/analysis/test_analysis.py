@@ -135,6 +135,15 @@ def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, captu
     assert "there is nothing to compare it with" in refused("task=similarity", f"task.run={one}")
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_similarity_of_fewer_than_three_rows_is_refused(rows: int, shared: Any, refused: Any) -> None:
+    limits = "train.limit_batches=1", f"data.batch_size={rows}"
+    few = shared("model=mlp", "task=predict", HOOKS[0], *limits)
+    said = refused("task=similarity", f"task.run={few.path}")
+    assert f"task.run: only {rows} row{'s' * (rows > 1)} of flatten" in said
+    assert "capture at least 3 samples" in said
+
+
 @pytest.mark.parametrize("task", ["probe", "similarity"])
 def test_one_number_for_each_sample_is_a_layer_too(executed: Any, captured: Run, task: str) -> None:
     found = executed(f"task={task}", f"task.run={captured.path}", "task.capture=norms")

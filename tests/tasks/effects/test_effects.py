@@ -353,7 +353,11 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, execu
         ("{index: {windo: [2, 2], stride: 1}}", (), "found the key 'windo': did you mean 'window'?"),
         ("{index: {stride: 1}}", (), "`window` is missing"),
         ("{factor: each}", (), "task.over.factor"),
-        ("{index: [':, 3', ':, 200']}", (), "200 is out of bounds"),
+        (
+            "{index: [':, 3', ':, 200']}",
+            (),
+            "task.over.index: on relu1: index :, 200: index 200 is out of bounds",
+        ),
         ("{module: [relu1, relu9]}", (), "relu9"),
         ("{factor: [half]}", (), "task.over.factor"),
         ("{factor: [0.5]}", ("task.seeds=3",), "task.seeds: scale draws no random numbers"),
@@ -376,6 +380,44 @@ def test_what_cannot_be_moved_is_refused_before_the_run(over, words, said, refus
     task = ("task=effects", "task.hook=h", f"task.over={over}", "task.metric=loss")
     hook = "+hooks.h={select: relu1, hook: forward, action: scale, factor: 1}"
     assert said in refused(*task, hook, *words)
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ("{heads: [0, 9]}", "task.over.heads: on blocks.0.attn.z: there is no head 9 among 4"),
+        ("{heads: [9]}", "task.over.heads: on blocks.0.attn.z: there is no head 9 among 4"),
+        (
+            "{module: each, heads: [[0, 1], [3, -5]]}",
+            "task.over.heads: on blocks.1.attn.z: there is no head -5",
+        ),
+        ("{tokens: [0, 7]}", "task.over.tokens: the shortest sample has 7 tokens and no position 7"),
+        ("{tokens: [-1, '3:9']}", "task.over.tokens: the shortest sample has 7 tokens and no position 8"),
+        ("{tokens: [{span: third}]}", "task.over.tokens: the data 'repeated_tokens' has no span 'third'"),
+        ("{module: [blocks.7.attn.z]}", "task.over.module"),
+    ],
+)
+def test_every_cell_is_checked_before_the_first(over, said, refused) -> None:
+    hook = "{select: '**.attn.z', hook: forward, action: replace, value: 0}"
+    assert said in refused(*words(hook, over, *DECODER))
+
+
+def test_positions_that_a_sample_lacks_leave_it_as_it_is_on_request(effects) -> None:
+    hook = "{select: blocks.0, hook: forward, action: replace, value: 0}"
+    found = effects(hook, "{tokens: [4, {position: 8, missing: skip}]}", *DECODER)
+    assert (found["exact_samples"][1] == found["unedited_samples"]).sum() in range(1, 11)
+    assert not (found["exact_samples"][0] == found["unedited_samples"]).any()
+
+
+@pytest.mark.parametrize(("over", "paths"), [("[fc, layers.1]", ["fc", "layers.1"]), ("each", None)])
+def test_the_moved_hook_needs_no_select(over: str, paths: list[str] | None, effects) -> None:
+    mlp = ("model=mlp", *DIGITS)
+    found = effects("{hook: forward, action: scale, factor: 0.5}", f"{{module: {over}}}", *mlp)
+    model, batches = plain(*mlp)
+    paths = paths or [path for path, each in model.named_modules() if not isinstance(each, nn.ModuleList)]
+    assert found.axes["module"] == paths
+    for row, path in enumerate(paths):
+        close(found["exact_samples"][row], by_hand(model, batches, [path], put(..., factor=0.5), of_labels))
 
 
 def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from strangers import SOURCE
+from foreign_models import SOURCE
 from torch.nn import functional as F
 
 from hookrun.cli import main
@@ -20,14 +20,14 @@ Overrides = Callable[..., tuple[str, ...]]
 @pytest.fixture
 def strange(trusted: Callable[..., None]) -> Overrides:
     """The overrides for a model, `Form` in a form or a class with arguments, and data of a kind."""
-    trusted(strangers=SOURCE)
+    trusted(foreign=SOURCE)
 
     def strange(model: str, kind: str, **args: Any) -> tuple[str, ...]:
         given = ", ".join(f"{name}: {str(value).lower()}" for name, value in args.items())
         name, given = (model, given) if model[0].isupper() else ("Form", f"form: {model}")
         return (
-            "model=python", f"model.factory=strangers:{name}", f"model.args={{{given}}}",
-            "data=python", "data.factory=strangers:data", f"data.args={{kind: {kind}}}",
+            "model=python", f"model.factory=foreign:{name}", f"model.args={{{given}}}",
+            "data=python", "data.factory=foreign:data", f"data.args={{kind: {kind}}}",
             "data.batch_size=5", "train.epochs=1", "train.log_every=1",
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_a_loss_of_any_tensor_names_the_one_that_it_reads(strange: Overrides, re
 def test_loss_and_metrics_read_the_tensor_that_was_named(
     strange: Overrides, executed: Any, ready: Any
 ) -> None:
-    overrides = (*strange("twice", "labels"), "task=evaluate", "task.metrics=[loss,accuracy,strangers:share]")
+    overrides = (*strange("twice", "labels"), "task=evaluate", "task.metrics=[loss,accuracy,foreign:share]")
     prepared = ready(*overrides, "train.output='[0]'")
     batches = list(Batches(prepared, "val"))
     outputs = [prepared.model.eval()(batch.inputs) for batch in batches]
@@ -161,7 +161,7 @@ def test_training_without_a_loss_that_fits_is_refused_with_those_that_fit(
     ("Pixels", "same", {"classes": 1}, "cross_entropy", "[2, 1, 8, 8] for targets of shape [2, 1, 8, 8] float32"),
     ("one", "labels", {}, "cross_entropy", "returned shape [2, 1] for targets of shape [2] int64"),
     ("pair", "numbers", {}, "mse", "output and target of a sample need as many elements"),
-    ("pair", "labels", {}, "strangers:wants_one_tensor", "'tuple' object has no attribute 'float'"),
+    ("pair", "labels", {}, "foreign:wants_one_tensor", "'tuple' object has no attribute 'float'"),
     ("pair", "labels", {}, "output", "returned shape [2, 6], not one number"),
     ("scores", "labels", {}, "crossentropy", "did you mean 'cross_entropy'?"),
     ("scores", "labels", {}, "{name: cross_entropy, weight: [1, 2]}", "weight tensor should be defined"),
@@ -181,7 +181,7 @@ def test_a_label_beyond_the_scores_is_told_where_the_data_does_not_say_its_class
 
 @pytest.mark.parametrize("metric, model, kind", [
     ("accuracy", "one", "labels"), ("accuracy", "scores", "tags"), ("mean_squared_error", "pair", "labels"),
-    ("perplexity", "one", "numbers"), ("strangers:share", "pair", "labels"),
+    ("perplexity", "one", "numbers"), ("foreign:share", "pair", "labels"),
 ])  # fmt: skip
 def test_a_metric_that_does_not_fit_is_refused_at_its_place(
     strange: Overrides, refused: Any, metric: str, model: str, kind: str
@@ -244,10 +244,10 @@ def test_a_loss_and_a_metric_of_one_s_own_run_before_the_run_without_a_trace(
 ) -> None:
     overrides = strange("scores", "labels")
     before = torch.get_rng_state()
-    prepared = ready(*overrides, "train.loss=strangers:wants_a_label", "task.metrics=[strangers:share]")
+    prepared = ready(*overrides, "train.loss=foreign:wants_a_label", "task.metrics=[foreign:share]")
     assert torch.equal(torch.get_rng_state(), before)
     assert told(prepared) == ["loss: wants_a_label of output", "metrics: share"]
-    ctc = executed(*strange("Words", "short", time_first=True), "train.loss=strangers:ctc")
+    ctc = executed(*strange("Words", "short", time_first=True), "train.loss=foreign:ctc")
     assert ctc.metrics[-1]["loss"] > 0 and "accuracy" not in ctc.metrics[-1]
 
 
@@ -261,13 +261,13 @@ def test_of_a_large_output_the_shapes_are_checked(
         f"metrics: loss, accuracy {of}",
     ]
     assert "train.loss: is not given" in refused(*strange("one", "labels"))
-    own = ready(*strange("pair", "labels"), "train.loss=strangers:wants_one_tensor")
+    own = ready(*strange("pair", "labels"), "train.loss=foreign:wants_one_tensor")
     assert told(own)[0] == "loss: wants_one_tensor of output"
 
 
 def test_the_jobs_of_a_sweep_share_the_trial_run_and_not_the_loss(strange: Overrides, capsys: Any) -> None:
-    sweep = ("-m", *strange("one", "numbers"), "task=evaluate", "hydra.sweep.dir=swept")
-    assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,l1"]) == 0
+    sweep = ("-m", *strange("one", "numbers"), "task=evaluate", "compute.device=cpu")
+    assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,l1", "hydra.sweep.dir=swept"]) == 0
     losses = [open_run(f"swept/{job}").metrics[-1]["loss"] for job in (0, 1)]
     assert losses[0] != losses[1]
     assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,nll"]) == 2

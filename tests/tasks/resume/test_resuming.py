@@ -60,21 +60,25 @@ def forward(self, x):
 """
 """A network that draws from the generator of the process."""
 ADAPTER = """
+import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
 
 class Adapter(nn.Module):
     def __init__(self):
         super().__init__()
-        self.change = nn.Linear(10, 10)
+        self.change, self.norm = orthogonal(nn.Linear(10, 10)), nn.BatchNorm1d(10)
+        self.register_buffer("mean", torch.zeros(10))
 
     def forward(self, value, context):
         context.record("mean", value.mean())
-        return value + self.change(value)
+        self.mean = 0.9 * self.mean + value.detach().mean(0)  # another tensor
+        return value + self.norm(self.change(value)) + self.mean
 """
-"""A module of the user's own that a hook adds: it is trained, and records."""
+"""A module of the user's own that a hook adds: it is trained, has buffers, and records."""
 SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
 OWN = "+hooks.own={select: fc, hook: forward, action: python, function: 'adapters:Adapter'}"
-TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE, OWN]
+TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=both", SCHEDULE, OWN]
 RUNS = {
     "evaluate": ([*HOOKS, "task=evaluate"], [(1, 1)]),
     "predict": ([*HOOKS, *PREDICT], [(1, 0), (2, 0)]),

@@ -44,7 +44,8 @@ def test_a_capture_has_the_samples_of_the_batch_and_one_of_a_parameter_has_none(
 def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path) -> None:
     run_dir, model = RunDir.create(tmp_path / "run"), nn.Linear(2, 2)
     sink = RunSink(run_dir, print)
-    with Installation(hookrun.compile(one_hook(), model), model, sink=sink):
+    plan = hookrun.compile(one_hook(), model, example=((torch.ones(2, 2),), {}))
+    with Installation(plan, model, sink=sink):
         for count in (2, 3):
             sink.number(count)
             model(torch.ones(count, 2))

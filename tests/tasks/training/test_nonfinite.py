@@ -23,6 +23,7 @@ import hookrun
 from hookrun.runtime import Installation
 from hookrun.runtime.records import Memory
 from hookrun.spec.experiment import Train
+from hookrun.tasks.metrics.losses import TrainLoss
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.training.loop import train
 from hookrun.tasks.training.nonfinite import BeforeStep, NonFiniteTracer, source_of
@@ -139,8 +140,8 @@ def asked(
         before.take()
         context: Any = SimpleNamespace(
             model=model, hooks=installed, scaler=torch.amp.GradScaler("cpu", enabled=False), autocast=nullcontext,
-            prepared=SimpleNamespace(plan=installed.plan, loss=loss),
-            settings=SimpleNamespace(train=Train(loss="mse")),
+            prepared=SimpleNamespace(plan=installed.plan, loss=TrainLoss("mse", loss)),
+            settings=SimpleNamespace(train=Train()),
         )  # fmt: skip
         torch.rand(3)  # as the step did
         state = [each.clone() for each in model.state_dict().values()], torch.get_rng_state()

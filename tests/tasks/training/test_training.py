@@ -243,10 +243,13 @@ def test_a_milestone_after_the_end_is_noted(executed, capsys) -> None:
 
 
 def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targets_counts_nothing() -> None:
-    gradients = step_gradients(cast(RunContext, SimpleNamespace(ranks=ALONE)))
+    prepared = SimpleNamespace(loss=SimpleNamespace(ignored=None))
+    gradients = step_gradients(cast(RunContext, SimpleNamespace(ranks=ALONE, prepared=prepared)))
 
     def batch(weight: int, of_tokens: bool) -> Batch:
-        return cast(Batch, SimpleNamespace(weight=weight, data=SimpleNamespace(of_tokens=of_tokens)))
+        return cast(
+            Batch, SimpleNamespace(weight=lambda _: weight, data=SimpleNamespace(of_tokens=of_tokens))
+        )
 
     assert gradients.shares([batch(5, False)]) == gradients.shares([batch(5, True)]) == [1.0]
     assert gradients.shares([batch(0, True)] * 2) == [0.0, 0.0], "no division by 0"
@@ -255,7 +258,7 @@ def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targ
 @pytest.mark.parametrize("sums", [False, True])
 def test_a_rank_weights_by_its_rows_and_a_sum_by_whole_batches(sums: bool) -> None:
     gradients = object.__new__(StepGradientsOfRanks)  # without torch's process group
-    loss = SimpleNamespace(sums=sums)
+    loss = SimpleNamespace(sums=sums, ignored=None)
     gradients.context = cast(RunContext, SimpleNamespace(prepared=SimpleNamespace(loss=loss)))
     images = SimpleNamespace(of_tokens=False)
     group = [

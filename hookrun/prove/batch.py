@@ -1,0 +1,237 @@
+"""Runs of the model with batches of two sizes, which show what dimension of each tensor is the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hookrun.errors import HookrunError, reason
+from hookrun.hook_types import BACKWARD, BACKWARD_PRE, FORWARD_PRE, HookType
+from hookrun.plan.batch import Followers, Shapes, agreed, followers_of
+from hookrun.plan.plan import PlannedHook, ResolvedPlan
+from hookrun.runtime.snapshot import Uncopyable, opened
+from hookrun.values.containers import (
+    TargetError,
+    arguments,
+    differentiable,
+    get,
+    leaves,
+    rebuild,
+    tensors,
+    unwrapped,
+)
+from hookrun.values.index import joined
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of one call of the model."""
+
+
+@dataclass(frozen=True)
+class TwoSizes:
+    """Arguments for a larger batch, beside those of the example.
+
+    larger: the arguments of a call with `sizes[1]` samples; the example has `sizes[0]`
+    """
+
+    larger: Arguments
+    sizes: tuple[int, int]
+
+
+def one_more_sample(example: Arguments, samples: int | None = None, *, dim: int = 0) -> TwoSizes | None:
+    """The example with its first sample once more at the end; None where that is not possible.
+
+    dim:     the dimension of the first tensor that is the batch, and of every other tensor as long in it
+    samples: how many samples the example has; None: as many as the first tensor has there
+    """
+    first = next((tensor for tensor in tensors(example) if tensor.dim()), None)
+    if first is None or first.dim() <= dim or samples not in (None, first.shape[dim]):
+        return None
+    rows = first.shape[dim]
+
+    def longer(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != rows:
+            return leaf
+        return torch.cat([leaf.detach(), leaf.detach().narrow(dim, 0, 1)], dim=dim)
+
+    positional, keywords = example
+    try:
+        larger = rebuild((tuple(positional), dict(keywords)), longer)
+    except RuntimeError:  # quantized tensors, for example, cannot be joined
+        return None
+    return TwoSizes(larger, (rows, rows + 1))
+
+
+@dataclass
+class BatchRuns:
+    """The runs of a copy of the model without its hooks, before the one with them.
+
+    plan: names the modules that are watched
+    two:  the larger batch; None: there is none, and no dimension is known to follow the batch
+    entry: the path of the module that is run, in the model that the plan was made for
+    why_unknown: why no dimension is known; None: they are known
+    again: a copy of the larger arguments, for a run with the hooks; None: the copy of the model does not run with them
+    """
+
+    plan: ResolvedPlan
+    two: TwoSizes | None
+    entry: str = ""
+    why_unknown: str | None = None
+    again: Arguments | None = None
+    _steps_first: set[str] = field(default_factory=set)
+    _small: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
+    _large: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
+
+    def run(
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], larger: Arguments | None
+    ) -> None:
+        """Run the copy with both batches. Raises what the model raises for the smaller one.
+
+        larger: a copy of the arguments in `two`
+        """
+        self._small, self._large, self.why_unknown, self.again = {}, {}, None, None
+        if larger is not None and self.two is not None:
+            again = rebuild(larger, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+            try:
+                self._watch(model, *larger, self._large)
+                self.again = again
+            except Exception as error:
+                self._large.clear()
+                what = str(error) if isinstance(error, HookrunError) else reason(error)
+                few, more = self.two.sizes
+                self.why_unknown = f"the model runs with {few} samples and not with {more}: {what}"
+        self._watch(model, args, kwargs, self._small)
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """How many samples the two batches have; None: not known."""
+        return None if self.two is None else self.two.sizes
+
+    def located(self) -> ResolvedPlan:
+        """The plan with the batch dimensions of what its hooks see."""
+        hooks = list[PlannedHook]()
+        for hook in self.plan.hooks:
+            matches = [replace(match, batch=self._followers(hook, match.path)) for match in hook.matches]
+            hooks.append(replace(hook, matches=tuple(matches)))
+        against = tuple(self.against_layout())
+        return replace(
+            self.plan, hooks=tuple(hooks), batch_unknown=self.why_unknown, batch_as_sequence=against
+        )
+
+    def run_hooked(self, model: nn.Module, backward: Callable[[Any], None] | None) -> None:
+        """Run the hooked copy with the larger batch; a failure leaves unknown what it would show.
+
+        backward: runs a backward pass from the output
+        """
+        assert self.again is not None
+        args, kwargs = rebuild(self.again, differentiable) if backward else self.again
+        with suppress(Exception):
+            output = model(*args, **kwargs)
+            if backward is not None:
+                backward(output)
+
+    def _watch(
+        self,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        calls: dict[str, list[tuple[Any, Any]]],
+    ) -> None:
+        """Run the copy; note arguments and output of each call of the watched modules."""
+        modules = dict(model.named_modules(remove_duplicate=False))
+
+        def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls.setdefault(path, []).append((arguments(args, kwargs), output))
+
+        of_batch = [hook for hook in self.plan.hooks if hook.spec.hook_type.batch]
+        paths = {match.path for hook in of_batch for match in hook.matches}
+        inside = f"{self.entry}." if self.entry else ""
+        handles = list[RemovableHandle]()
+        for name, module in modules.items():
+            if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first:
+                self._steps_first.add(inside + name if name else self.entry)
+        paths |= self._steps_first
+        for path in paths:
+            name = "" if path == self.entry else path.removeprefix(inside)
+            if path == self.entry or path.startswith(inside):
+                watched = modules[name]
+                handles.append(watched.register_forward_hook(partial(note, path), with_kwargs=True))
+        try:
+            model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @property
+    def has_steps_first(self) -> bool:
+        """Whether modules that have the steps of sequences first ran, all with the batch behind them."""
+        return bool(self._steps_first & self._large.keys()) and not self.against_layout()
+
+    def against_layout(self) -> list[str]:
+        """Modules with the steps of sequences first, whose input has the batch there; each is asked for its layout."""
+        against = list[str]()
+        for path in self._steps_first & self._large.keys():
+            if self.two is None or path not in self._small:
+                continue
+            (small, _), (large, _) = self._small[path][0], self._large[path][0]
+            seen = followers_of(_shapes_of_tensors(small), _shapes_of_tensors(large), self.two.sizes)
+            if next(iter(seen.values()), ()) == (0,):  # of the first argument
+                against.append(path)
+        return sorted(against)
+
+    def _followers(self, hook: PlannedHook, path: str) -> Followers | None:
+        """What dimensions of the tensors that the hook sees at the module follow the batch; None: not known."""
+        if not hook.spec.hook_type.batch or self.two is None or path not in self._large:
+            return None
+        of_calls = list[Followers]()
+        for small, large in zip(self._small.get(path, ()), self._large[path], strict=False):
+            of_calls.append(followers_of(_shapes(hook, *small), _shapes(hook, *large), self.two.sizes))
+        return agreed(of_calls)
+
+
+def _shapes(hook: PlannedHook, given: Any, output: Any) -> Shapes:
+    """The shapes of the tensors that the hook sees in a call of its module, by each path that they may have there."""
+    shapes = dict[str, Sequence[int]]()
+    target = hook.spec.keys.target
+    for value in _forms(hook.spec.hook_type, given, output):
+        if target is None:
+            shapes.update(_shapes_of_tensors(value))
+            continue
+        with suppress(TargetError):
+            member = get(value, target.keys)
+            for path, shape in _shapes_of_tensors(member).items():
+                shapes[joined(str(target), path)] = shape
+    return shapes
+
+
+def _forms(hook_type: HookType, given: Any, output: Any) -> Iterator[Any]:
+    """The values that hooks of this type see in a call: edits those with all their containers, observers bare ones."""
+    if hook_type is FORWARD_PRE:
+        yield given
+        yield unwrapped(given)
+    elif hook_type is BACKWARD_PRE:
+        yield (output,)
+        yield output
+    elif hook_type is BACKWARD:
+        yield given
+        yield {"grad_input": given, "grad_output": (output,)}
+        yield {"grad_input": unwrapped(given), "grad_output": output}
+    else:
+        yield output
+
+
+def _shapes_of_tensors(value: Any) -> dict[str, Sequence[int]]:
+    """The shape of each ordinary tensor of a value, by its path."""
+    with suppress(Uncopyable):  # what is in known containers has paths all the same
+        value = value if isinstance(value, Tensor) else opened(value)
+    found = dict[str, Sequence[int]]()
+    for path, leaf in leaves(value):
+        if isinstance(leaf, Tensor) and not leaf.is_nested:
+            found[path] = tuple(leaf.shape)
+    return found

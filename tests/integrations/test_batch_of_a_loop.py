@@ -1,0 +1,165 @@
+"""Which dimension is the batch in a loop of one's own, where no trial run was made before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draws import normal
+from hooking import one_hook
+from small_nets import Net
+from torch import Tensor, nn
+
+import hookrun
+
+
+def steps_first(model: Any, x: Tensor) -> Tensor:
+    output, _ = model.rnn(x.transpose(0, 1))
+    return model.head(model.act(output)[-1])  # type: ignore[no-any-return]
+
+
+def net(forward: Any = steps_first) -> Net:
+    torch.manual_seed(0)
+    return Net(forward, rnn=nn.LSTM(3, 5), act=nn.Tanh(), head=nn.Linear(5, 2))
+
+
+def activations(model: Net, x: Tensor) -> Tensor:
+    """[samples, steps, 5]: what `act` returns, with the batch first."""
+    with torch.no_grad():
+        return torch.tanh(model.rnn(x.transpose(0, 1))[0]).transpose(0, 1)
+
+
+X = normal(4, 4, 3)
+"""As many steps as samples."""
+
+
+def test_the_first_call_shows_it(tmp_path: Path) -> None:
+    model = net()
+    with hookrun.record(model, one_hook("act"), tmp_path / "run") as hooks:
+        for number in range(2):
+            hooks.samples = [4 * number + place for place in range(4)]
+            model(X + number)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["act"]
+    torch.testing.assert_close(found[:], torch.cat([activations(model, X), activations(model, X + 1)]))
+    assert found.sample_ids.tolist() == [*range(8)]
+
+
+def test_the_first_call_of_a_part_shows_it(tmp_path: Path) -> None:
+    model = Net(lambda model, x: model.inner(x), inner=net(), other=nn.Linear(3, 2))
+    spec = {**one_hook("inner.act"), "o": {"select": "other", "hook": "forward", "action": "capture"}}
+    with hookrun.record(model, spec, tmp_path / "run"):
+        model.inner(X)  # type: ignore[operator]
+        model.other(X[:, 0])  # type: ignore[operator]
+    captures = hookrun.open_run(tmp_path / "run").captures
+    torch.testing.assert_close(captures["h"]["inner.act"][:], activations(model.inner, X))  # type: ignore[arg-type]
+    assert captures["o"]["other"].sample_ids.tolist() == [*range(4)]
+
+
+def by_value(model: Any, x: Tensor) -> Tensor:
+    """What it does depends on numbers, which a trial run does not have."""
+    return steps_first(model, x if float(x.sum()) < 1e9 else -x)
+
+
+def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> None:
+    model = net(by_value)
+    with (
+        pytest.warns(
+            hookrun.HookrunWarning, match=r"h has captured a row for each firing on act.*batch_dim: 0"
+        ),
+        hookrun.record(model, one_hook("act"), tmp_path / "run"),
+    ):
+        model(X)
+    assert hookrun.open_run(tmp_path / "run").captures["h"]["act"].sample_ids.tolist() == [-1]
+
+
+def test_batch_dim_says_it(tmp_path: Path) -> None:
+    model = net(by_value)
+    with hookrun.record(model, one_hook("act", batch_dim=1), tmp_path / "run"):
+        model(X)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["act"]
+    torch.testing.assert_close(found[:], activations(model, X))
+    assert found.sample_ids.tolist() == [*range(4)]
+
+
+@pytest.mark.parametrize("of", ["shown by the call", "said"])
+def test_conditions_by_value_are_those_of_samples(of: str) -> None:
+    model = net(steps_first if of == "shown by the call" else by_value)
+    norms = activations(model, X).flatten(1).norm(dim=1)
+    above = float(norms.median())
+    when = {"value": {"of": "norm", "above": above}}
+    keys: dict[str, Any] = {} if of == "shown by the call" else {"batch_dim": 1}
+    with hookrun.hooked(model, one_hook("act", action="scale", factor=0, when=when, **keys)), torch.no_grad():
+        found = model(X)
+    kept = activations(model, X) * (norms <= above)[:, None, None]
+    torch.testing.assert_close(found, model.head(kept[:, -1]).detach())
+
+
+def test_a_loop_may_have_the_steps_first_too(tmp_path: Path) -> None:
+    model = Net(lambda model, x: model.head(model.rnn(x)[0]), rnn=nn.LSTM(3, 5), head=nn.Linear(5, 2))
+    with hookrun.record(model, one_hook("head"), tmp_path / "run"):
+        model(normal(7, 4, 3))
+        model(normal(4, 4, 3))
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["head"]
+    assert found.sample_ids.tolist() == [*range(8)]
+    with hookrun.record(model, one_hook("head"), tmp_path / "other") as hooks:
+        hooks.samples = [5, 1, 2, 3]
+        model(normal(7, 4, 3))
+    assert hookrun.open_run(tmp_path / "other").captures["h"]["head"].sample_ids.tolist() == [1, 2, 3, 5]
+
+
+def test_an_example_may_have_the_steps_first() -> None:
+    model = net(lambda model, x: model.head(model.rnn(x)[0]))
+    plan = hookrun.compile(one_hook("head"), model, example=((normal(4, 4, 3),), {}))
+    assert "h: batch dimension 1, on head" in str(plan)
+
+
+class Words(nn.Module):
+    """Blocks that have the sequence first, as those of OpenAI's CLIP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.block, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        hidden = self.block(self.embed(input_ids).transpose(0, 1))
+        return self.head(hidden.transpose(0, 1))  # type: ignore[no-any-return]
+
+
+IDS = torch.arange(9).view(3, 3)
+MASK = torch.tensor([[1, 1, 1], [0, 1, 1], [0, 0, 1]])
+
+
+def test_tokens_are_those_of_each_sequence() -> None:
+    model = Words()
+    with hookrun.hooked(model, one_hook("block", tokens=0)) as hooks, torch.no_grad():
+        model(IDS, attention_mask=MASK)
+    hidden = model.block(model.embed(IDS)).detach()
+    first = hidden[torch.arange(3), torch.tensor([0, 1, 2])]
+    torch.testing.assert_close(hooks.captures["h"]["block"][0], first)
+
+
+def test_an_edit_at_tokens_changes_these_alone() -> None:
+    model = Words()
+    with hookrun.hooked(model, one_hook("block", action="scale", factor=0, tokens=-1)), torch.no_grad():
+        found = model(IDS, attention_mask=MASK)
+    with torch.no_grad():
+        expected = model(IDS)
+        expected[:, -1] = model.head.bias
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_search_leaves_no_trace() -> None:
+    model, x = net(), X.clone()
+    model.train()
+    state, before = torch.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
+    spec = one_hook("act", action="scale", factor=1, when={"value": {"of": "norm", "above": 0}})
+    with hookrun.hooked(model, spec) as hooks:
+        found = model(x)
+    assert hooks.fired == {("h", "act"): 1}
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(x, X)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    torch.testing.assert_close(found, model(x))
