@@ -28,6 +28,12 @@ _NATURAL: dict[str, Direction] = {
     "probability": "maximize",
     "rank": "minimize",
     "kl": "minimize",
+    "auroc": "maximize",
+    "average_precision": "maximize",
+    "f1": "maximize",
+    "balanced_accuracy": "maximize",
+    "r2": "maximize",
+    "spearman": "maximize",
 }
 
 
@@ -108,7 +114,11 @@ def preferred(names: Iterable[str]) -> str | None:
 
 
 By = Literal["position", "sample"]
+Average = Literal["macro", "micro", "none"]
 MOST_METRICS = 100
+MostRows = Annotated[int, Field(strict=True, ge=1)]
+MOST_ROWS = 1_000_000
+"""The default of `task.max_rows`."""
 
 
 class Against(Section):
@@ -123,19 +133,26 @@ class Against(Section):
 class MetricKeys(Section):
     """One metric; the short form is its name alone.
 
-    name:    one of hookrun's metrics, or a function of a trusted package
-    by:      position or sample: also one line of metrics.jsonl for each, beside the mean over all
-    against: for `kl`: what the predictions are compared with; None: the same model without hooks
+    name:      one of hookrun's metrics, or a function of a trusted package
+    by:        position or sample: also one line of metrics.jsonl for each, beside the mean over all
+    against:   for `kl`: what the predictions are compared with; None: the same model without hooks
+    average:   for `f1`, `auroc`, `average_precision`: the mean over classes (macro, the default), over all rows of all
+               classes together (micro), or one value for each class (none)
+    threshold: for `f1`, `balanced_accuracy`, where there is one score for each target 0 or 1: scores above it are
+               predicted to be 1; None: 0, as for logits
     """
 
     name: Annotated[str, Field(min_length=1, max_length=1_000)]
     by: By | None = None
     against: Against | None = None
+    average: Average | None = None
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
     @model_serializer(mode="wrap")
     def _short(self, whole: Callable[[Any], dict[str, Any]]) -> Any:
         """Serialize to the name alone if no other key is given."""
-        return self.name if self.by is None and self.against is None else whole(self)
+        given = {key: value for key, value in whole(self).items() if value is not None}
+        return self.name if len(given) == 1 else given
 
 
 def _listed(raw: Any) -> Any:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError
-from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, WHERE, Metric
+from hookrun.data.info import SPLITS
+from hookrun.errors import HookrunError, listed
+from hookrun.plan.table import size
+from hookrun.spec.objective import MOST_ROWS
+from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
+from hookrun.tasks.metrics.over_split import NOT_DEFINED, SplitRows, in_order
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
 
 Line = dict[str, Any]
@@ -26,27 +31,27 @@ _WHOLE = ("", "")
 class Average:
     """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
 
-    metrics: in the order in which they are shown
-    of_loss: (output, targets) -> loss, for the loss of single samples and tokens
+    metrics:   in the order in which they are shown
+    of_loss:   (output, targets) -> loss, for the loss of single samples and tokens
+    max_rows:  how many rows are kept at most for metrics over the whole split
     """
 
     def __init__(
         self,
         metrics: Sequence[Metric] = DEFAULT,
         of_loss: Callable[[Any, Tensor], Tensor] | None = None,
+        max_rows: int = MOST_ROWS,
     ) -> None:
         self.samples = 0
+        self.max_rows = max_rows
+        self._rows = list[list[Tensor]]()  # of each batch: numbers of the samples, targets and scores
+        self._count = 0
         self._metrics = metrics
         self._of_loss = of_loss
-        computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
-        self._computed = {
-            of_tokens: [
-                [metric for metric in computed if metric.needs_target(of_tokens=of_tokens) is at_target]
-                for at_target in (False, True)
-            ]
-            for of_tokens in (False, True)
-        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
+        self._computed = {metric.name: metric for metric in metrics if metric.name != LOSS}
+        self._by_batch = set[str]()  # those of a user's own that have one value for a batch
         self._grouped = [metric for metric in metrics if metric.by is not None]
+        self._over_split = [metric for metric in metrics if metric.over is not None]
         self._cells = dict[Column, dict[int, Cell]]()
 
     def add(
@@ -74,19 +79,50 @@ class Average:
             # On the CPU `item` gives the same float64 number at a tenth of the cost.
             self._add((LOSS, *_WHOLE), 0, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         values = self._values(rows)
+        kept = None
         for name, (source, column) in values.items():
+            if self._computed[name].over is not None:
+                kept = source, column
+                continue
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
             self._add((name, *_WHOLE), 0, total, len(source))
+        if kept is not None and ids is not None:
+            self._keep(*kept, ids, split)
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
+
+    def _keep(self, rows: BatchRows, scores: Tensor, ids: Tensor, split: str) -> None:
+        """Keep rows for the metrics over the whole split."""
+        places = rows.chosen if rows.samples is None else rows.samples
+        numbers = ids if places is None else ids[places.cpu()]
+        numbers = numbers + (SPLITS.index(split) << 40)  # samples of both splits may have the same numbers
+        self._put([[each.detach().to("cpu", copy=True) for each in (numbers, rows.targets, scores)]])
+
+    def _put(self, parts: list[list[Tensor]]) -> None:
+        self._rows += parts
+        self._count += sum(len(part[0]) for part in parts)
+        if self._count > self.max_rows:
+            names = listed(metric.name for metric in self._over_split)
+            kept = size(sum(tensor.nbytes for part in self._rows for tensor in part))
+            raise HookrunError(
+                f"task.max_rows: {names} of the whole split: the scores of the first {self._count:,} rows take {kept}, "
+                f"and {self.max_rows:,} rows are allowed; limit the run by train.limit_batches, or allow more"
+            )
 
     def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
         values = dict[str, tuple[BatchRows, Tensor]]()
-        everywhere, at_targets = self._computed[rows.samples is not None]
-        for metrics in filter(None, (everywhere, at_targets)):
-            source = rows if metrics is everywhere else rows.with_targets
+        for at_targets in (False, True):
+            of_tokens = rows.samples is not None
+            metrics = [
+                metric
+                for metric in self._computed.values()
+                if metric.needs_target(of_tokens=of_tokens) is at_targets
+            ]
+            if not metrics:
+                continue
+            source = rows.with_targets if at_targets else rows
             columns: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
             for part in source.parts():
                 for metric in metrics:
@@ -96,13 +132,16 @@ class Average:
                 column_parts = columns[metric.name]
                 if metric.of_batch is not None:
                     with torch.no_grad():
-                        column_parts.append(metric.of_batch(*source.whole()).expand(len(source)))
+                        value = metric.of_batch(*source.whole())
+                    if not value.dim():
+                        self._by_batch.add(metric.name)
+                    column_parts.append(value.expand(len(source)))
                 if column_parts:
                     whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
                     values[metric.name] = source, whole
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
-                    raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")
+                    raise HookrunError(f"{metric.where}: {metric.name!r} needs {metric.needs}; {there}")
         return values
 
     @torch.no_grad()
@@ -121,10 +160,13 @@ class Average:
                 assert self._of_loss is not None
                 source = rows if rows.samples is None else rows.with_targets
                 column = losses(source, self._of_loss)
+            elif metric.name in self._by_batch:
+                raise HookrunError(
+                    f"{metric.where}.by: {metric.name!r} returned one number for a batch, by: {metric.by} needs one "
+                    "for each row; return a tensor [batch], or leave `by` out"
+                )
             elif metric.name in values:
                 source, column = values[metric.name]
-                if metric.of_batch is not None:
-                    column = sample_by_sample(source, metric.of_batch)
             else:
                 continue
             if metric.by == "position" and source.positions is not None:
@@ -147,6 +189,17 @@ class Average:
         before = cells.get(key)
         cells[key] = (total, count) if before is None else (before[0] + total, before[1] + count)
 
+    def empty(self) -> Average:
+        """An Average of the same metrics, without samples."""
+        return Average(self._metrics, self._of_loss, self.max_rows)
+
+    def means(self) -> Average:
+        """The same sums, without metrics over the whole split and without their rows."""
+        metrics = [metric for metric in self._metrics if metric.over is None]
+        means = Average(metrics, self._of_loss)
+        means.samples, means._cells = self.samples, self._cells
+        return means
+
     # ---- saved states, sums of other ranks and of steps ------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,11 +213,13 @@ class Average:
             ]
             for column, cells in self._cells.items()
         ]
-        return {"samples": self.samples, "cells": cells}
+        return {"samples": self.samples, "cells": cells, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
+        self.clear()
         self.samples = state["samples"]
+        self._put(state["rows"])
         self._cells = {
             (name, by, split): dict(
                 zip(keys.tolist(), zip(sums.tolist(), counts.tolist(), strict=True), strict=True)
@@ -176,10 +231,13 @@ class Average:
         """Forget all samples."""
         self.samples = 0
         self._cells.clear()
+        self._rows.clear()
+        self._count = 0
 
     def include(self, other: Average) -> None:
         """Add the sums of another Average of the same metrics."""
         self.samples += other.samples
+        self._put(other._rows)
         for column, cells in other._cells.items():
             for key, (total, count) in cells.items():
                 self._add(column, key, total, count)
@@ -192,6 +250,28 @@ class Average:
         columns = {name: self._cells.get((name, *_WHOLE)) for name in shown}
         totals = {name: cells[0] for name, cells in columns.items() if cells}
         return {name: shown[name](float(total) / count) for name, (total, count) in totals.items()}
+
+    def over_split(self) -> tuple[dict[str, float], list[str]]:
+        """The metrics over the whole split by name, NaN where one is not defined, and notes on them."""
+        values, notes = dict[str, float](), list[str]()
+        if not self._rows:
+            for metric in self._over_split:
+                values[metric.name] = NOT_DEFINED
+                notes.append(f"{metric.name}: not defined, because no row has a target")
+            return values, notes
+        numbers, *parts = zip(*self._rows, strict=True)
+        order = torch.cat(numbers).argsort(stable=True)
+        targets, scores = (in_order(each, order) for each in parts)
+        for metric in self._over_split:
+            rows = SplitRows(scores, targets)
+            of_metric = metric.of_split(rows)
+            values |= of_metric
+            notes += [f"{metric.name}: {note}" for note in rows.notes]
+            lacking = [name for name, value in of_metric.items() if math.isnan(value)]
+            if lacking:
+                why = rows.why_not() if metric.code is None else "the function returned NaN"
+                notes.append(f"{listed(lacking)}: not defined, because {why}")
+        return values, notes
 
     def lines(self) -> Iterator[tuple[str, Line]]:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
@@ -219,11 +299,5 @@ def losses(rows: BatchRows, of_loss: Callable[[Any, Tensor], Tensor]) -> Tensor:
 
 
 def sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
-    """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
-    if rows.samples is None:
-        return torch.stack([function(*rows.of_sample(number)).reshape(()) for number in range(len(rows))])
-    output, targets = rows.whole()
-    samples, places = rows.samples.unique(return_inverse=True)
-    of_samples = [places == number for number in range(len(samples))]
-    values = torch.stack([function(output[chosen], targets[chosen]).reshape(()) for chosen in of_samples])
-    return values[places.to(values.device)]
+    """[n]: the value of a function of a batch for each sample, computed as a batch of this sample alone."""
+    return torch.stack([function(*rows.of_sample(number)).reshape(()) for number in range(len(rows))])

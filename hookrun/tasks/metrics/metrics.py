@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -11,11 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hookrun.data import DataInfo
-from hookrun.errors import Mistakes, spec_error
+from hookrun.data import DataInfo, Split
+from hookrun.errors import Mistakes, listed, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
+from hookrun.tasks.metrics import over_split
 from hookrun.tasks.metrics.losses import UserFunction
+from hookrun.tasks.metrics.over_split import (
+    NOT_DEFINED,
+    SplitRows,
+    class_scores,
+    one_class_scores,
+    value_scores,
+)
 from hookrun.tasks.metrics.rows import RowPart, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
@@ -25,26 +34,34 @@ WHERE = "task.metrics"
 LOSS = "loss"
 LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
 ROWS_NEEDED = "scores [batch, classes] and labels [batch], or a score for each token at each position"
+CLASSES_NEEDED = (
+    "class scores [batch, classes] and labels [batch] below classes, or one score for each target 0 or 1"
+)
 
 OfRows = Callable[[RowPart], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, whose mean over all samples, or over all predicted tokens, is logged.
+    """A metric: a mean over all samples, or over all predicted tokens; or a value of the whole split.
 
     name:      its name in metrics.jsonl
     of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
-               this function, since it is computed anyway
+               this function, since it is computed anyway. For a metric over the whole split: their scores
+    over:      of a metric over the whole split: all rows -> its value, or one for each class; NaN: not defined
+    takes:     the keys `average` and `threshold`, if it has them
+    by_class:  it has one value for each class, ``name_0``, ``name_1`` and so on
     needs:     a description of the output and the targets that it needs
     rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
                only samples and tokens that have one; `all`: also tokens without a target
-    of_batch:  a user's own function, (output, targets) -> its mean over a batch, in place of `of_rows`
+    of_batch:  a user's own function in place of `of_rows`, (output, targets) of a batch -> a value for each row [n], or
+               one for the batch, without dimensions
     shown:     mean -> the value that is logged
     direction: whether to maximize or minimize it; None: not known
     code:      the code of a user's own function
     by:        it is also logged by position or by sample
     against:   for `kl`: the run with which it compares; None: the model without hooks
+    where:     its key path
     """
 
     name: str
@@ -57,6 +74,23 @@ class Metric:
     code: Code | None = None
     by: By | None = None
     against: str | None = None
+    over: Callable[[SplitRows], list[float]] | None = None
+    takes: Collection[str] = ()
+    by_class: bool = False
+    where: str = WHERE
+
+    def keys(self, classes: int) -> list[str]:
+        """Its keys in metrics.jsonl."""
+        return [f"{self.name}_{number}" for number in range(classes)] if self.by_class else [self.name]
+
+    def of_split(self, rows: SplitRows) -> dict[str, float]:
+        """Its values over the whole split by their keys; NaN if it is not defined."""
+        assert self.over is not None
+        if self.code is not None:
+            return {self.name: self.over(rows)[0]}
+        keys = self.keys(rows.classes)
+        values = self.over(rows) if rows.is_finite else [NOT_DEFINED] * len(keys)
+        return dict(zip(keys, values, strict=True))
 
     def needs_target(self, *, of_tokens: bool) -> bool:
         """Whether it is computed from the rows alone that have a target."""
@@ -139,6 +173,10 @@ def _exp(value: float) -> float:
 PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 
+AVERAGE, THRESHOLD = frozenset({"average"}), frozenset({"threshold"})
+OfClasses = partial(Metric, needs=CLASSES_NEEDED, rows="labels")
+OfValues = partial(Metric, needs="one score for each target", rows="labels")
+
 METRICS: Mapping[str, Metric] = {
     metric.name: replace(metric, direction=direction_of(metric.name))
     for metric in (
@@ -152,11 +190,20 @@ METRICS: Mapping[str, Metric] = {
         Metric(RANK, rank, ROWS_NEEDED, "labels"),
         Metric(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
         Metric(KL, kl, ROWS_NEEDED, "all"),
+        OfClasses("auroc", class_scores, over=over_split.auroc, takes=AVERAGE),
+        OfClasses("average_precision", class_scores, over=over_split.average_precision, takes=AVERAGE),
+        OfClasses("f1", class_scores, over=over_split.f1, takes=AVERAGE | THRESHOLD),
+        OfClasses("balanced_accuracy", one_class_scores, over=over_split.balanced_accuracy, takes=THRESHOLD),
+        OfValues("r2", value_scores, over=over_split.r2),
+        OfValues("spearman", value_scores, over=over_split.spearman),
     )
 }
 """Every metric of hookrun by its name."""
 
-OF_TOKENS = frozenset({LOSS, *METRICS}) - {"mean_absolute_error", "mean_squared_error"}
+OF_TOKENS = {name for name, metric in METRICS.items() if metric.over is None} - {
+    "mean_absolute_error",
+    "mean_squared_error",
+}
 """The metrics that have a value for each token, and so for each position."""
 
 DEFAULT = (METRICS[LOSS], METRICS["accuracy"])
@@ -178,6 +225,7 @@ COLUMNS = frozenset(
         "position",
         "sample",
         "tokens",
+        "note",
     }
 )
 """Other keys of lines in metrics.jsonl, which a metric cannot have as its name."""
@@ -196,9 +244,11 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
         loaded = mistakes.tried(_load, entry.name, where)
         if loaded is None:
             continue
-        metric = replace(loaded, by=entry.by, against=None if entry.against is None else entry.against.run)
+        metric = replace(_with_keys(loaded, entry, where, mistakes), by=entry.by, where=where)
         # The same metric may be listed by position, by sample and for the total.
-        for other in (each for each in metrics if each.name == metric.name):
+        for other in (
+            each for each in metrics if (each.name, each.by_class) == (metric.name, metric.by_class)
+        ):
             is_same = (other.against, other.code) == (metric.against, metric.code)
             if not is_same or other.by == metric.by:
                 mistakes.note(
@@ -210,6 +260,22 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
         metrics.append(metric)
     mistakes.refuse()
     return tuple(metrics)
+
+
+def _with_keys(metric: Metric, keys: MetricKeys, where: str, mistakes: Mistakes) -> Metric:
+    """The metric with the other keys of its entry; notes those that it does not take."""
+    given = {key: value for key in ("average", "threshold") if (value := getattr(keys, key)) is not None}
+    for key in given:
+        if key not in metric.takes:
+            names = [each.name for each in METRICS.values() if key in each.takes]
+            mistakes.note(
+                f"{where}.{key}", f"{metric.name!r} does not take it", f"it is a key of {listed(names)}"
+            )
+    if keys.by is not None and metric.over is not None:
+        mistakes.note(f"{where}.by", f"{metric.name!r} is computed over the whole split", "leave it out")
+    over = partial(metric.over, **given) if metric.over is not None and given else metric.over
+    against = None if keys.against is None else keys.against.run
+    return replace(metric, over=over, by_class=keys.average == "none", against=against)
 
 
 def _load(name: str, where: str) -> Metric:
@@ -229,8 +295,19 @@ def _load(name: str, where: str) -> Metric:
             f"'{own.text}' has the attribute direction={direction!r}",
             "expected 'maximize' or 'minimize'",
         )
-    mean = UserFunction.of(own, {}, where).mean
-    return Metric(own.name, of_batch=mean, direction=direction, code=own.code)
+    function, over = UserFunction.of(own, {}, where), getattr(own.target, "over", None)
+    metric = Metric(own.name, of_batch=function.values, direction=direction, code=own.code)
+    if over is None:
+        return metric
+    if over != "split":
+        raise spec_error(where, f"'{own.text}' has the attribute over={over!r}", "expected 'split'")
+    return replace(
+        metric,
+        of_batch=None,
+        of_rows=lambda part: part.scores,
+        rows="labels",
+        over=lambda rows: [function.number(rows.scores, rows.targets)],
+    )
 
 
 def measured(
@@ -240,6 +317,7 @@ def measured(
     splits: Iterable[str],
     *,
     with_loss: bool = True,
+    training: Split | None = None,
 ) -> dict[str, Direction | None]:
     """``split/name`` of each metric -> whether to maximize or minimize it.
 
@@ -248,6 +326,7 @@ def measured(
 
     names:     `task.metrics`
     with_loss: the loss is computed even if it is not listed
+    training:  the split that is trained on, for which metrics over a whole split are not computed
 
     Raises SpecError for metrics that cannot be loaded.
     """
@@ -257,7 +336,11 @@ def measured(
             target is not None and not target.dtype.is_floating_point and train.loss.name != "output"
         )
         metrics = metrics if has_accuracy else (METRICS[LOSS],)
-    directions = {metric.name: metric.direction for metric in metrics}
-    if with_loss:
-        directions.setdefault(LOSS, METRICS[LOSS].direction)
-    return {f"{split}/{name}": each for split in splits for name, each in directions.items()}
+    classes = info.num_classes or math.prod(() if target is None else target.shape)
+    return {
+        f"{split}/{key}": metric.direction
+        for split in splits
+        for metric in (*metrics, *([METRICS[LOSS]] if with_loss else []))
+        if metric.over is None or split != training
+        for key in metric.keys(classes)
+    }

@@ -1,0 +1,192 @@
+"""Metrics over a whole split, by scikit-learn and SciPy, from the scores and targets of all rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookrun.errors import listed
+from hookrun.spec.objective import Average
+from hookrun.tasks.metrics.rows import RowPart
+
+OfColumn = Callable[[np.ndarray, np.ndarray], float]
+NOT_DEFINED = math.nan
+
+
+# ---- the rows that fit ----------------------------------------------------------------------------------------------
+
+
+def class_scores(part: RowPart) -> Tensor | None:
+    """The scores, if they are [n, classes] for labels [n], or one for each target 0 or 1."""
+    scores, targets = part.scores, part.targets
+    if part.of_labels and scores.shape[1] > 1:
+        return scores if bool(((targets >= 0) & (targets < scores.shape[1])).all()) else None
+    is_binary = scores.dim() < 3 and bool(((targets == 0) | (targets == 1)).all())
+    return value_scores(part) if is_binary else None
+
+
+def one_class_scores(part: RowPart) -> Tensor | None:
+    """As `class_scores`, of rows with one target."""
+    return class_scores(part) if part.targets.numel() == len(part.targets) else None
+
+
+def value_scores(part: RowPart) -> Tensor | None:
+    """The scores, if there is one for each target."""
+    return part.scores if part.scores.numel() == part.targets.numel() > 0 else None
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """All rows of a pass in the order of the samples, on the CPU.
+
+    scores:  [n, ...] float32 or float64; a list of n tensors if their shapes differ
+    targets: [n, ...], or a list likewise
+    notes:   what a metric has to say about them
+    """
+
+    scores: Any
+    targets: Any
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Scores and targets in float64, a column for each value of a row."""
+        count = len(self.scores)
+        return self.scores.reshape(count, -1).double(), self.targets.reshape(count, -1).double()
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; a single score is that of the class 1 of two."""
+        return max(self.values[0].shape[1], 2)
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether a row has a target 0 or 1 for each class."""
+        return self.values[1].shape[1] > 1
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no score is NaN or infinite."""
+        return bool(self.values[0].isfinite().all())
+
+    def by_class(self, threshold: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Scores, and whether a row has a class, [n, classes]; a single score is taken relative to the threshold."""
+        scores, targets = self.values
+        if self.several_labels:
+            return scores - threshold, targets == 1
+        if self.classes == 2:
+            above = scores[:, 1:] - scores[:, :1] if scores.shape[1] == 2 else scores - threshold
+            scores = torch.cat([-above, above], 1)
+        return scores, targets == torch.arange(self.classes)
+
+    def why_not(self) -> str:
+        """Why a metric of these rows is not defined."""
+        if not self.is_finite:
+            return "scores are NaN or infinite"
+        there = listed(f"{value:g}" for value in self.values[1].unique().tolist())
+        return f"all or none of the rows are of one class, or all values are equal; targets: {there}"
+
+
+# ---- the metrics ----------------------------------------------------------------------------------------------------
+
+
+def auroc(rows: SplitRows, average: Average = "macro") -> list[float]:
+    """The area under the ROC curve, of each class against the others."""
+    from sklearn.metrics import roc_auc_score
+
+    return _ranked(roc_auc_score, rows, average)
+
+
+def average_precision(rows: SplitRows, average: Average = "macro") -> list[float]:
+    """The area under the curve of precision over recall as a sum of steps, of each class against the others."""
+    from sklearn.metrics import average_precision_score
+
+    return _ranked(average_precision_score, rows, average)
+
+
+def _ranked(function: OfColumn, rows: SplitRows, average: Average) -> list[float]:
+    scores, truth = rows.by_class()
+    if rows.classes > 2 and not rows.several_labels:
+        if bool((scores >= 0).all()) and torch.allclose(scores.sum(1), torch.ones(()).double(), atol=1e-3):
+            rows.notes.append("the scores of each row add up to 1, and are taken as probabilities")
+        else:
+            scores = scores.softmax(1)
+    elif average != "none" and not rows.several_labels:
+        scores, truth = scores[:, 1:], truth[:, 1:]
+    if average == "micro":
+        scores, truth = scores.reshape(-1, 1), truth.reshape(-1, 1)
+    return _of_columns(function, scores, truth, average)
+
+
+def _of_columns(function: OfColumn, scores: Tensor, truth: Tensor, average: Average = "macro") -> list[float]:
+    """function(truth, scores) of each column, or the mean; not defined where the truth is all equal."""
+    values = list[float]()
+    for column, of_scores in zip(truth.numpy().T, scores.numpy().T, strict=True):
+        is_constant = column.min() == column.max()
+        values.append(NOT_DEFINED if is_constant else float(function(column, of_scores)))
+    return values if average == "none" else [float(np.mean(values))]
+
+
+def f1(rows: SplitRows, average: Average = "macro", threshold: float = 0.0) -> list[float]:
+    """The harmonic mean of precision and recall; a class that no row has, and none is predicted, does not count."""
+    from sklearn.metrics import f1_score
+
+    return _decided(f1_score, rows, average, threshold)
+
+
+def balanced_accuracy(rows: SplitRows, threshold: float = 0.0) -> list[float]:
+    """The mean over the classes of the fraction of a class's rows that are right."""
+    from sklearn.metrics import recall_score
+
+    return _decided(recall_score, rows, "macro", threshold)
+
+
+def _decided(
+    function: Callable[..., Any], rows: SplitRows, average: Average, threshold: float
+) -> list[float]:
+    single = rows.values[0] if rows.several_labels or rows.values[0].shape[1] == 1 else None
+    if single is not None and threshold == 0 and bool(((single >= 0) & (single <= 1)).all()):
+        rows.notes.append(
+            "all scores lie between 0 and 1, and those above 0 count as 1; for probabilities set threshold: 0.5"
+        )
+    scores, truth = rows.by_class(threshold)
+    predicted = scores > 0
+    if not rows.several_labels:
+        predicted = torch.nn.functional.one_hot(scores.argmax(1), rows.classes)
+    way = None if average == "none" else average
+    found = function(truth.long().numpy(), predicted.long().numpy(), average=way, zero_division=np.nan)
+    values: list[float] = np.atleast_1d(found).tolist()
+    return values
+
+
+def r2(rows: SplitRows) -> list[float]:
+    """The coefficient of determination, the mean over the values of a row."""
+    from sklearn.metrics import r2_score
+
+    return _of_columns(r2_score, *rows.values)
+
+
+def spearman(rows: SplitRows) -> list[float]:
+    """Spearman's rank correlation, the mean over the values of a row."""
+    from scipy.stats import spearmanr
+
+    def correlation(truth: np.ndarray, scores: np.ndarray) -> float:
+        is_constant = scores.min() == scores.max()
+        return NOT_DEFINED if is_constant else float(spearmanr(truth, scores).statistic)
+
+    return _of_columns(correlation, *rows.values)
+
+
+def in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor | list[Tensor]:
+    """The rows of all parts in this order; a list if their shapes differ."""
+    if len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(list(parts))[order]
+    rows = [row for part in parts for row in part]
+    return [rows[place] for place in order.tolist()]
