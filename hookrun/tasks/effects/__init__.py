@@ -235,13 +235,7 @@ class EffectsTask(TaskOfOneSplit):
     def lines(self, prepared: Prepared) -> list[str]:
         """What is moved."""
         metric = prepared.metrics[0]
-        of_what = "each sample"
-        if metric.over is not None:
-            of_what = "the whole split"
-        elif metric.of_batch is not None:
-            of_what = "each sample, or of each batch if it returns one number"
-        elif metric.name == "loss" and prepared.loss.code is not None:
-            of_what = "each sample as a batch of one"
+        of_what = "each sample" if metric.over is None else "the whole split"
         moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metric.name} of {of_what}"
         observers = [hook.spec.name for hook in prepared.plan.hooks if hook.spec.action.observes]
         see = f"{listed(observers)}: in the pass without {self.hook} only"

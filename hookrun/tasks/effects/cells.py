@@ -213,10 +213,12 @@ class Cells:
         nothing = torch.full((1 if self._over_split else samples,), torch.nan, dtype=torch.float64)
         self.plain, self.clean = nothing.clone(), nothing.clone()
         self.values = nothing.repeat(len(jobs), 1)
+        self._columns = {str(number): self.values[number] for number in jobs}
+        self._columns |= {PLAIN: self.plain, CLEAN: self.clean}
         # The rows of a metric over the whole split: without the hook, of the other run, and of each job by its number.
-        places = (PLAIN, CLEAN, *map(str, jobs)) if self._over_split else ()
-        self._rows = {place: context.measuring.average() for place in places}
-        self._notes = dict[str, list[str]]()
+        places = self._columns if self._over_split else ()
+        self._rows = {place: context.measuring.average(share=len(places)) for place in places}
+        self._notes = list[str]()
 
     # ---- saved states, results -------------------------------------------------------------------------------------
 
@@ -237,8 +239,11 @@ class Cells:
     def effects(self, split: Split) -> Effects:
         """The means over samples, or the metric over the split, in the order of the axes."""
         for place, average in self._rows.items():
-            values, self._notes[place] = average.over_split()
-            self._column(place)[:] = values[self._reading.metric.name]
+            if not average.samples:
+                continue  # no other run
+            values, notes = average.over_split()
+            self._columns[place][:] = values[self._reading.metric.name]
+            self._notes = notes if place == PLAIN else self._notes
         plain, exact = self.plain.nanmean(), self._placed(EXACT)
         tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: self.plain}
         if len(exact):
@@ -265,22 +270,17 @@ class Cells:
         return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
 
     def _faults(self) -> Iterator[str]:
-        """A line for each cell and kind of job in which the hook makes the metric of a sample NaN or infinite.
-
-        Of a metric over the whole split, the notes on it.
-        """
+        """Notes on the metric without the hook; a line for each cell and kind of job that makes it NaN or infinite."""
+        yield from (f"without the hook: {note}" for note in self._notes)
         axes, metric = self._moved.grid.axes, self._reading.metric.name
         wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
-        plain = self._notes.get(PLAIN, [])
-        yield from (f"without the hook: {note}" for note in plain)
-        for number, (job, count) in enumerate(zip(self._moved.jobs, wrong, strict=True)):
-            labels = ", ".join(
-                f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
-            )
-            if self._over_split:
-                yield from (f"{labels}: {note}" for note in self._notes[str(number)] if note not in plain)
-            elif count:
-                yield f"{labels}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
+        for job, count in zip(self._moved.jobs, wrong, strict=True):
+            if count:
+                labels = (
+                    f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
+                )
+                samples = "" if self._over_split else f" for {counted(count, 'sample')}"
+                yield f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite{samples}"
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
@@ -394,19 +394,13 @@ class Cells:
             if passes is not None:
                 passes.copies = 1
 
-    def _column(self, place: str) -> Tensor:
-        """[samples]: the metric of a job by its number, without the hook (PLAIN) or of the other run (CLEAN)."""
-        if place == PLAIN:
-            return self.plain
-        return self.clean if place == CLEAN else self.values[int(place)]
-
     def _keep(self, place: str, batch: Batch, copy: Any) -> None:
         """Keep the metric of each sample of a batch, or the rows of a metric over the whole split."""
         if self._over_split:
             self._rows[place].add(None, self._reading.rows(copy), ids=batch.ids, split=batch.split)
         else:
             values = self._reading.values(copy)
-            self._column(place)[batch.ids] = values.detach().to("cpu", torch.float64)
+            self._columns[place][batch.ids] = values.detach().to("cpu", torch.float64)
 
     # ---- random numbers --------------------------------------------------------------------------------------------
 

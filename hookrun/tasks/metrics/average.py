@@ -12,9 +12,8 @@ from torch import Tensor
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.table import size
-from hookrun.spec.objective import MOST_ROWS
 from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
-from hookrun.tasks.metrics.over_split import NOT_DEFINED, SplitRows, in_order
+from hookrun.tasks.metrics.over_split import SplitRows, in_order
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
 
 Line = dict[str, Any]
@@ -40,7 +39,7 @@ class Average:
         self,
         metrics: Sequence[Metric] = DEFAULT,
         of_loss: Callable[[Any, Tensor], Tensor] | None = None,
-        max_rows: int = MOST_ROWS,
+        max_rows: float = math.inf,
     ) -> None:
         self.samples = 0
         self.max_rows = max_rows
@@ -141,6 +140,8 @@ class Average:
                     values[metric.name] = source, whole
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
+                    if rows.scores is not None:
+                        there += f", the scores {list(rows.scores.shape)}"
                     raise HookrunError(f"{metric.where}: {metric.name!r} needs {metric.needs}; {there}")
         return values
 
@@ -254,11 +255,11 @@ class Average:
     def over_split(self) -> tuple[dict[str, float], list[str]]:
         """The metrics over the whole split by name, NaN where one is not defined, and notes on them."""
         values, notes = dict[str, float](), list[str]()
-        if not self._rows:
-            for metric in self._over_split:
-                values[metric.name] = NOT_DEFINED
-                notes.append(f"{metric.name}: not defined, because no row has a target")
+        if not self._over_split:
             return values, notes
+        if not self._rows:
+            first = self._over_split[0]
+            raise HookrunError(f"{first.where}: {first.name!r} has no value, because no row has a target")
         numbers, *parts = zip(*self._rows, strict=True)
         order = torch.cat(numbers).argsort(stable=True)
         targets, scores = (in_order(each, order) for each in parts)

@@ -357,13 +357,6 @@ class UserFunction:
             )
         return loss.reshape(())
 
-    def number(self, output: Any, target: Any) -> float:
-        """The metric of all samples. HookrunError if the function does not return a number."""
-        value = _as_numbers(returned := self._value(output, target))
-        if value is None or value.numel() != 1:
-            raise self._wrong(returned, "expected one number")
-        return float(value)
-
     def values(self, output: Any, target: Tensor) -> Tensor:
         """The metric of a batch: one for each row [n], or one for the batch, without dimensions.
 

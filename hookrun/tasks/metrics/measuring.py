@@ -108,10 +108,10 @@ class Measuring:
         self._predicted = None if against is None else RunReferences.of(prepared.experiment).open(against)
         self._predicted_rows = dict[Split, CaptureRows]()
 
-    def average(self) -> Average:
-        """A new Average of the task's metrics, without samples. In training `means()` of it is used."""
-        task = self._prepared.task
-        return Average(self._prepared.metrics, self._prepared.loss, max_rows_of(task))
+    def average(self, share: int = 1) -> Average:
+        """A new Average of the task's metrics, without samples; it may keep 1/share of `task.max_rows`."""
+        most = max_rows_of(self._prepared.task) // share
+        return Average(self._prepared.metrics, self._prepared.loss, most)
 
     def require_all(self, values: Mapping[str, float]) -> None:
         """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""

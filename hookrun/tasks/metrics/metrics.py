@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,17 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hookrun.config.validation import parameters, unknown_arguments
 from hookrun.data import DataInfo, Split
-from hookrun.errors import Mistakes, listed, spec_error
+from hookrun.errors import Mistakes, refuse, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
-from hookrun.tasks.metrics import over_split
 from hookrun.tasks.metrics.losses import UserFunction
 from hookrun.tasks.metrics.over_split import (
     NOT_DEFINED,
     SplitRows,
+    balanced_accuracy,
     class_scores,
+    decided,
     one_class_scores,
+    r2,
+    ranked,
+    spearman,
     value_scores,
 )
 from hookrun.tasks.metrics.rows import RowPart, precise_dtype
@@ -49,7 +54,6 @@ class Metric:
     of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
                this function, since it is computed anyway. For a metric over the whole split: their scores
     over:      of a metric over the whole split: all rows -> its value, or one for each class; NaN: not defined
-    takes:     the keys `average` and `threshold`, if it has them
     by_class:  it has one value for each class, ``name_0``, ``name_1`` and so on
     needs:     a description of the output and the targets that it needs
     rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
@@ -75,7 +79,6 @@ class Metric:
     by: By | None = None
     against: str | None = None
     over: Callable[[SplitRows], list[float]] | None = None
-    takes: Collection[str] = ()
     by_class: bool = False
     where: str = WHERE
 
@@ -173,7 +176,6 @@ def _exp(value: float) -> float:
 PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 
-AVERAGE, THRESHOLD = frozenset({"average"}), frozenset({"threshold"})
 OfClasses = partial(Metric, needs=CLASSES_NEEDED, rows="labels")
 OfValues = partial(Metric, needs="one score for each target", rows="labels")
 
@@ -190,12 +192,12 @@ METRICS: Mapping[str, Metric] = {
         Metric(RANK, rank, ROWS_NEEDED, "labels"),
         Metric(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
         Metric(KL, kl, ROWS_NEEDED, "all"),
-        OfClasses("auroc", class_scores, over=over_split.auroc, takes=AVERAGE),
-        OfClasses("average_precision", class_scores, over=over_split.average_precision, takes=AVERAGE),
-        OfClasses("f1", class_scores, over=over_split.f1, takes=AVERAGE | THRESHOLD),
-        OfClasses("balanced_accuracy", one_class_scores, over=over_split.balanced_accuracy, takes=THRESHOLD),
-        OfValues("r2", value_scores, over=over_split.r2),
-        OfValues("spearman", value_scores, over=over_split.spearman),
+        OfClasses("auroc", class_scores, over=partial(ranked, "roc_auc_score")),
+        OfClasses("average_precision", class_scores, over=partial(ranked, "average_precision_score")),
+        OfClasses("f1", class_scores, over=partial(decided, "f1_score")),
+        OfClasses("balanced_accuracy", one_class_scores, over=balanced_accuracy),
+        OfValues("r2", value_scores, over=r2),
+        OfValues("spearman", value_scores, over=spearman),
     )
 }
 """Every metric of hookrun by its name."""
@@ -241,14 +243,13 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     metrics, mistakes = list[Metric](), Mistakes()
     for place, keys in enumerate(names):
         entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
-        loaded = mistakes.tried(_load, entry.name, where)
-        if loaded is None:
+        metric = mistakes.tried(_load, entry, where)
+        if metric is None:
             continue
-        metric = replace(_with_keys(loaded, entry, where, mistakes), by=entry.by, where=where)
         # The same metric may be listed by position, by sample and for the total.
-        for other in (
-            each for each in metrics if (each.name, each.by_class) == (metric.name, metric.by_class)
-        ):
+        for other in metrics:
+            if other.keys(1) != metric.keys(1):
+                continue
             is_same = (other.against, other.code) == (metric.against, metric.code)
             if not is_same or other.by == metric.by:
                 mistakes.note(
@@ -262,25 +263,29 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     return tuple(metrics)
 
 
-def _with_keys(metric: Metric, keys: MetricKeys, where: str, mistakes: Mistakes) -> Metric:
-    """The metric with the other keys of its entry; notes those that it does not take."""
-    given = {key: value for key in ("average", "threshold") if (value := getattr(keys, key)) is not None}
-    for key in given:
-        if key not in metric.takes:
-            names = [each.name for each in METRICS.values() if key in each.takes]
-            mistakes.note(
-                f"{where}.{key}", f"{metric.name!r} does not take it", f"it is a key of {listed(names)}"
+def _with_keys(metric: Metric, keys: MetricKeys, where: str) -> Metric:
+    """The metric with the other keys of its entry. Raises SpecError for those that it does not take."""
+    given = {"average": keys.average, "threshold": keys.threshold}
+    given = {key: value for key, value in given.items() if value is not None}
+    over = metric.over
+    known = () if over is None else (parameters(over) or {}).keys() - {"rows"}
+    refuse(unknown_arguments(given, known, where, metric.name))
+    if over is not None:
+        over = partial(over, **given)
+        if keys.by is not None:
+            raise spec_error(
+                f"{where}.by", f"{metric.name!r} is computed over the whole split", "leave it out"
             )
-    if keys.by is not None and metric.over is not None:
-        mistakes.note(f"{where}.by", f"{metric.name!r} is computed over the whole split", "leave it out")
-    over = partial(metric.over, **given) if metric.over is not None and given else metric.over
     against = None if keys.against is None else keys.against.run
-    return replace(metric, over=over, by_class=keys.average == "none", against=against)
+    by_class = keys.average == "none"
+    return replace(metric, by=keys.by, against=against, over=over, by_class=by_class, where=where)
 
 
-def _load(name: str, where: str) -> Metric:
-    if name in METRICS:
-        return METRICS[name]
+def _load(keys: MetricKeys, where: str) -> Metric:
+    return _with_keys(METRICS.get(keys.name) or _own(keys.name, where), keys, where)
+
+
+def _own(name: str, where: str) -> Metric:
     own = load(name, KIND, where)
     if own.name in COLUMNS or own.name in METRICS:
         raise spec_error(
@@ -301,13 +306,8 @@ def _load(name: str, where: str) -> Metric:
         return metric
     if over != "split":
         raise spec_error(where, f"'{own.text}' has the attribute over={over!r}", "expected 'split'")
-    return replace(
-        metric,
-        of_batch=None,
-        of_rows=lambda part: part.scores,
-        rows="labels",
-        over=lambda rows: [function.number(rows.scores, rows.targets)],
-    )
+    over = lambda rows: [float(function.values(rows.scores, rows.targets).mean())]  # noqa: E731
+    return replace(metric, of_batch=None, of_rows=lambda part: part.scores, rows="labels", over=over)
 
 
 def measured(
@@ -336,7 +336,7 @@ def measured(
             target is not None and not target.dtype.is_floating_point and train.loss.name != "output"
         )
         metrics = metrics if has_accuracy else (METRICS[LOSS],)
-    classes = info.num_classes or math.prod(() if target is None else target.shape)
+    classes = info.num_classes or max(math.prod(() if target is None else target.shape), 2)
     return {
         f"{split}/{key}": metric.direction
         for split in splits

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from hookrun.errors import listed
 from hookrun.spec.objective import Average
@@ -97,21 +98,10 @@ class SplitRows:
 # ---- the metrics ----------------------------------------------------------------------------------------------------
 
 
-def auroc(rows: SplitRows, average: Average = "macro") -> list[float]:
-    """The area under the ROC curve, of each class against the others."""
-    from sklearn.metrics import roc_auc_score
+def ranked(function: str, rows: SplitRows, average: Average = "macro") -> list[float]:
+    """A function of scikit-learn of how rows are ranked by their scores, of each class against the others."""
+    from sklearn import metrics
 
-    return _ranked(roc_auc_score, rows, average)
-
-
-def average_precision(rows: SplitRows, average: Average = "macro") -> list[float]:
-    """The area under the curve of precision over recall as a sum of steps, of each class against the others."""
-    from sklearn.metrics import average_precision_score
-
-    return _ranked(average_precision_score, rows, average)
-
-
-def _ranked(function: OfColumn, rows: SplitRows, average: Average) -> list[float]:
     scores, truth = rows.by_class()
     if rows.classes > 2 and not rows.several_labels:
         if bool((scores >= 0).all()) and torch.allclose(scores.sum(1), torch.ones(()).double(), atol=1e-3):
@@ -122,55 +112,40 @@ def _ranked(function: OfColumn, rows: SplitRows, average: Average) -> list[float
         scores, truth = scores[:, 1:], truth[:, 1:]
     if average == "micro":
         scores, truth = scores.reshape(-1, 1), truth.reshape(-1, 1)
-    return _of_columns(function, scores, truth, average)
-
-
-def _of_columns(function: OfColumn, scores: Tensor, truth: Tensor, average: Average = "macro") -> list[float]:
-    """function(truth, scores) of each column, or the mean; not defined where the truth is all equal."""
-    values = list[float]()
-    for column, of_scores in zip(truth.numpy().T, scores.numpy().T, strict=True):
-        is_constant = column.min() == column.max()
-        values.append(NOT_DEFINED if is_constant else float(function(column, of_scores)))
+    values = _of_columns(getattr(metrics, function), scores, truth)
     return values if average == "none" else [float(np.mean(values))]
 
 
-def f1(rows: SplitRows, average: Average = "macro", threshold: float = 0.0) -> list[float]:
-    """The harmonic mean of precision and recall; a class that no row has, and none is predicted, does not count."""
-    from sklearn.metrics import f1_score
+def decided(
+    function: str, rows: SplitRows, average: Average = "macro", threshold: float = 0.0
+) -> list[float]:
+    """A function of scikit-learn of the predicted classes; a class for which it has no value does not count."""
+    from sklearn import metrics
 
-    return _decided(f1_score, rows, average, threshold)
+    scores, truth = rows.by_class(threshold)
+    own = rows.values[0]
+    one_each = rows.several_labels or own.shape[1] == 1
+    if one_each and threshold == 0 and bool(((own >= 0) & (own <= 1)).all()):
+        rows.notes.append(
+            "all scores lie between 0 and 1, and those above 0 count as 1; for probabilities set threshold: 0.5"
+        )
+    predicted = scores > 0 if rows.several_labels else one_hot(scores.argmax(1), rows.classes)
+    labels = truth.long().numpy(), predicted.long().numpy()
+    way = None if average == "none" else average
+    found = getattr(metrics, function)(*labels, average=way, zero_division=np.nan)
+    return [float(value) for value in np.atleast_1d(found)]
 
 
 def balanced_accuracy(rows: SplitRows, threshold: float = 0.0) -> list[float]:
     """The mean over the classes of the fraction of a class's rows that are right."""
-    from sklearn.metrics import recall_score
-
-    return _decided(recall_score, rows, "macro", threshold)
-
-
-def _decided(
-    function: Callable[..., Any], rows: SplitRows, average: Average, threshold: float
-) -> list[float]:
-    single = rows.values[0] if rows.several_labels or rows.values[0].shape[1] == 1 else None
-    if single is not None and threshold == 0 and bool(((single >= 0) & (single <= 1)).all()):
-        rows.notes.append(
-            "all scores lie between 0 and 1, and those above 0 count as 1; for probabilities set threshold: 0.5"
-        )
-    scores, truth = rows.by_class(threshold)
-    predicted = scores > 0
-    if not rows.several_labels:
-        predicted = torch.nn.functional.one_hot(scores.argmax(1), rows.classes)
-    way = None if average == "none" else average
-    found = function(truth.long().numpy(), predicted.long().numpy(), average=way, zero_division=np.nan)
-    values: list[float] = np.atleast_1d(found).tolist()
-    return values
+    return decided("recall_score", rows, threshold=threshold)
 
 
 def r2(rows: SplitRows) -> list[float]:
     """The coefficient of determination, the mean over the values of a row."""
     from sklearn.metrics import r2_score
 
-    return _of_columns(r2_score, *rows.values)
+    return [float(np.mean(_of_columns(r2_score, *rows.values)))]
 
 
 def spearman(rows: SplitRows) -> list[float]:
@@ -181,7 +156,15 @@ def spearman(rows: SplitRows) -> list[float]:
         is_constant = scores.min() == scores.max()
         return NOT_DEFINED if is_constant else float(spearmanr(truth, scores).statistic)
 
-    return _of_columns(correlation, *rows.values)
+    return [float(np.mean(_of_columns(correlation, *rows.values)))]
+
+
+def _of_columns(function: OfColumn, scores: Tensor, truth: Tensor) -> list[float]:
+    """function(truth, scores) of each column; not defined where the truth is all equal."""
+    return [
+        NOT_DEFINED if column.min() == column.max() else float(function(column, of_scores))
+        for column, of_scores in zip(truth.numpy().T, scores.numpy().T, strict=True)
+    ]
 
 
 def in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor | list[Tensor]:

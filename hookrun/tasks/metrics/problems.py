@@ -8,7 +8,6 @@ import torch
 
 from hookrun.data import DataInfo, Split, load
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.plan.table import size
 from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
 from hookrun.run_values import RunReferences
 from hookrun.spec import Experiment, Settings
@@ -79,41 +78,26 @@ def over_split_problems(
     over_split = [metric for metric in metrics if metric.over is not None]
     if not over_split:
         return
-    first, count = over_split[0], sum(each or 0 for each in passed.values())
+    first, split = over_split[0], next(iter(passed))
+    count = sum(each or 0 for each in passed.values())
     if 0 in passed.values():
-        yield Problem(
-            first.where,
-            f"{first.name!r} is computed over the split '{next(iter(passed))}', which {info.name!r} does not have",
-            "leave it out",
-        )
-    elif count > most:
-        scores = "" if info.num_classes is None else f" (about {size(count * info.num_classes * 4)})"
+        what = f"{first.name!r} is computed over the split '{split}', which {info.name!r} does not have"
+        yield Problem(first.where, what, "leave it out")
+    if count > most:
         yield Problem(
             "task.max_rows",
-            f"{first.name!r} is computed from the scores of {count:,} samples{scores}, and {most:,} rows are allowed",
+            f"{first.name!r} is computed from the scores of {count:,} samples, and {most:,} rows are allowed",
             f"limit the run by train.limit_batches, or allow more: task.max_rows={count}",
         )
-    elif info.target is not None and info.target.dtype.is_floating_point:
-        yield from _of_float_targets(over_split, next(iter(passed)), settings, info)
-
-
-def _of_float_targets(
-    metrics: Iterable[Metric], split: Split, settings: Settings, info: DataInfo
-) -> Iterator[Problem]:
-    """A problem for each metric of classes, if one of the first targets is neither 0 nor 1. Raises SpecError."""
-    of_classes = [metric for metric in metrics if metric.needs is CLASSES_NEEDED]
-    if not of_classes:
+    of_classes = [metric for metric in over_split if metric.needs == CLASSES_NEEDED]
+    if not of_classes or not count or info.target is None or not info.target.dtype.is_floating_point:
         return
     samples = load(settings.data, split, seed=settings.seed)
     targets = [samples[number][1] for number in range(min(_MOST_READ, len(samples)))]
     others = {value for target in targets for value in target.flatten().tolist()} - {0, 1}
     for metric in of_classes if others else ():
-        yield Problem(
-            metric.where,
-            f"{metric.name!r} needs labels, or targets 0 and 1; {info.name!r} has targets {info.target} such as "
-            f"{max(others):g}",
-            "use r2 or spearman",
-        )
+        what = f"needs labels, or targets 0 and 1; {info.name!r} has targets {info.target} such as {max(others):g}"
+        yield Problem(metric.where, f"{metric.name!r} {what}", "use r2 or spearman")
 
 
 def compared_runs(settings: Settings) -> dict[str, str]:

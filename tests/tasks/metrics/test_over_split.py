@@ -355,7 +355,7 @@ def test_too_many_rows_are_refused_with_their_size(
 ) -> None:
     metrics = "task.metrics=[auroc]"
     said = refused("task=evaluate", metrics, "task.max_rows=100")
-    assert "task.max_rows: 'auroc' is computed from the scores of 359 samples (about 14.4 kB)" in said
+    assert "task.max_rows: 'auroc' is computed from the scores of 359 samples, and 100 rows" in said
     decoder = ("model=decoder", "model.args={width: 16, layers: 1, heads: 2}", "data=repeated_tokens")
     said = fails("task=evaluate", *decoder, "task.metrics=[f1]", "task.max_rows=900")
     assert said.startswith("task.max_rows: f1 of the whole split: the scores of the first ")
@@ -465,5 +465,5 @@ def test_cells_that_are_not_defined_are_told(executed: Runs) -> None:
     moved = ("task=effects", "task.hook=h", "task.over={factor: [1.0, 3e38]}", "task.metric=auroc", *FEW)
     larger = "+hooks.larger={select: relu2, hook: forward, action: scale, factor: 1e4}"
     found = executed(*moved, SCALED.format("relu1", 1.0), larger).effects
-    assert found.faults == ["factor=3e+38: auroc: not defined, because scores are NaN or infinite"]
+    assert found.faults == ["factor=3e+38: auroc (exact) is NaN or infinite"]
     assert found["exact"][1].isnan() and found["exact"][0].isfinite()

@@ -45,7 +45,8 @@ GENERATE = [
 ]
 PREDICT = [
     *("task=predict", "task.split=all", "data.workers=2", "train.limit_batches=2"),
-    *("task.metrics=[loss,accuracy,{name: probability, by: sample},auroc,{name: f1, average: none}]", "+task.backward={score: top}"),
+    "task.metrics=[loss,accuracy,{name: probability, by: sample},auroc,{name: f1, average: none}]",
+    "+task.backward={score: top}",
     "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
     "+hooks.weights={select: fc, hook: grad, action: noise}",
 ]
@@ -74,9 +75,15 @@ class Adapter(nn.Module):
 """A module of the user's own that a hook adds: it is trained, and records."""
 SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
 OWN = "+hooks.own={select: fc, hook: forward, action: python, function: 'adapters:Adapter'}"
-TRAIN = ["task=train", "task.metrics=[loss,balanced_accuracy]", "train.epochs=3", "train.checkpoint.save=last", SCHEDULE, OWN]
+METRICS = "task.metrics=[loss,balanced_accuracy]"
+TRAIN = ["task=train", METRICS, "train.epochs=3", "train.checkpoint.save=last", SCHEDULE, OWN]
 EFFECTS = [
-    *("task=effects", "task.hook=all", "task.over={module: [relu1, relu2], factor: [0.5, 2.0]}", "task.metric=auroc"),
+    *(
+        "task=effects",
+        "task.hook=all",
+        "task.over={module: [relu1, relu2], factor: [0.5, 2.0]}",
+        "task.metric=auroc",
+    ),
     "+hooks.all={select: [relu1, relu2], hook: forward, action: scale}",
 ]
 RUNS = {
