@@ -43,11 +43,18 @@ class Average:
     ) -> None:
         self.samples = 0
         self.max_rows = max_rows
-        self._rows = list[list[Tensor]]()  # of each batch: numbers of the samples, targets and scores
-        self._count = 0
+        # Name of a metric over the whole split -> of each batch: numbers of the samples, targets and scores.
+        self._rows = dict[str, list[list[Tensor]]]()
         self._metrics = metrics
         self._of_loss = of_loss
-        self._computed = {metric.name: metric for metric in metrics if metric.name != LOSS}
+        computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
+        self._computed = {
+            of_tokens: [
+                [metric for metric in computed if metric.needs_target(of_tokens=of_tokens) is at_target]
+                for at_target in (False, True)
+            ]
+            for of_tokens in (False, True)
+        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
         self._by_batch = set[str]()  # those of a user's own that have one value for a batch
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._over_split = [metric for metric in metrics if metric.over is not None]
@@ -78,50 +85,45 @@ class Average:
             # On the CPU `item` gives the same float64 number at a tenth of the cost.
             self._add((LOSS, *_WHOLE), 0, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         values = self._values(rows)
-        kept = None
+        if self._over_split and ids is not None:
+            self._keep(values, ids, split)
         for name, (source, column) in values.items():
-            if self._computed[name].over is not None:
-                kept = source, column
-                continue
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
             self._add((name, *_WHOLE), 0, total, len(source))
-        if kept is not None and ids is not None:
-            self._keep(*kept, ids, split)
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
-    def _keep(self, rows: BatchRows, scores: Tensor, ids: Tensor, split: str) -> None:
-        """Keep rows for the metrics over the whole split."""
-        places = rows.chosen if rows.samples is None else rows.samples
-        numbers = ids if places is None else ids[places.cpu()]
-        numbers = numbers + (SPLITS.index(split) << 40)  # samples of both splits may have the same numbers
-        self._put([[each.detach().to("cpu", copy=True) for each in (numbers, rows.targets, scores)]])
+    def _keep(self, values: dict[str, tuple[BatchRows, Tensor]], ids: Tensor, split: str) -> None:
+        """Take the metrics over the whole split out of `values`, and keep their rows, those of the same rows once."""
+        parts = dict[int, list[Tensor]]()
+        for name in {metric.name for metric in self._over_split} & values.keys():
+            rows, scores = values.pop(name)
+            if id(rows) not in parts:
+                places = rows.chosen if rows.samples is None else rows.samples
+                numbers = ids if places is None else ids[places.cpu()]
+                numbers = numbers + (SPLITS.index(split) << 40)  # two splits may have the same numbers
+                parts[id(rows)] = [
+                    each.detach().to("cpu", copy=True) for each in (numbers, rows.targets, scores)
+                ]
+            self._rows.setdefault(name, []).append(parts[id(rows)])
+        self._check_size()
 
-    def _put(self, parts: list[list[Tensor]]) -> None:
-        self._rows += parts
-        self._count += sum(len(part[0]) for part in parts)
-        if self._count > self.max_rows:
-            names = listed(metric.name for metric in self._over_split)
-            kept = size(sum(tensor.nbytes for part in self._rows for tensor in part))
+    def _check_size(self) -> None:
+        if self._rows and self.samples > self.max_rows:
+            kept = sum(tensor.nbytes for part in next(iter(self._rows.values())) for tensor in part)
             raise HookrunError(
-                f"task.max_rows: {names} of the whole split: the scores of the first {self._count:,} rows take {kept}, "
-                f"and {self.max_rows:,} rows are allowed; limit the run by train.limit_batches, or allow more"
+                f"task.max_rows: {listed(self._rows)} of the whole split: the scores of {self.samples:,} rows take "
+                f"{size(kept)}, and {self.max_rows:,} rows are allowed; limit the run by train.limit_batches, or allow "
+                "more"
             )
 
     def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
         values = dict[str, tuple[BatchRows, Tensor]]()
-        for at_targets in (False, True):
-            of_tokens = rows.samples is not None
-            metrics = [
-                metric
-                for metric in self._computed.values()
-                if metric.needs_target(of_tokens=of_tokens) is at_targets
-            ]
-            if not metrics:
-                continue
-            source = rows.with_targets if at_targets else rows
+        everywhere, at_targets = self._computed[rows.samples is not None]
+        for metrics in filter(None, (everywhere, at_targets)):
+            source = rows if metrics is everywhere else rows.with_targets
             columns: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
             for part in source.parts():
                 for metric in metrics:
@@ -135,7 +137,7 @@ class Average:
                     if not value.dim():
                         self._by_batch.add(metric.name)
                     column_parts.append(value.expand(len(source)))
-                if column_parts:
+                if column_parts and (metric.fits is None or metric.fits(source)):
                     whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
                     values[metric.name] = source, whole
                 elif self._metrics is not DEFAULT:
@@ -218,9 +220,7 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.clear()
-        self.samples = state["samples"]
-        self._put(state["rows"])
+        self.samples, self._rows = state["samples"], state["rows"]
         self._cells = {
             (name, by, split): dict(
                 zip(keys.tolist(), zip(sums.tolist(), counts.tolist(), strict=True), strict=True)
@@ -233,12 +233,13 @@ class Average:
         self.samples = 0
         self._cells.clear()
         self._rows.clear()
-        self._count = 0
 
     def include(self, other: Average) -> None:
         """Add the sums of another Average of the same metrics."""
         self.samples += other.samples
-        self._put(other._rows)
+        for name, parts in other._rows.items():
+            self._rows.setdefault(name, []).extend(parts)
+        self._check_size()
         for column, cells in other._cells.items():
             for key, (total, count) in cells.items():
                 self._add(column, key, total, count)
@@ -255,16 +256,14 @@ class Average:
     def over_split(self) -> tuple[dict[str, float], list[str]]:
         """The metrics over the whole split by name, NaN where one is not defined, and notes on them."""
         values, notes = dict[str, float](), list[str]()
-        if not self._over_split:
-            return values, notes
-        if not self._rows:
-            first = self._over_split[0]
-            raise HookrunError(f"{first.where}: {first.name!r} has no value, because no row has a target")
-        numbers, *parts = zip(*self._rows, strict=True)
-        order = torch.cat(numbers).argsort(stable=True)
-        targets, scores = (in_order(each, order) for each in parts)
         for metric in self._over_split:
-            rows = SplitRows(scores, targets)
+            if metric.name not in self._rows:
+                raise HookrunError(
+                    f"{metric.where}: {metric.name!r} has no value, because no row has a target"
+                )
+            numbers, targets, scores = zip(*self._rows[metric.name], strict=True)
+            order = torch.cat(numbers).argsort(stable=True)
+            rows = SplitRows(in_order(scores, order), in_order(targets, order))
             of_metric = metric.of_split(rows)
             values |= of_metric
             notes += [f"{metric.name}: {note}" for note in rows.notes]

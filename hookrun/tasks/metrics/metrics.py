@@ -21,6 +21,7 @@ from hookrun.tasks.metrics.losses import UserFunction
 from hookrun.tasks.metrics.over_split import (
     NOT_DEFINED,
     SplitRows,
+    are_classes,
     balanced_accuracy,
     class_scores,
     decided,
@@ -30,7 +31,7 @@ from hookrun.tasks.metrics.over_split import (
     spearman,
     value_scores,
 )
-from hookrun.tasks.metrics.rows import RowPart, precise_dtype
+from hookrun.tasks.metrics.rows import BatchRows, RowPart, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
 from hookrun.trust.load import load
@@ -54,6 +55,7 @@ class Metric:
     of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
                this function, since it is computed anyway. For a metric over the whole split: their scores
     over:      of a metric over the whole split: all rows -> its value, or one for each class; NaN: not defined
+    fits:      whether the values of the targets fit, as far as `of_rows` does not say it; None: any do
     by_class:  it has one value for each class, ``name_0``, ``name_1`` and so on
     needs:     a description of the output and the targets that it needs
     rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
@@ -79,6 +81,7 @@ class Metric:
     by: By | None = None
     against: str | None = None
     over: Callable[[SplitRows], list[float]] | None = None
+    fits: Callable[[BatchRows], bool] | None = None
     by_class: bool = False
     where: str = WHERE
 
@@ -176,7 +179,7 @@ def _exp(value: float) -> float:
 PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 
-OfClasses = partial(Metric, needs=CLASSES_NEEDED, rows="labels")
+OfClasses = partial(Metric, needs=CLASSES_NEEDED, rows="labels", fits=are_classes)
 OfValues = partial(Metric, needs="one score for each target", rows="labels")
 
 METRICS: Mapping[str, Metric] = {

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from hookrun.errors import listed
 from hookrun.spec.objective import Average
-from hookrun.tasks.metrics.rows import RowPart
+from hookrun.tasks.metrics.rows import BatchRows, RowPart
 
 OfColumn = Callable[[np.ndarray, np.ndarray], float]
 NOT_DEFINED = math.nan
@@ -25,12 +25,18 @@ NOT_DEFINED = math.nan
 
 
 def class_scores(part: RowPart) -> Tensor | None:
-    """The scores, if they are [n, classes] for labels [n], or one for each target 0 or 1."""
-    scores, targets = part.scores, part.targets
-    if part.of_labels and scores.shape[1] > 1:
-        return scores if bool(((targets >= 0) & (targets < scores.shape[1])).all()) else None
-    is_binary = scores.dim() < 3 and bool(((targets == 0) | (targets == 1)).all())
-    return value_scores(part) if is_binary else None
+    """The scores, if they are [n, classes] for labels [n], or one for each target."""
+    if part.of_labels and part.scores.shape[1] > 1:
+        return part.scores
+    return value_scores(part) if part.scores.dim() < 3 else None
+
+
+def are_classes(rows: BatchRows) -> bool:
+    """Whether the targets are labels of the class scores, or 0 and 1 if there is a score for each."""
+    scores, targets = rows.scores, rows.targets
+    is_label = scores is not None and scores[0].numel() > 1 and targets[0].numel() == 1
+    classes = range(scores.shape[1] if scores is not None and is_label else 2)
+    return all(value in classes for value in targets.unique().tolist())
 
 
 def one_class_scores(part: RowPart) -> Tensor | None:
