@@ -198,6 +198,8 @@ class Average:
 
     def means(self) -> Average:
         """The same sums, without metrics over the whole split and without their rows."""
+        if not self._over_split:
+            return self
         metrics = [metric for metric in self._metrics if metric.over is None]
         means = Average(metrics, self._of_loss)
         means.samples, means._cells = self.samples, self._cells

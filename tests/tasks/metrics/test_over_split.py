@@ -48,6 +48,11 @@ def nothing(outputs, targets):
 
 nothing.over = "split"
 
+def ordered(outputs, targets):
+    return (outputs[:, 0] * torch.arange(len(outputs))).sum()
+
+ordered.over = "split"
+
 def whole(output, target):
     return 0
 
@@ -379,6 +384,17 @@ def test_a_function_that_declares_it_gets_the_whole_split(executed: Runs) -> Non
     found = executed("task=predict", *DIGITS, "task.metrics=[accuracy,'ownmetrics:wer']")
     assert found.metrics[-1]["wer"] == pytest.approx(1 - found.metrics[-1]["accuracy"])
     assert load_metrics(["ownmetrics:wer"])[0].direction == "minimize"
+
+
+@pytest.mark.usefixtures("own")
+def test_its_rows_are_in_the_order_of_the_samples_split_by_split() -> None:
+    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    average = Average(load_metrics(["ownmetrics:ordered"]))
+    for ids in torch.randperm(61).split(7):
+        for split, there in (("val", scores), ("train", -scores)):
+            average.add(None, of_samples(there[ids], targets[ids]), ids=ids, split=split)
+    wanted = float((torch.cat([-scores, scores])[:, 0] * torch.arange(122)).sum())
+    assert average.over_split()[0]["ordered"] == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.usefixtures("own")
