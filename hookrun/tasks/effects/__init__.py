@@ -117,7 +117,9 @@ class EffectsTask(TaskOfOneSplit):
         if prepared.metrics[0].over is not None:
             refuse(self._over_split_problems(prepared, len(jobs)))
         line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
-        return replace(prepared, lines=(*prepared.lines, line), around=Moved(grid, jobs))
+        metrics = tuple(replace(metric, where="task.metric") for metric in prepared.metrics)
+        lines = (*prepared.lines, line)
+        return replace(prepared, lines=lines, around=Moved(grid, jobs), metrics=metrics)
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
         """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""

@@ -34,8 +34,9 @@ def class_scores(part: RowPart) -> Tensor | None:
 def are_classes(rows: BatchRows) -> bool:
     """Whether the targets are labels of the class scores, or 0 and 1 if there is a score for each."""
     scores, targets = rows.scores, rows.targets
-    is_label = scores is not None and scores[0].numel() > 1 and targets[0].numel() == 1
-    classes = range(scores.shape[1] if scores is not None and is_label else 2)
+    assert scores is not None  # else `class_scores` has refused them
+    is_one_each = scores[0].numel() == targets[0].numel()
+    classes = range(2 if is_one_each else scores.shape[1])
     return all(value in classes for value in targets.unique().tolist())
 
 
@@ -110,7 +111,7 @@ def ranked(function: str, rows: SplitRows, average: Average = "macro") -> list[f
 
     scores, truth = rows.by_class()
     if rows.classes > 2 and not rows.several_labels:
-        if bool((scores >= 0).all()) and torch.allclose(scores.sum(1), torch.ones(()).double(), atol=1e-3):
+        if bool((scores >= 0).all()) and torch.allclose(scores.sum(1), torch.ones(()).double(), atol=1e-2):
             rows.notes.append("the scores of each row add up to 1, and are taken as probabilities")
         else:
             scores = scores.softmax(1)
@@ -129,9 +130,9 @@ def decided(
     from sklearn import metrics
 
     scores, truth = rows.by_class(threshold)
-    own = rows.values[0]
-    one_each = rows.several_labels or own.shape[1] == 1
-    if one_each and threshold == 0 and bool(((own >= 0) & (own <= 1)).all()):
+    own, targets = rows.values
+    is_one_each = own.shape == targets.shape
+    if is_one_each and threshold == 0 and bool(((own >= 0) & (own <= 1)).all()):
         rows.notes.append(
             "all scores lie between 0 and 1, and those above 0 count as 1; for probabilities set threshold: 0.5"
         )
