@@ -20,6 +20,7 @@ from hookrun.store.reader import Run
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.metrics import load_metrics
 from hookrun.tasks.metrics.rows import of_samples
+from hookrun.tasks.sharded.over_ranks import sum_of
 
 Runs = Callable[..., Run]
 OF_CLASSES = ("auroc", "average_precision", "f1", "balanced_accuracy")
@@ -247,6 +248,22 @@ def test_a_key_that_a_metric_does_not_take_is_refused(entry: dict[str, Any], whe
     with pytest.raises(SpecError) as raised:
         load_metrics([MetricKeys(**entry)])
     assert [each.where for each in raised.value.errors] == [where]
+
+
+def test_the_rows_of_several_ranks_go_on_in_one() -> None:
+    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    metrics = load_metrics(["auroc"])
+    states = []
+    for rank in range(2):
+        average = Average(metrics)
+        ids = torch.arange(rank, 40, 2)
+        average.add(None, of_samples(scores[ids], targets[ids]), ids=ids, split="val")
+        states.append(average.state_dict())
+    resumed = Average(metrics)
+    resumed.load_state_dict(sum_of(states).state_dict())
+    rest = torch.arange(40, 61)
+    resumed.add(None, of_samples(scores[rest], targets[rest]), ids=rest, split="val")
+    assert resumed.over_split() == over_split(["auroc"], scores, targets)
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
