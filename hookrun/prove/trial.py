@@ -106,10 +106,12 @@ def compile_plan(
     example: Example | None = None,
     training: bool | None = None,
     backward: bool | Score = True,
+    see: Callable[[Any], None] | None = None,
 ) -> Plan:
     """Match the hooks against the model, then check them with the example, if there is one.
 
     backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
+    see:      called with the output of the model under its hooks
 
     Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others;
     SpecError if the output has no such score.
@@ -118,7 +120,8 @@ def compile_plan(
     plan, problems = resolve(spec, model, runs)
     mistakes = Mistakes(problems=problems)
     if example is not None:
-        plan = mistakes.tried(prove, plan, model, example, training=training, backward=backward) or plan
+        proven = mistakes.tried(prove, plan, model, example, training=training, backward=backward, see=see)
+        plan = proven or plan
     if mistakes.problems:
         mistakes.problems = with_origins(mistakes.problems, spec, runs)
         mistakes.refuse()
@@ -133,6 +136,7 @@ def prove(
     training: bool | None = None,
     backward: bool | Score = True,
     around: Around | None = None,
+    see: Callable[[Any], None] | None = None,
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
 
@@ -141,13 +145,14 @@ def prove(
     backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
               it, with inputs that require a gradient
     around:   what runs in place of what each hook does, see `Installation`
+    see:      called with the output of the model under its hooks
 
     Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
     """
     found = on_a_copy(
         model,
         example,
-        lambda copied, args, kwargs: _run_hooked(plan, copied, args, kwargs, backward, around),
+        lambda copied, args, kwargs: _run_hooked(plan, copied, args, kwargs, backward, around, see),
         training=training,
         with_data=not any(
             hook.spec.action.own_functions()  # a user's own code
@@ -271,6 +276,7 @@ def _run_hooked(
     kwargs: Any,
     backward: bool | Score,
     around: Around | None = None,
+    see: Callable[[Any], None] | None = None,
 ) -> ResolvedPlan:
     """Run the copy with its hooks. The plan with what was found, see `prove`."""
     if not isinstance(backward, bool):
@@ -284,6 +290,8 @@ def _run_hooked(
         shapes = _shapes_of_first_calls(plan, model)
         try:
             output = model(*args, **kwargs)
+            if see is not None:
+                see(output)
             if not isinstance(backward, bool):
                 backward(output).backward()
             elif backward:

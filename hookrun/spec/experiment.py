@@ -22,6 +22,7 @@ from hookrun.errors import shown
 from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice
 from hookrun.spec.selector import AnySelector
+from hookrun.values.index import AnyTarget
 
 MOST_NEEDS = 16
 MOST_OVERRIDES = 100
@@ -198,15 +199,17 @@ def _loss(raw: Any) -> Any:
     """Turn the short form, a name, into a loss without arguments."""
     if isinstance(raw, str):
         return {"name": raw}
-    if not isinstance(raw, Mapping | Named):
+    if raw is not None and not isinstance(raw, Mapping | Named):
         example = "cross_entropy, mypkg.losses:mine or {name: cross_entropy, label_smoothing: 0.1}"
         raise ValueError(f"found {raw!r}, expected a loss: {example}")
     return raw
 
 
-_LOSS = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"name": {"type": "string"}}}]}
-Loss = Annotated[Named, BeforeValidator(_loss), WithJsonSchema(_LOSS)]
-"""A loss by name, or a mapping of `name` and the loss's arguments."""
+_LOSS = {
+    "anyOf": [{"type": ["string", "null"]}, {"type": "object", "properties": {"name": {"type": "string"}}}]
+}
+Loss = Annotated[Named | None, BeforeValidator(_loss), WithJsonSchema(_LOSS)]
+"""A loss by name, or a mapping of `name` and the loss's arguments; None: not given."""
 
 
 class Ema(Section):
@@ -250,6 +253,8 @@ Bound = Field(default=None, gt=0, allow_inf_nan=False)
 class Train(Section):
     """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass.
 
+    loss:         None: cross_entropy if the targets are integers; other targets need one where it is computed
+    output:       the tensor of the model's output that loss and metrics read; None: the first that fits
     parameters:   the parameters to train; None: all that require a gradient
     on_nonfinite: what to do if a loss, or a gradient that the optimizer is about to use, is not finite: `error` fails,
                   `skip` skips the step, `stop` saves and ends the run
@@ -258,7 +263,8 @@ class Train(Section):
     epochs: int = Field(default=10, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
-    loss: Loss = Named.model_construct(name="cross_entropy")
+    loss: Loss = None
+    output: AnyTarget | None = None
     optimizer: Optimizer = Optimizer.model_construct(name="AdamW", lr=0.001)
     scheduler: Scheduler | None = None
     parameters: AnyChoice | None = None

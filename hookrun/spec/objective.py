@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_serializer, model_validator
 
 from hookrun.config.validation import Section
+from hookrun.values.index import AnyTarget
 
 Direction = Literal["maximize", "minimize"]
 OfRun = Literal["best", "last"]
@@ -140,6 +141,7 @@ class MetricKeys(Section):
                classes together (micro), or one value for each class (none)
     threshold: for `f1`, `balanced_accuracy`, where there is one score for each target 0 or 1: scores above it are
                predicted to be 1; None: 0, as for logits
+    of:        the tensor of the model's output that it reads; None: `train.output`
     """
 
     name: Annotated[str, Field(min_length=1, max_length=1_000)]
@@ -147,10 +149,11 @@ class MetricKeys(Section):
     against: Against | None = None
     average: Average | None = None
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    of: AnyTarget | None = None
 
     @model_serializer(mode="wrap")
     def _short(self, whole: Callable[[Any], dict[str, Any]]) -> Any:
-        """Serialize to the name alone if no other key is given."""
+        """Serialize to the keys that are given, or to the name alone."""
         given = {key: value for key, value in whole(self).items() if value is not None}
         return self.name if len(given) == 1 else given
 

@@ -210,6 +210,7 @@ LOSSES = (
     "mse",
     "l1",
     "smooth_l1",
+    "bce_with_logits",
     "huber",
     "next_token",
     "bce",

@@ -154,6 +154,7 @@ class JobCache:
     for all hooks of the same structure (`hookrun.tasks.run.prepare.structure`), until `seconds` have passed.
 
     proven:   the number of trial runs that were made
+    seen:     structure of hooks -> the output of their trial run
     unproven: the number of jobs whose shapes were not checked, because the time was up
     model:    `model_key` of the last model -> the model with its weights, or the error of building it
     tried:    structure of hooks -> the error of their trial run; None: they fit
@@ -163,6 +164,7 @@ class JobCache:
         self.proven = self.unproven = 0
         self.model = dict[str, Any]()
         self.tried = dict[str, CompileError | None]()
+        self.seen = dict[str, Any]()
         self._end = monotonic() + seconds
 
     @property

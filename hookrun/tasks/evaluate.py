@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun import data
 from hookrun.spec import HookSpec, Settings
-from hookrun.spec.objective import MOST_ROWS, Direction, Metrics, MostRows, asked
+from hookrun.spec.objective import MOST_ROWS, Direction, Metrics, MostRows
 from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
@@ -27,9 +27,9 @@ WHERE = "task.backward"
 
 
 class EvaluateTask(TaskOfSplits):
-    """Computes `train.loss` and metrics.
+    """Computes metrics.
 
-    metrics:  the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
+    metrics:  the metrics to compute; null: `train.loss` if it is given; of labels cross-entropy and accuracy
     tokens:   for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
     max_rows: for metrics over the whole split: how many samples or tokens are kept at most
     backward: the score that a backward pass without training starts from; null: no backward pass
@@ -45,7 +45,7 @@ class EvaluateTask(TaskOfSplits):
     max_rows: MostRows = MOST_ROWS
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The means of the metrics over the split, and of the loss if it is computed anyway."""
+        """The means of the metrics over the split."""
         from hookrun.tasks.metrics.metrics import measured
 
         if not self.scores and self.metrics is None:
@@ -55,7 +55,6 @@ class EvaluateTask(TaskOfSplits):
             settings.train,
             data.describe(settings.data, self.splits[0]),
             (self.split,),
-            with_loss=self.scores,
         )
 
     def scored(self) -> tuple[str, BackwardPass] | None:
@@ -108,7 +107,7 @@ class EvaluateTask(TaskOfSplits):
         from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
-        names = context.sample_names(batches.parts)
+        names, metrics = context.sample_names(batches.parts), context.prepared.metrics
         forward: Callable[[Batch], Any] = context.forward
         if self.backward is not None:
             scoring = Scoring(self.backward, WHERE, context.prepared.loss, context.measuring)
@@ -121,10 +120,10 @@ class EvaluateTask(TaskOfSplits):
             names=names,
             # task=predict stores the outputs and does not score them
             store=None if self.scores else partial(write_predictions, context),
-            measures=self.scores or self.metrics is not None,
-            with_loss=self.scores or asked(self.metrics, LOSS),
+            measures=bool(metrics),
+            with_loss=any(metric.name == LOSS for metric in metrics),
         )
-        if self.scores:
+        if metrics and self.scores:
             context.conclude(self.split, values, "epoch")
         else:
             context.conclude(self.split, {"samples": names.seen.total(), **values})

@@ -42,7 +42,7 @@ class TrainTask(TaskUnderHooks):
 
         info = data.describe(settings.data, "train")
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
-        return measured(self.metrics, settings.train, info, splits, training="train")
+        return measured(self.metrics, settings.train, info, splits, with_loss=True, training="train")
 
     def perform(self, context: RunContext) -> None:
         """Train until all epochs or steps are finished, or a check stops the run."""

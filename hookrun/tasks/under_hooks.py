@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.prove.trial import Example, Plan
     from hookrun.store.run_dir import RunDir
+    from hookrun.tasks.metrics.fit import Fit, SeenOutput
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.run.prepare import Parts, Prepared
 
@@ -37,7 +38,7 @@ class TaskUnderHooks(Task):
     loggers:     where metrics are also logged: tensorboard, wandb, mlflow
     tensorboard: true adds the logger tensorboard
 
-    scores:       the task computes `train.loss`, which may need targets
+    scores:       without `task.metrics` it computes the loss, and the accuracy of labels
     not_compiled: why it cannot run a compiled model; empty if it can
     """
 
@@ -85,10 +86,11 @@ class TaskUnderHooks(Task):
             return None
         return sum(filter(None, passes)) * (settings.train.epochs if self.trains else 1)
 
-    def scores_with_loss(self) -> bool:
-        """Whether the task computes `train.loss`, which may need targets."""
+    def scores_with_loss(self, settings: Settings) -> bool:
+        """Whether the task needs a loss: it trains, or the loss is asked for."""
         starts_from_it = (scored := self.scored()) is not None and scored[1].score == "loss"
-        return self.scores or starts_from_it or asked(metrics_of(self), "loss")
+        by_default = self.scores and metrics_of(self) is None and settings.train.loss is not None
+        return self.trains or starts_from_it or by_default or asked(metrics_of(self), "loss")
 
     def needs_output(self) -> str | None:
         """What needs the model's output, which a hook may stop; None if nothing does."""
@@ -145,6 +147,7 @@ class TaskUnderHooks(Task):
         """
         from hookrun.prove.trial import compile_plan
         from hookrun.run_values import RunReferences, differences, other_runs
+        from hookrun.tasks.metrics.fit import SeenOutput
         from hookrun.tasks.metrics.problems import over_split_problems
         from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.prepare import build, compiled, own_code, trained_parameters
@@ -167,11 +170,12 @@ class TaskUnderHooks(Task):
             )
             parts.refuse()  # the trial run, which has no output, would report more
         trained = trained_parameters(parts) if self.trains else None
-        notes = self._idle_hooks(parts)
+        notes, fit = self._idle_hooks(parts), None
         if info is not None and model is not None:
             parts.tried(lambda: parts.add(self.model_problems(experiment, info, model)))
             scored = self.scored()
             score = None if loss is None or scored is None else Scoring(scored[1], scored[0], loss)
+            seen = SeenOutput(parts.device or "cpu")
             plan = parts.tried(
                 compiled,
                 parts,
@@ -181,8 +185,10 @@ class TaskUnderHooks(Task):
                 example=self.example(info, model),
                 training=self.trains,
                 score=score,
+                seen=seen,
                 cache=cache,
             )
+            fit = self._fitted(parts, seen)
         elif model is not None and hooks.hooks:
             parts.unchecked.append("shapes were not checked, because the data is not valid")
             parts.tried(compile_plan, hooks, model, runs=runs)
@@ -201,8 +207,28 @@ class TaskUnderHooks(Task):
             code=own_code(self, settings, loss, parts.metrics),
             runs=(*plan.runs, *other_runs(experiment)),
         )
+        about = () if fit is None else fit.lines
+        notes += () if fit is None else fit.notes
         prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
-        return replace(prepared, lines=tuple(self.lines(prepared)))
+        return replace(prepared, lines=(*about, *self.lines(prepared)))
+
+    def _fitted(self, parts: Parts, seen: SeenOutput) -> Fit | None:
+        """Check loss and metrics with the output of the trial run, and choose the default metrics."""
+        from hookrun.tasks.metrics.fit import Fit
+
+        settings, info, loss = parts.experiment.settings, parts.data, parts.loss
+        needed = self.scores_with_loss(settings)
+        if info is None or loss is None or parts.metrics is None:
+            return None
+        if not needed and not self.scores and metrics_of(self) is None:
+            parts.metrics = ()
+            return None
+        is_given = settings.train.loss is not None
+        fit = Fit(seen, info, loss, parts.metrics, is_given, needed)
+        fit.check()
+        parts.add(fit.problems)
+        parts.metrics = fit.metrics
+        return fit
 
     def _idle_hooks(self, parts: Parts) -> list[str]:
         """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
@@ -273,7 +299,7 @@ class TaskUnderHooks(Task):
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
-        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
+        from hookrun.tasks.metrics.losses import ACTIVATION
         from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
@@ -281,21 +307,14 @@ class TaskUnderHooks(Task):
         if settings.compute.strategy != "none":
             from hookrun.tasks.sharded.rank_fit import settings_misfits
 
-            yield from settings_misfits(settings, scores=self.scores_with_loss())
+            yield from settings_misfits(settings, scores=self.scores_with_loss(settings))
         if self.trains:
             yield from check_optimizer(train.optimizer)
             yield from check_scheduler(train.scheduler) if train.scheduler is not None else ()
         yield from metric_problems(self, settings, info)
         if (scored := self.scored()) is not None:
             yield from score_problems(*scored, info)
-        needs_target = train.loss.name in NEED_TARGET and self.scores_with_loss()
-        if info and info.target is None and needs_target:
-            yield Problem(
-                "train.loss",
-                f"{train.loss.name!r} needs targets, and the data {info.name!r} has none",
-                "use output, output_mean or output_sum, or name a target",
-            )
-        if settings.compute.compile and train.loss.name == ACTIVATION:
+        if settings.compute.compile and train.loss is not None and train.loss.name == ACTIVATION:
             yield Problem(
                 "train.loss",
                 "'activation' reads the output of a module, which a compiled model does not have",
@@ -316,9 +335,13 @@ class TaskOfOneSplit(TaskUnderHooks):
     split: Literal["train", "val"] = "val"
 
     def unused(self, experiment: Experiment) -> list[str]:
-        """The section `train` without `limit_batches`, `log_every` and, if it is computed, the loss."""
-        used = {"limit_batches", "log_every", *(["loss"] if self.scores_with_loss() else [])}
-        return changed("train", experiment.settings.train, but=used)
+        """The section `train` without `limit_batches`, `log_every` and, if they are used, loss and output."""
+        settings, used = experiment.settings, {"limit_batches", "log_every"}
+        if self.scores_with_loss(settings):
+            used.add("loss")
+        if self.scores or metrics_of(self) is not None or self.scored() is not None:
+            used.add("output")
+        return changed("train", settings.train, but=used)
 
     @property
     def splits(self) -> tuple[Split, ...]:

@@ -45,7 +45,7 @@ task.loggers task.max_rows task.metrics task.name task.tensorboard task.tokens
 train.accumulate train.checkpoint.every.epochs
 train.checkpoint.every.minutes train.checkpoint.every.steps train.checkpoint.keep train.checkpoint.keep_done
 train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
-train.limit_batches train.log_every train.loss train.on_nonfinite
+train.limit_batches train.log_every train.loss train.on_nonfinite train.output
 train.optimizer.groups train.optimizer.lr train.optimizer.name
 train.parameters train.scheduler train.shuffle train.steps
 """

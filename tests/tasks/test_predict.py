@@ -40,12 +40,17 @@ def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit
     assert len(ids) == 9 and ids.max() < 128
 
 
-def test_data_without_targets_can_be_predicted_and_not_evaluated(executed, refused, tmp_path) -> None:
+def test_data_without_targets_can_be_predicted_and_has_no_loss(executed, refused, tmp_path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = ("data=tensors", "data.args={file: x.safetensors, input: x, target: null}")
     found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
     assert found.predictions is not None and found.predictions.shape[1:] == (3,)
-    assert "train.loss" in refused("task=evaluate", *own, "model.args.num_classes=3")
+    evaluated = executed("task=evaluate", *own, "model.args.num_classes=3", "task.split=train")
+    assert evaluated.metrics[-1]["samples"] == 16 and "loss" not in evaluated.metrics[-1]
+    loss = "task.metrics=[loss]"
+    assert "train.loss: is not given, and the data 'tensors' has no targets" in refused(
+        "task=evaluate", *own, "model.args.num_classes=3", loss
+    )
 
 
 def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(executed) -> None:

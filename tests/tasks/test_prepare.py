@@ -85,7 +85,8 @@ def test_data_without_the_target_or_the_split_is_an_error(tmp_path) -> None:
     def own(**more: Any) -> dict[str, Any]:
         return {"data": {"name": "tensors", "args": args | more}, "model": model}
 
-    assert "train.loss: 'cross_entropy' needs targets" in refusal(**own())
+    assert "train.loss: is not given, and the data 'tensors' has no targets" in refusal(**own())
+    assert "train.loss: 'mse' needs targets" in refusal(**own(), train={"loss": "mse"})
     assert prepared(**own(), train={"loss": "output_mean"})
     for task, split, fraction in (("predict", "val", 0), ("evaluate", "train", 1), ("train", "train", 1)):
         where = {"task": {"name": task, "split": split}, "train": {"loss": "output_mean"}}

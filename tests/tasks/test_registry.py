@@ -130,7 +130,8 @@ def measures(**task: object) -> dict[str, str | None]:
 def test_the_metrics_that_can_be_optimized_are_those_of_its_split() -> None:
     assert measures() == {"val/loss": "minimize", "val/accuracy": "maximize"}
     found = measures(split="train", metrics=["perplexity"])
-    assert found == {"train/loss": "minimize", "train/perplexity": "minimize"}
+    assert found == {"train/perplexity": "minimize"}
+    assert measures(metrics=["loss"]) == {"val/loss": "minimize"}
 
 
 def test_a_training_has_numbers_of_the_validation_if_there_is_one_and_of_the_epochs() -> None:

@@ -36,7 +36,7 @@ from hookrun.tasks.effects.replay import Replay, repeated
 from hookrun.tasks.metrics.average import losses
 from hookrun.tasks.metrics.measuring import Measuring, predicted_rows
 from hookrun.tasks.metrics.metrics import LOSS, PERPLEXITY
-from hookrun.tasks.metrics.rows import BatchRows, main_tensor, own_token_scores
+from hookrun.tasks.metrics.rows import BatchRows, own_token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.prepare import Prepared, as_call
@@ -60,7 +60,7 @@ class Reading:
     """
 
     def __init__(self, prepared: Prepared, measuring: Measuring, head: nn.Module | None) -> None:
-        self.metric = prepared.metrics[0]
+        self.metric, self._reader = prepared.metrics[0], prepared.loss.reader
         self._loss, self._measuring, self._head = prepared.loss, measuring, head
         self._source: BatchRows
         self._sizes: set[int]
@@ -74,12 +74,14 @@ class Reading:
 
     def see(self, output: Any) -> None:
         """Take note of the output of the unedited pass."""
-        self._sizes = {tensor.shape[0] for tensor in tensors(output) if tensor.dim()}
+        named = self._reader.named(output, self.metric.of)
+        self._sizes = {tensor.shape[0] for tensor in tensors(named) if tensor.dim()}
         if self._head is None:
             self._choose(output)
 
     def _choose(self, output: Any) -> None:
         rows = self._measuring.rows(output, self._batch, self._others)
+        rows = rows.of_paths.get(self.metric.of, rows)
         at_targets = self.metric.needs_target(of_tokens=rows.samples is not None)
         self._source = rows.with_targets if at_targets else rows
 
@@ -107,7 +109,7 @@ class Reading:
 
         whole: the output has the scores of all tokens, not only of those in `of_rows_only`
         """
-        source = self._source
+        source, output = self._source, self._reader.named(output, self.metric.of)
         if source.samples is None:
             return parts_of(output, copies, self._sizes) if copies > 1 else [output]
         scores = own_token_scores(output)
@@ -120,7 +122,7 @@ class Reading:
         """The rows of which the metric is computed."""
         source = self._source
         if source.samples is None:
-            scores = None if source.scores is None else main_tensor(copy)
+            scores = None if source.scores is None else self._reader.scores(copy, source.targets)
             return replace(source, scores=scores, output=copy)
         others = None if source.others is None else source.others[source.chosen]
         return replace(source, scores=copy, others=others, chosen=None)
@@ -161,6 +163,8 @@ class Reading:
 def usable_head(prepared: Prepared, head: str | None) -> str | None:
     """The head of a model of tokens, unless a hook sees its input, its output, or the output of a module around it."""
     if head is None or prepared.data.tokenizer is None or DECODER_IDS in parameters_of(prepared.model):
+        return None
+    if prepared.settings.train.output is not None or prepared.metrics[0].of is not None:
         return None
     around = {head.rsplit(".", up)[0] for up in range(head.count(".") + 1)} | {""}
     sees = any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hookrun.plan.table import size
 from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
 from hookrun.tasks.metrics.over_split import SplitRows, in_order
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
+from hookrun.values.index import Target
 
 Line = dict[str, Any]
 Cell = tuple[Tensor | float, int]
@@ -48,13 +50,12 @@ class Average:
         self._metrics = metrics
         self._of_loss = of_loss
         computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
-        self._computed = {
-            of_tokens: [
-                [metric for metric in computed if metric.needs_target(of_tokens=of_tokens) is at_target]
-                for at_target in (False, True)
-            ]
-            for of_tokens in (False, True)
-        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
+        # Of samples, and of tokens: the metrics that are computed from the same rows.
+        self._computed: dict[bool, dict[tuple[Target | None, bool], list[Metric]]] = {False: {}, True: {}}
+        for of_tokens, groups in self._computed.items():
+            for metric in computed:
+                source = metric.of, metric.needs_target(of_tokens=of_tokens)
+                groups.setdefault(source, []).append(metric)
         self._by_batch = set[str]()  # those of a user's own that have one value for a batch
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._over_split = [metric for metric in metrics if metric.over is not None]
@@ -90,7 +91,12 @@ class Average:
         for name, (source, column) in values.items():
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
-            self._add((name, *_WHOLE), 0, total, len(source))
+            count = len(source)
+            if source.counts is not None:
+                total = (column * source.counts.to(column.device)).sum(dtype=precise_dtype(column))
+                count = int(source.counts.sum())
+            if count:
+                self._add((name, *_WHOLE), 0, total, count)
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
@@ -121,9 +127,9 @@ class Average:
     def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
         values = dict[str, tuple[BatchRows, Tensor]]()
-        everywhere, at_targets = self._computed[rows.samples is not None]
-        for metrics in filter(None, (everywhere, at_targets)):
-            source = rows if metrics is everywhere else rows.with_targets
+        for (of, at_target), metrics in self._computed[rows.samples is not None].items():
+            source = rows if of is None else rows.of_paths[of]
+            source = source.with_targets if at_target else source
             columns: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
             for part in source.parts():
                 for metric in metrics:
@@ -139,7 +145,11 @@ class Average:
                     column_parts.append(value.expand(len(source)))
                 if column_parts and (metric.fits is None or metric.fits(source)):
                     whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
-                    values[metric.name] = source, whole
+                    # a user's own function computes its own mean
+                    values[metric.name] = (
+                        source if metric.of_batch is None else replace(source, counts=None),
+                        whole,
+                    )
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
                     if rows.scores is not None:

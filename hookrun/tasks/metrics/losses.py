@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookrun.config.validation import Section, parameters, unknown_arguments, validated, wrong_call
+from hookrun.data import DataInfo
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Problem, nearest, reason, refuse, spec_error
 from hookrun.hook_types import FORWARD
@@ -18,8 +19,9 @@ from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime import Installation
 from hookrun.runtime.part import Part
 from hookrun.runtime.site import HookSite
-from hookrun.spec.experiment import Named
-from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise_dtype
+from hookrun.spec.experiment import Named, Train
+from hookrun.tasks.metrics.output import OutputReader
+from hookrun.tasks.metrics.rows import are_classes, are_labels, are_values, main_tensor, precise_dtype
 from hookrun.tasks.run.observers import Observe, matches, planned
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
@@ -31,6 +33,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 WHERE = "train.loss"
 NEXT_TOKEN = "next_token"
+LOGITS = "bce_with_logits"
 ACTIVATION = "activation"
 
 
@@ -39,7 +42,7 @@ ACTIVATION = "activation"
 
 @dataclass(frozen=True, eq=False)
 class TorchLoss:
-    """A function of torch as a loss, which compares the main tensor of the model's output with targets.
+    """A function of torch as a loss, which compares a tensor of the model's output with targets.
 
     kind: `scores`: class scores [B, classes, ...] with labels [B, ...], or with probabilities [B, classes, ...];
           `tokens`: scores [B, length, vocabulary] with the next token at each position [B, length];
@@ -55,27 +58,31 @@ class TorchLoss:
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor without dimensions. HookrunError if the output does not fit the targets."""
         scores, expected = main_tensor(output), ""
-        if self.kind == "scores" and not are_labels(scores, target) and scores.shape != target.shape:
-            expected = "it takes scores [batch, classes, ...] and labels [batch, ...]"
+        is_label = not target.is_floating_point()
+        if self.kind == "scores" and not (
+            are_labels(scores, target) if is_label else are_classes(scores, target)
+        ):
+            expected = "it takes scores [batch, classes, ...] of two or more classes, and labels [batch, ...]"
         elif self.kind == "tokens" and (scores.dim() < 3 or scores.shape[:-1] != target.shape):
             expected = "it takes scores [batch, length, vocabulary] and next tokens [batch, length]"
-        elif self.kind == "values":
-            if scores.numel() != target.numel() or (scores.dim() > 0 and scores.shape[0] != target.shape[0]):
-                expected = "output and target of a sample need as many elements"
-            else:
-                target = target.to(scores.dtype).reshape(scores.shape)
-        shape = list(scores.shape)
+        elif self.kind == "values" and not are_values(scores, target):
+            expected = "output and target of a sample need as many elements, in the same order"
+        shape, there = list(scores.shape), f"{list(target.shape)} {str(target.dtype).removeprefix('torch.')}"
         if expected:
             raise HookrunError(
-                f"{WHERE}={self.name}: the model returned shape {shape} for targets of shape {list(target.shape)}, "
-                f"and {expected}; output_mean and output_sum need no target"
+                f"{WHERE}={self.name}: the model returned shape {shape} for targets of shape {there}, and {expected}"
             )
+        if self.kind == "values":
+            target = target.to(scores.dtype).reshape(scores.shape)
+        elif is_label:
+            target = target.long()
         try:
             return self.function(scores, target, **(placed(self.args, output, target) if self.args else {}))
         except IndexError as error:  # a label beyond the scores; torch does not say how many scores there are
             classes = shape[-1 if self.kind == "tokens" else 1]
+            labels = target[target != self.ignored]
             raise HookrunError(
-                f"{WHERE}={self.name}: the labels of this batch go from {int(target.min())} to {int(target.max())}, "
+                f"{WHERE}={self.name}: the labels of this batch go from {int(labels.min())} to {int(labels.max())}, "
                 f"and the model returned shape {shape}, scores of the labels 0 to {classes - 1}; "
                 "give the model as many classes as the data has, such as model.args.num_classes"
             ) from error
@@ -86,6 +93,11 @@ class TorchLoss:
                 f"{WHERE}={self.name} with {', '.join(self.args)}: {error}; for an output of shape {shape}, targets of "
                 f"shape {list(target.shape)}"
             ) from error
+
+    @property
+    def ignored(self) -> int:
+        """The target of what is not to be predicted."""
+        return int(self.args.get("ignore_index", IGNORED))
 
 
 def placed(args: Mapping[str, Any], output: Any, target: Tensor) -> dict[str, Any]:
@@ -125,7 +137,8 @@ _OF_TORCH = (
     TorchLoss("smooth_l1", F.smooth_l1_loss, "values"),
     TorchLoss("huber", F.huber_loss, "values"),
     TorchLoss(NEXT_TOKEN, _next_token, "tokens"),
-    TorchLoss("bce", F.binary_cross_entropy_with_logits, "values"),
+    TorchLoss(LOGITS, F.binary_cross_entropy_with_logits, "values"),
+    TorchLoss("bce", F.binary_cross_entropy_with_logits, "values"),  # its former name
 )
 
 LOSSES: Mapping[str, Loss] = {
@@ -136,10 +149,16 @@ LOSSES: Mapping[str, Loss] = {
 }
 """`output` is the loss that the model returns; `output_mean` and `output_sum` are computed from any output."""
 
+OF_ANY = ("output_mean", "output_sum")
+"""Losses of the main tensor, whatever it is."""
+
 SUMS = frozenset({"output_sum"})
 """Losses that are a sum over the batch; all others are a mean."""
 
 NEED_TARGET = frozenset(loss.name for loss in _OF_TORCH)
+
+OF_VALUES = tuple(loss.name for loss in _OF_TORCH if loss.kind == "values")
+"""Losses that compare numbers, for which a predicted class has no meaning."""
 
 NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
 """Names that mean the next-token loss if targets are tokens."""
@@ -240,6 +259,12 @@ class ActivationLoss:
         return -mean if self.keys.maximize else mean
 
 
+class ClassKeys(Section):
+    """`class_dim`: the dimension of the class scores, 1 or the last one, -1; None: the one that fits."""
+
+    class_dim: Literal[1, -1] | None = None
+
+
 # ---- the loss of an experiment -------------------------------------------------------------------------------------
 
 
@@ -250,6 +275,7 @@ class TrainLoss:
     code:   the code of a user's own loss; None for one of hookrun's
     sums:   it is the sum over a batch; otherwise the mean
     module: the module that computes it; None: a function does
+    reader: finds in the model's output what it computes the loss from
     """
 
     name: str
@@ -257,21 +283,49 @@ class TrainLoss:
     code: Code | None = None
     sums: bool = False
     module: nn.Module | None = None
+    reader: OutputReader = field(default_factory=OutputReader)
+
+    @property
+    def ignored(self) -> int | None:
+        """The label that does not count in its mean over labels; None: it is not a mean over labels."""
+        if not isinstance(self.function, TorchLoss) or self.function.kind != "scores":
+            return None
+        return self.function.ignored
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor without dimensions."""
+        output = self.reader.named(output)
+        if isinstance(self.function, TorchLoss):
+            output = self.reader.read(output, target, self.function.kind)
         return self.function(output, target)
 
 
-def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
+def loss_of(train: Train, info: DataInfo | None) -> Named | None:
+    """The loss that `train.loss` names. Without it cross-entropy if the targets are integers; else None."""
+    if train.loss is not None or info is None or info.target is None or info.target.dtype.is_floating_point:
+        return train.loss
+    return Named(name="cross_entropy")
+
+
+def _no_loss(output: Any, target: Tensor) -> Tensor:
+    raise HookrunError(f"{WHERE}: is not given")
+
+
+def load_loss(named: Named | None, reader: OutputReader | None = None, *, tokens: bool = False) -> TrainLoss:
     """The loss that `train.loss` names, with checked arguments.
 
+    named:  None: no loss; it is an error to compute it
     tokens: targets are the next token of each position; then cross_entropy means `next_token`
 
     Raises SpecError for an unknown name, for code that is not trusted, and for arguments that the loss does not take.
     """
+    reader = reader or OutputReader()
+    if named is None:
+        return TrainLoss("", _no_loss, reader=reader)
     name = NEXT_TOKEN if tokens and named.name == "cross_entropy" else named.name
     args = {key: _as_tensor(key, value) for key, value in named.args.items()}
+    if name in ("cross_entropy", "nll") and "class_dim" in args:
+        reader.class_dim = validated(ClassKeys, {"class_dim": args.pop("class_dim")}, WHERE).class_dim
     if tokens and name in NEED_TARGET and name != NEXT_TOKEN:
         raise spec_error(
             WHERE,
@@ -279,17 +333,17 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
             f"use {NEXT_TOKEN}, or output if the model computes its own loss",
         )
     if name == ACTIVATION:
-        return TrainLoss(name, ActivationLoss(args, WHERE))
+        return TrainLoss(name, ActivationLoss(args, WHERE), reader=reader)
     if name in LOSSES:
         loss = LOSSES[name]
         if args:
             refuse(_wrong_arguments(loss, name, args))
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
-        return TrainLoss(name, loss, sums=name in SUMS)
+        return TrainLoss(name, loss, sums=name in SUMS, reader=reader)
     own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
     function = UserFunction.of(own, args, WHERE)
     module = function.call if isinstance(function.call, nn.Module) else None
-    return TrainLoss(own.name, function.loss, own.code, module=module)
+    return TrainLoss(own.name, function.loss, own.code, module=module, reader=reader)
 
 
 def _as_tensor(key: str, value: Any) -> Any:

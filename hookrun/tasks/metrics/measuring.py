@@ -18,12 +18,14 @@ from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pas
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
-from hookrun.tasks.base import max_rows_of, metric_tokens_of
+from hookrun.tasks.base import max_rows_of, metric_tokens_of, metrics_of
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
-from hookrun.tasks.metrics.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
+from hookrun.tasks.metrics.metrics import KL, LOGIT_DIFFERENCE, WHERE
 from hookrun.tasks.metrics.rows import (
     BatchRows,
+    are_labels,
+    label_counts,
     main_tensor,
     of_samples,
     of_tokens,
@@ -32,6 +34,7 @@ from hookrun.tasks.metrics.rows import (
 )
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
+from hookrun.values.index import Target
 
 _PATHS = ("logits", "[0]", "out")
 """The paths of the scores in an output with several tensors, in order of preference."""
@@ -94,6 +97,7 @@ class Measuring:
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
+        self._reader = prepared.loss.reader
         self._names = {metric.name for metric in prepared.metrics}
         scored = prepared.task.scored()
         self._needs_answers = LOGIT_DIFFERENCE in self._names | {scored and scored[1].score}
@@ -115,7 +119,7 @@ class Measuring:
 
     def require_all(self, values: Mapping[str, float]) -> None:
         """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""
-        if self._prepared.metrics is DEFAULT and self._rule is None:
+        if metrics_of(self._prepared.task) is None and self._rule is None:
             return
         means = [metric.name for metric in self._prepared.metrics if metric.over is None]
         for name in [name for name in means if name not in values]:
@@ -136,9 +140,12 @@ class Measuring:
         weight = None
         if not batch.data.of_tokens:
             rows = self.rows(output, batch, others)
-        elif self._prepared.metrics is DEFAULT and self._rule is None:
+            if self._prepared.loss.ignored is not None and rows.counts is not None:
+                weight = int(rows.counts.sum())
+        elif metrics_of(self._prepared.task) is None and self._rule is None:
             target = batch.target
-            by_token = of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
+            named = self._reader.named(output)
+            by_token = of_tokens(named, target, target != IGNORED, torch.zeros_like(target))
             rows = BatchRows(None, target) if by_token is None else by_token
         else:
             rows = self.rows(output, batch, others)
@@ -153,8 +160,25 @@ class Measuring:
 
         others: the output of the model without its hooks, if a metric compares with it
         """
-        found = self._tokens(output, batch) if batch.data.of_tokens else of_samples(output, batch.target)
-        return self._compared(found, batch, others) if KL in self._names else found
+        paths = dict.fromkeys(metric.of for metric in self._prepared.metrics)
+        found = {path: self._rows(output, batch, others, path) for path in (None, *paths)}
+        return replace(found.pop(None), of_paths={path: rows for path, rows in found.items() if path})
+
+    def _rows(self, output: Any, batch: Batch, others: Any, path: Target | None) -> BatchRows:
+        """The rows as they are read at a metric's own path, or at `train.output`."""
+        named = self._reader.named(output, path)
+        if batch.data.of_tokens:
+            found = self._tokens(named, batch)
+        else:
+            found = of_samples(named, self._known(batch.target), self._reader.scores)
+            if found.scores is not None and are_labels(found.scores, batch.target):
+                found = replace(found, counts=label_counts(self._known(batch.labels)))
+        return self._compared(found, batch, self._reader.named(others, path)) if KL in self._names else found
+
+    def _known(self, target: Tensor) -> Tensor:
+        """The targets, with IGNORED where the loss ignores them."""
+        ignored = self._prepared.loss.ignored
+        return target if ignored in (None, IGNORED) else target.masked_fill(target == ignored, IGNORED)
 
     def _loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
@@ -168,8 +192,9 @@ class Measuring:
 
     def scored(self, output: Any, batch: Batch) -> BatchRows:
         """The rows of the chosen tokens, whose scores keep their gradient. HookrunError as `add` raises it."""
-        rows = self._tokens(output, batch)
-        return replace(rows, scores=main_tensor(output).flatten(0, 1))
+        named = self._reader.named(output)
+        rows = self._tokens(named, batch)
+        return replace(rows, scores=main_tensor(named).flatten(0, 1))
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
@@ -221,7 +246,9 @@ class Measuring:
             scores: Tensor | None = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
         else:
             scores = (
-                own_token_scores(others) if batch.data.of_tokens else of_samples(others, batch.target).scores
+                own_token_scores(others)
+                if batch.data.of_tokens
+                else of_samples(others, batch.target, self._reader.scores).scores
             )
         if scores is None or scores.dim() < 2:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")

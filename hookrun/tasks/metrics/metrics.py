@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from hookrun.config.validation import parameters, unknown_arguments
 from hookrun.data import DataInfo, Split
+from hookrun.data.samples import IGNORED
 from hookrun.errors import Mistakes, refuse, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
-from hookrun.tasks.metrics.losses import UserFunction
+from hookrun.tasks.metrics.losses import OF_VALUES, UserFunction, loss_of
 from hookrun.tasks.metrics.over_split import (
     NOT_DEFINED,
     SplitRows,
@@ -31,14 +32,16 @@ from hookrun.tasks.metrics.over_split import (
     spearman,
     value_scores,
 )
-from hookrun.tasks.metrics.rows import BatchRows, RowPart, precise_dtype
+from hookrun.tasks.metrics.rows import BatchRows, RowPart, are_values, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
 from hookrun.trust.load import load
+from hookrun.values.index import Target
 
 WHERE = "task.metrics"
 LOSS = "loss"
 LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
+VALUES_NEEDED = "as many numbers as targets, in the same order"
 ROWS_NEEDED = "scores [batch, classes] and labels [batch], or a score for each token at each position"
 CLASSES_NEEDED = (
     "class scores [batch, classes] and labels [batch] below classes, or one score for each target 0 or 1"
@@ -68,6 +71,7 @@ class Metric:
     by:        it is also logged by position or by sample
     against:   for `kl`: the run with which it compares; None: the model without hooks
     where:     its key path
+    of:        the tensor of the model's output that it reads; None: `train.output`
     """
 
     name: str
@@ -80,6 +84,7 @@ class Metric:
     code: Code | None = None
     by: By | None = None
     against: str | None = None
+    of: Target | None = None
     over: Callable[[SplitRows], list[float]] | None = None
     fits: Callable[[BatchRows], bool] | None = None
     by_class: bool = False
@@ -108,7 +113,7 @@ class Metric:
 
 def is_right(part: RowPart) -> Tensor | None:
     """1 if the target has the largest score, else 0; of several labels (pixels), the fraction that is right."""
-    return _of_each(part.scores.argmax(1) == part.targets) if part.fits_labels else None
+    return _of_each(part.scores.argmax(1) == part.targets, part.targets) if part.fits_labels else None
 
 
 def is_among(most: int, part: RowPart) -> Tensor | None:
@@ -116,16 +121,20 @@ def is_among(most: int, part: RowPart) -> Tensor | None:
     if not part.fits_labels:
         return None
     largest = part.scores.topk(min(most, part.scores.shape[1]), dim=1).indices
-    return _of_each((largest == part.targets.unsqueeze(1)).any(1))
+    return _of_each((largest == part.targets.unsqueeze(1)).any(1), part.targets)
 
 
-def _of_each(right: Tensor) -> Tensor:
-    return right if right.dim() == 1 else right.float().flatten(1).mean(1)
+def _of_each(right: Tensor, targets: Tensor) -> Tensor:
+    """[n]: the share of the labels of each row that are right, of those that are to be predicted."""
+    if right.dim() == 1:
+        return right
+    known = (targets != IGNORED).flatten(1).sum(1)
+    return right.flatten(1).sum(1) / known.clamp(min=1)
 
 
 def difference(measure: Callable[[Tensor], Tensor], part: RowPart) -> Tensor | None:
     """The mean of measure(output - target) over the elements of a row."""
-    if part.scores.numel() != part.targets.numel() or not part.scores.numel():
+    if not are_values(part.scores, part.targets) or not part.scores.numel():
         return None
     error = part.scores - part.targets.reshape(part.scores.shape).to(part.scores.dtype)
     return measure(error).reshape(len(error), -1).mean(1)
@@ -188,8 +197,8 @@ METRICS: Mapping[str, Metric] = {
         Metric(LOSS),
         Metric("accuracy", is_right, LABELS_NEEDED),
         Metric("top5_accuracy", partial(is_among, 5), LABELS_NEEDED),
-        Metric("mean_absolute_error", partial(difference, torch.abs)),
-        Metric("mean_squared_error", partial(difference, torch.square)),
+        Metric("mean_absolute_error", partial(difference, torch.abs), VALUES_NEEDED),
+        Metric("mean_squared_error", partial(difference, torch.square), VALUES_NEEDED),
         Metric(PERPLEXITY, surprisal, ROWS_NEEDED, "labels", shown=_exp),
         Metric(PROBABILITY, probability, ROWS_NEEDED, "labels"),
         Metric(RANK, rank, ROWS_NEEDED, "labels"),
@@ -253,7 +262,7 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
         for other in metrics:
             if other.keys(1) != metric.keys(1):
                 continue
-            is_same = (other.against, other.code) == (metric.against, metric.code)
+            is_same = (other.against, other.code, other.of) == (metric.against, metric.code, metric.of)
             if not is_same or other.by == metric.by:
                 mistakes.note(
                     where,
@@ -281,7 +290,7 @@ def _with_keys(metric: Metric, keys: MetricKeys, where: str) -> Metric:
             )
     against = None if keys.against is None else keys.against.run
     by_class = keys.average == "none"
-    return replace(metric, by=keys.by, against=against, over=over, by_class=by_class, where=where)
+    return replace(metric, by=keys.by, against=against, over=over, by_class=by_class, where=where, of=keys.of)
 
 
 def _load(keys: MetricKeys, where: str) -> Metric:
@@ -319,13 +328,13 @@ def measured(
     info: DataInfo,
     splits: Iterable[str],
     *,
-    with_loss: bool = True,
+    with_loss: bool = False,
     training: Split | None = None,
 ) -> dict[str, Direction | None]:
     """``split/name`` of each metric -> whether to maximize or minimize it.
 
-    Without `task.metrics` the accuracy is included if the targets are labels and train.loss is not `output`: whether a
-    model that computes its own loss also returns scores is not known before the run.
+    Without `task.metrics` the accuracy is included if the targets are labels, unless the loss compares numbers or the
+    model computes it: whether it also returns scores is not known before the run.
 
     names:     `task.metrics`
     with_loss: the loss is computed even if it is not listed
@@ -333,12 +342,13 @@ def measured(
 
     Raises SpecError for metrics that cannot be loaded.
     """
-    target, metrics = info.target, load_metrics(names)
+    target, metrics, loss = info.target, load_metrics(names), loss_of(train, info)
     if names is None:
-        has_accuracy = (
-            target is not None and not target.dtype.is_floating_point and train.loss.name != "output"
-        )
-        metrics = metrics if has_accuracy else (METRICS[LOSS],)
+        has_labels = target is not None and not target.dtype.is_floating_point
+        if loss is None:
+            metrics = ()
+        elif not has_labels or loss.name == "output" or loss.name in OF_VALUES:
+            metrics = (METRICS[LOSS],)
     classes = info.num_classes or max(math.prod(() if target is None else target.shape), 2)
     return {
         f"{split}/{key}": metric.direction

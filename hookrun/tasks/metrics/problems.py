@@ -205,7 +205,7 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
         yield Problem(
             f"{where}.by", f"{name!r} is computed for a whole batch, not for each token", "use by: sample"
         )
-    loss = settings.train.loss.name
+    loss = "" if settings.train.loss is None else settings.train.loss.name
     if name != LOSS or keys.by is None:
         return
     if loss == "output":
@@ -214,7 +214,7 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
             "with train.loss=output the model returns one number for the batch",
             "use another train.loss, or the metric perplexity",
         )
-    elif of_tokens and loss not in NEXT_TOKEN_LOSSES:
+    elif of_tokens and loss and loss not in NEXT_TOKEN_LOSSES:
         yield Problem(
             f"{where}.by",
             f"train.loss={loss} is not computed token by token",

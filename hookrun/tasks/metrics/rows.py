@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.values.containers import children, rebuild, tensors
+from hookrun.values.index import Target
 from hookrun.values.tensors import computable
 
 MOST_NUMBERS = 2**23
@@ -68,6 +69,8 @@ class BatchRows:
     positions: [N], the position of each token, counted from its sample's first real token
     answers, wrong, others: see `RowPart`; `others` [R, classes] has all rows
     output:    for rows that are samples, the model's whole output
+    counts:    [N] on the CPU, how many labels of each row are to be predicted; None: each row counts once
+    of_paths:  path of a metric's own, `of` -> the rows that it is computed from
     """
 
     scores: Tensor | None
@@ -79,6 +82,8 @@ class BatchRows:
     wrong: Tensor | None = None
     others: Tensor | None = None
     output: Any = None
+    counts: Tensor | None = None
+    of_paths: Mapping[Target | None, BatchRows] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -92,7 +97,10 @@ class BatchRows:
         if bool(kept.all()):
             return self
         found = {name: getattr(self, name) for name in ("samples", "positions", "answers", "wrong")}
-        columns = {name: None if column is None else column[kept] for name, column in found.items()}
+        columns: dict[str, Any] = {
+            name: None if column is None else column[kept] for name, column in found.items()
+        }
+        columns["counts"] = None  # each row that is left has one target
         everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
         return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
 
@@ -152,8 +160,35 @@ def main_tensor(output: Any) -> Tensor:
 
 
 def are_labels(scores: Tensor, target: Tensor) -> bool:
-    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...]."""
-    return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
+    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...]; one class is not a choice."""
+    return scores.dim() > 1 and scores.shape[1] > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
+
+
+def are_classes(scores: Tensor, target: Tensor) -> bool:
+    """Whether both have the shape of one number for each class: [B, classes, ...]."""
+    return scores.dim() > 1 and scores.shape[1] > 1 and scores.shape == target.shape
+
+
+def are_values(scores: Tensor, target: Tensor) -> bool:
+    """Whether the target can be reshaped to the scores without a change of order.
+
+    They differ only in dimensions of size 1, or one of them has the elements of a sample in a row.
+    """
+    if scores.numel() != target.numel() or scores.shape[:1] != target.shape[:1]:
+        return False
+    ours, theirs = ([size for size in each.shape[1:] if size != 1] for each in (scores, target))
+    return ours == theirs or len(ours) == 1 or len(theirs) == 1
+
+
+def label_counts(labels: Tensor, ignored: int = IGNORED) -> Tensor | None:
+    """[B]: how many labels of each sample are to be predicted; None: one label of each.
+
+    labels: [B, ...]; `ignored` where nothing is to be predicted
+    """
+    known = labels != ignored
+    if labels.is_floating_point() or (labels.dim() == 1 and bool(known.all())):
+        return None
+    return known.flatten(1).sum(1) if labels.dim() > 1 else known.to(torch.int64)
 
 
 def precise_dtype(value: Tensor) -> torch.dtype:
@@ -178,10 +213,13 @@ def own_token_scores(output: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def of_samples(output: Any, target: Tensor) -> BatchRows:
-    """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target."""
-    is_tensor = isinstance(output, Tensor)
-    scores = main_tensor(output).detach() if is_tensor or next(tensors(output), None) is not None else None
+def of_samples(
+    output: Any,
+    target: Tensor,
+    read: Callable[[Any, Tensor], Tensor] = lambda output, target: main_tensor(output),
+) -> BatchRows:
+    """A row for each sample: its part of the tensor that is read, if that has one for each sample, and its target."""
+    scores = read(output, target).detach() if next(tensors(output), None) is not None else None
     if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
         scores = None
     return BatchRows(scores, target, output=output)

@@ -111,7 +111,7 @@ class Attributing:
         """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""
         if self._scoring.keys.score != "top":
             return self._scoring, batch
-        target = main_tensor(output).argmax(-1)
+        target = main_tensor(self._scoring.loss.reader.named(output)).argmax(-1)
         if batch.data.of_tokens and metric_tokens_of(self._context.prepared.task) is None:
             target = target.masked_fill(batch.target == IGNORED, IGNORED)
         return replace(self._scoring, keys=BackwardPass(score="label")), replace(batch, target=target)

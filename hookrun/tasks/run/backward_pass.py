@@ -54,7 +54,7 @@ class Scoring:
 
     def of_samples(self, output: Any, target: Tensor, batch: Batch | None) -> Tensor:
         """[B]: the score of each sample; [1] if `output` has no row for each sample."""
-        output = rebuild(output, _precise)
+        output = rebuild(self.loss.reader.named(output), _precise)
         scores, samples = main_tensor(output), target.shape[0]
         by_row = scores.dim() > 0 and scores.shape[0] == samples
         if self.keys.score == "output":

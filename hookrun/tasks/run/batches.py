@@ -19,6 +19,7 @@ from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
 from hookrun.spec import Settings
 from hookrun.spec.when import Wanted, typed
+from hookrun.tasks.metrics.rows import label_counts
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.session import all_seeded, seeded
 from hookrun.values.containers import rebuild
@@ -79,10 +80,15 @@ class Batch:
         """[B] int64 on the CPU, the token of the wrong answer; None if the data does not name one."""
         return self.data.wrong(self.ids)
 
-    @property
-    def weight(self) -> Tensor | int:
-        """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
-        return (self.target != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
+    def weight(self, ignored: int | None) -> Tensor | int:
+        """The weight of its mean loss: the number of samples, or of the labels or tokens to be predicted.
+
+        ignored: the label that does not count in a mean over labels; None: the loss is a mean over samples
+        """
+        if self.data.of_tokens:
+            return (self.target != IGNORED).sum()
+        counts = None if ignored is None else label_counts(self.labels, ignored)
+        return int(counts.sum()) if counts is not None and self.ids.numel() else self.ids.numel()
 
     def copied(self) -> Batch:
         """The batch with copies of its inputs, into which a model may write."""

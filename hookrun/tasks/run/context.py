@@ -181,7 +181,7 @@ class RunContext:
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The loss of the batch."""
         with self.autocast():
-            return self.prepared.loss.function(output, batch.target)
+            return self.prepared.loss(output, batch.target)
 
     def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
         """The writer of samples.jsonl for these splits, with the texts of tokens."""
@@ -189,7 +189,7 @@ class RunContext:
         if data.tokenizer is not None:
             decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
             log_texts = None if decode is None else partial(self.sink.log_texts, decode)
-        return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
+        return SampleNames(self.run_dir, parts, self.prepared.loss.reader, log_texts)
 
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it, one without rows with an empty Average."""

@@ -27,10 +27,12 @@ from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, Task, metrics_of, model_key
+from hookrun.tasks.metrics.fit import SeenOutput
 from hookrun.tasks.metrics.losses import WHERE as LOSS
-from hookrun.tasks.metrics.losses import ActivationLoss, TrainLoss, load_loss
+from hookrun.tasks.metrics.losses import ActivationLoss, TrainLoss, load_loss, loss_of
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
 from hookrun.tasks.metrics.metrics import Metric, load_metrics
+from hookrun.tasks.metrics.output import OutputReader
 from hookrun.tasks.run.session import device_named, session
 from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
 from hookrun.tasks.training.parameter_groups import Trained, chosen
@@ -164,7 +166,9 @@ def build(
     parts.device = parts.tried(device_named, settings.compute.device)
     info = parts.data = parts.tried(data.describe, settings.data, split) if with_data else None
     of_tokens = info is not None and info.tokenizer is not None
-    parts.loss = parts.tried(load_loss, settings.train.loss, tokens=of_tokens)
+    classes = None if info is None else info.vocab_size or info.num_classes
+    reader = OutputReader(settings.train.output, classes)
+    parts.loss = parts.tried(load_loss, loss_of(settings.train, info), reader, tokens=of_tokens)
     if parts.loss is not None and parts.loss.module is not None and parts.device is not None:
         parts.loss.module.to(parts.device)
     parts.metrics = parts.tried(load_metrics, metrics_of(settings.task))
@@ -278,6 +282,7 @@ def compiled(
     example: Example,
     training: bool,
     score: Score | None,
+    seen: SeenOutput,
     cache: JobCache | None = None,
 ) -> Plan:
     """Compile the hooks for the model, and check them by a trial run with an example.
@@ -286,6 +291,7 @@ def compiled(
     example:  the arguments of a model call
     training: whether the model is trained; otherwise a backward pass follows the forward only if there is a score
     score:    (output, targets) -> the score from which a backward pass without training starts
+    seen:     takes note of the output
     cache:    of a sweep, for one trial run for all jobs with the same structure of hooks
 
     Two jobs have the same structure of hooks if model, data, task and `compute` are the same, and the hooks differ only
@@ -300,20 +306,24 @@ def compiled(
     compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
     backward = training if score is None else lambda output: score(output, target, None)
     if cache is None:
-        return compiling(example=example, backward=backward)
-    loss = None if score is None else settings.train.loss.model_dump(mode="json")
+        return compiling(example=example, backward=backward, see=seen.see)
+    loss = (
+        None if score is None or settings.train.loss is None else settings.train.loss.model_dump(mode="json")
+    )
     key = json.dumps([model_key(settings), training, loss, structure(hooks)])
     if key not in cache.tried and not cache.is_over:
         cache.proven += 1
-        cache.tried[key] = None
+        cache.tried[key], cache.seen[key] = None, seen
         try:
-            return compiling(example=example, backward=backward)
+            return compiling(example=example, backward=backward, see=seen.see)
         except CompileError as error:
             cache.tried[key] = error
             raise
     if (refusal := cache.tried.get(key)) is not None:
         raise refusal
     cache.unproven += key not in cache.tried
+    if key in cache.seen:
+        vars(seen).update(vars(cache.seen[key]))
     return compiling(backward=training)
 
 

@@ -22,6 +22,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.store.format import SAMPLES
 from hookrun.store.run_dir import RunDir
+from hookrun.tasks.metrics.output import OutputReader
 from hookrun.tasks.run.batches import Batch, Batches
 
 MOST_WORST = 16
@@ -37,7 +38,7 @@ class SampleNames:
     """Writes the file, the class, the predicted class and the loss of each sample.
 
     The class is written if the target is a label. The predicted class and the cross-entropy of the label are written
-    if the output has a score for each class. For the first sequences of tokens, tokens and targets are written too;
+    if the output has one score for each class. For the first sequences of tokens, tokens and targets are written too;
     pictures use them to label their axes.
 
     log_texts: called with the tokens that were written; None: their texts are not recorded
@@ -46,7 +47,7 @@ class SampleNames:
 
     run_dir: RunDir
     parts: Mapping[Split, Batches]
-    num_classes: int | None
+    reader: OutputReader
     log_texts: Callable[[list[int]], None] | None = None
     seen: Counter[str] = field(default_factory=Counter, init=False)
     _worst: list[tuple[float, str, int]] = field(default_factory=list, init=False)
@@ -73,17 +74,18 @@ class SampleNames:
     def _classes(self, target: Tensor, output: Any) -> dict[str, list[Any]]:
         """`class`, `predicted_class` (with the largest score) and `loss` (cross-entropy) of each sample of a batch.
 
-        Empty if the targets are not labels; without the last two if the output is not scores [B, classes]; without the
+        Empty if the targets are not labels; without the last two if the output has no scores [B, classes]; without the
         loss if a label is not one of these classes.
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
             return {}
-        columns, least = {"class": target.tolist()}, max(self.num_classes or 2, 2)
-        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(target):
+        columns = {"class": target.tolist()}
+        named = self.reader.named(output)
+        if (place := self.reader.place(named, target, "scores")) is None:
             return columns
-        if not output.is_floating_point() or output.shape[1] < least:
+        scores = place.of(named).detach()
+        if self.reader.classes not in (None, scores.shape[1]):  # it may be an embedding
             return columns
-        scores = output.detach()
         columns["predicted_class"] = scores.argmax(1).tolist()
         if all(0 <= label < scores.shape[1] for label in columns["class"]):
             losses = F.cross_entropy(scores.float(), target.to(torch.int64), reduction="none")

@@ -42,8 +42,8 @@ def settings_misfits(settings: Settings, *, scores: bool) -> Iterator[Problem]:
             "use bf16, or compute=ddp",
         )
     loss = settings.train.loss
-    given = [key for key in _WEIGHTED if key in loss.args]
-    if scores and loss.name in _MEAN_OF_LABELS and given:
+    given = [] if loss is None else [key for key in _WEIGHTED if key in loss.args]
+    if loss is not None and scores and loss.name in _MEAN_OF_LABELS and given:
         yield Problem(
             f"train.loss.{given[0]}",
             f"{', '.join(given)} makes {loss.name} a weighted mean, which is not the mean of the ranks' means",

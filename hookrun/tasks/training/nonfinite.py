@@ -466,7 +466,7 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
                 return at + _of_loss(context, already, tracer.forward.origin, batch, output, loss)
             if wrong is None:
                 scaled = scaler.scale(loss * (len(batch.ids) / samples))
-                tracer.follow_backward(scaled, f"the loss {context.settings.train.loss.name}")
+                tracer.follow_backward(scaled, f"the loss {context.prepared.loss.name}")
                 scaled.backward()
                 origin = tracer.backward.origin
                 if origin is not None and not all_finite(_gradients(model).values()):
@@ -491,7 +491,7 @@ def _of_loss(
     if origin is None or not not_finite(output):
         if bad := not_finite(batch.target):
             return f"the targets of the batch are not finite: {bad}{_samples(batch, batch.target)}"
-        return f"first made by the loss {context.settings.train.loss.name}, from a finite output and finite targets"
+        return f"first made by the loss {context.prepared.loss.name}, from a finite output and finite targets"
     if origin.path is None:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
     hooks = context.prepared.plan.hooks

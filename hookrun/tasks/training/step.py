@@ -161,8 +161,8 @@ class StepGradients:
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """The factor of each micro-batch's loss."""
-        weights = [batch.weight for batch in group]
-        whole = max(sum(weights), 1)  # sequences may have nothing to predict
+        weights = [batch.weight(self.context.prepared.loss.ignored) for batch in group]
+        whole = max(sum(weights), 1)  # samples may have nothing to predict
         return [weight / whole for weight in weights]
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:

@@ -158,7 +158,7 @@ def test_scores_without_a_gradient_are_refused_before_the_run(refused, tmp_path)
     assert "task.backward.class: found -1" in said("{score: class, class: -1}")
     assert "did you mean 'label'?" in said("{score: lable}")
     assert "the data 'tensors' has no targets" in said("{score: label}", *own)
-    assert "train.loss: 'cross_entropy' needs targets" in said("{score: loss}", *own)
+    assert "train.loss: is not given, and the data 'tensors' has no targets" in said("{score: loss}", *own)
     assert "model returns one for the batch" in said("{score: loss}", "train.loss=output")
 
 

@@ -37,7 +37,7 @@ def test_a_training_ends_with_its_metrics_checkpoints_and_directory(run, capsys)
     *_, train, val, kept, where, page = printed.splitlines()
     assert re.fullmatch(r"epoch 1/1  train loss \d\.\d+ +accuracy \d+\.\d %", train)
     assert val.startswith(" " * 11 + "val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
-    assert printed.count("loss") == 2, "once each"
+    assert printed.count("loss ") == 2, "once each"
     assert kept == "checkpoints: best.safetensors, last.safetensors"
     assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
 
