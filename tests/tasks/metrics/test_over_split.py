@@ -494,9 +494,10 @@ def test_what_a_grid_cannot_measure_over_the_split_is_refused(refused: Callable[
     assert "a cell has one value" in refused(*moved, each)
 
 
-def test_a_metric_that_does_not_fit_is_an_error_at_its_key(fails: Callable[..., str]) -> None:
+def test_a_metric_that_does_not_fit_is_an_error_at_its_key(executed: Runs) -> None:
     moved = (*MOVED, SCALED.format("[relu1, relu2]", 1.0), *FEW, "task.metric=r2")
-    assert fails(*moved).startswith("task.metric: 'r2' needs one score for each target")
+    with pytest.raises(HookrunError, match=r"task\.metric: 'r2' needs one score for each target"):
+        executed(*moved)
 
 
 def test_cells_that_are_not_defined_are_told(executed: Runs) -> None:
