@@ -29,6 +29,12 @@ _NATURAL: dict[str, Direction] = {
     "probability": "maximize",
     "rank": "minimize",
     "kl": "minimize",
+    "auroc": "maximize",
+    "average_precision": "maximize",
+    "f1": "maximize",
+    "balanced_accuracy": "maximize",
+    "r2": "maximize",
+    "spearman": "maximize",
 }
 
 
@@ -109,7 +115,11 @@ def preferred(names: Iterable[str]) -> str | None:
 
 
 By = Literal["position", "sample"]
+Average = Literal["macro", "micro", "none"]
 MOST_METRICS = 100
+MostRows = Annotated[int, Field(strict=True, ge=1)]
+MOST_ROWS = 1_000_000
+"""The default of `task.max_rows`."""
 
 
 class Against(Section):
@@ -124,15 +134,21 @@ class Against(Section):
 class MetricKeys(Section):
     """One metric; the short form is its name alone.
 
-    name:    one of hookrun's metrics, or a function of a trusted package
-    by:      position or sample: also one line of metrics.jsonl for each, beside the mean over all
-    against: for `kl`: what the predictions are compared with; None: the same model without hooks
-    of:      the tensor of the model's output that it reads; None: `train.output`
+    name:      one of hookrun's metrics, or a function of a trusted package
+    by:        position or sample: also one line of metrics.jsonl for each, beside the mean over all
+    against:   for `kl`: what the predictions are compared with; None: the same model without hooks
+    average:   for `f1`, `auroc`, `average_precision`: the mean over classes (macro, the default), over all rows of all
+               classes together (micro), or one value for each class (none)
+    threshold: for `f1`, `balanced_accuracy`, where there is one score for each target 0 or 1: scores above it are
+               predicted to be 1; None: 0, as for logits
+    of:        the tensor of the model's output that it reads; None: `train.output`
     """
 
     name: Annotated[str, Field(min_length=1, max_length=1_000)]
     by: By | None = None
     against: Against | None = None
+    average: Average | None = None
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
     of: AnyTarget | None = None
 
     @model_serializer(mode="wrap")

@@ -232,6 +232,12 @@ METRICS = (
     "rank",
     "logit_difference",
     KL,
+    "auroc",
+    "average_precision",
+    "f1",
+    "balanced_accuracy",
+    "r2",
+    "spearman",
 )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
 from hookrun.spec import Experiment, HookSpec, Settings, TaskKeys
 from hookrun.spec.experiment import Section
-from hookrun.spec.objective import Direction, Goal, MetricKeys, direction_of, preferred
+from hookrun.spec.objective import MOST_ROWS, Direction, Goal, MetricKeys, direction_of, preferred
 from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import Tokens
 
@@ -106,6 +106,11 @@ def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
 def metric_tokens_of(task: TaskKeys) -> Tokens | None:
     """The tokens at which a task computes its metrics, `task.tokens`; None: at each token that is to be predicted."""
     return cast(Tokens | None, getattr(task, "tokens", None)) if hasattr(task, "metrics") else None
+
+
+def max_rows_of(task: TaskKeys) -> int:
+    """`task.max_rows`: how many rows are kept for metrics over the whole split."""
+    return cast(int, getattr(task, "max_rows", MOST_ROWS))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun import data
 from hookrun.spec import HookSpec, Settings
-from hookrun.spec.objective import Direction, Metrics
+from hookrun.spec.objective import MOST_ROWS, Direction, Metrics, MostRows
 from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
@@ -31,6 +31,7 @@ class EvaluateTask(TaskOfSplits):
 
     metrics:  the metrics to compute; null: `train.loss` if it is given; of labels cross-entropy and accuracy
     tokens:   for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
+    max_rows: for metrics over the whole split: how many samples or tokens are kept at most
     backward: the score that a backward pass without training starts from; null: no backward pass
     """
 
@@ -41,6 +42,7 @@ class EvaluateTask(TaskOfSplits):
     backward: BackwardPass | None = None
     metrics: Metrics = None
     tokens: TokensClause | None = None
+    max_rows: MostRows = MOST_ROWS
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The means of the metrics over the split."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hookrun import data
 from hookrun.spec import Settings
-from hookrun.spec.objective import Direction, Metrics
+from hookrun.spec.objective import MOST_ROWS, Direction, Metrics, MostRows
 from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.under_hooks import TaskUnderHooks
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class TrainTask(TaskUnderHooks):
     """Trains the model as configured in the section `train`.
 
-    metrics: the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
-    tokens:  for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
+    metrics:  the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
+    tokens:   for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
+    max_rows: for metrics over the whole split: how many samples or tokens are kept at most
     """
 
     task_name: ClassVar[str] = "train"
@@ -33,6 +34,7 @@ class TrainTask(TaskUnderHooks):
 
     metrics: Metrics = None
     tokens: TokensClause | None = None
+    max_rows: MostRows = MOST_ROWS
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """Loss and metrics of the training epochs and, if the data has a validation split, of the validation."""
@@ -40,7 +42,7 @@ class TrainTask(TaskUnderHooks):
 
         info = data.describe(settings.data, "train")
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
-        return measured(self.metrics, settings.train, info, splits, with_loss=True)
+        return measured(self.metrics, settings.train, info, splits, with_loss=True, training="train")
 
     def perform(self, context: RunContext) -> None:
         """Train until all epochs or steps are finished, or a check stops the run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -14,7 +14,7 @@ from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import asked
-from hookrun.tasks.base import JobCache, Task, changed, metrics_of, stopping
+from hookrun.tasks.base import JobCache, Task, changed, max_rows_of, metrics_of, stopping
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class TaskUnderHooks(Task):
         from hookrun.prove.trial import compile_plan
         from hookrun.run_values import RunReferences, differences, other_runs
         from hookrun.tasks.metrics.fit import SeenOutput
+        from hookrun.tasks.metrics.problems import over_split_problems
         from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.prepare import build, compiled, own_code, trained_parameters
 
@@ -159,6 +160,11 @@ class TaskUnderHooks(Task):
         runs = RunReferences.of(experiment, self.splits[0])
         info, model, loss, hooks, plan = parts.data, parts.model, parts.loss, experiment.hooks, None
         parts.add(self.problems(settings, info))
+        if info is not None and parts.metrics is not None:
+            splits: Sequence[Split] = ("val",) if self.trains else self.splits
+            passed = {split: samples_of_a_pass(settings, info.sizes[split]) for split in splits}
+            most = max_rows_of(self)
+            parts.tried(parts.add, over_split_problems(parts.metrics, passed, most, settings, info))
         if (stop := stopping(experiment)) is not None and (needs := self.needs_output()) is not None:
             parts.note(
                 f"{stop.where}.action",

@@ -41,7 +41,7 @@ objective.of objective.over
 seed
 strict
 tags
-task.loggers task.metrics task.name task.tensorboard task.tokens
+task.loggers task.max_rows task.metrics task.name task.tensorboard task.tokens
 train.accumulate train.checkpoint.every.epochs
 train.checkpoint.every.minutes train.checkpoint.every.steps train.checkpoint.keep train.checkpoint.keep_done
 train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs

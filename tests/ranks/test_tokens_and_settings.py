@@ -12,7 +12,7 @@ SMALL = (
 )  # fmt: skip
 METRICS = (
     "task.metrics=[loss,accuracy,perplexity,rank,kl,{name: loss, by: position},{name: rank, by: sample},"
-    "{name: kl, by: sample}]"
+    "{name: kl, by: sample},balanced_accuracy,{name: f1, average: micro}]"
 )
 LAST = "+hooks.last={select: blocks.0.resid_post, hook: forward, action: capture, tokens: -1}"
 SEEN = "+hooks.seen={select: 'blocks.*.resid_*', hook: forward, action: capture}"

@@ -21,7 +21,7 @@ from hookrun.errors import (
     refuse,
 )
 from hookrun.spec import Experiment, HookSpec, Settings
-from hookrun.spec.objective import Against, Entry, MetricKeys
+from hookrun.spec.objective import MOST_ROWS, Against, Entry, MetricKeys, MostRows
 from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.effects.over import (
     CALL,
@@ -54,12 +54,13 @@ class EffectsTask(TaskOfOneSplit):
     hook:    the name of the hook that is moved; all others stay as they are
     over:    keys of the hook -> `each`, a list of values, or {window: n, stride: m}: `module`, `heads`, `tokens`,
              `index`, `call` (of a module that is called several times in a forward), and the parameters of its action
-    metric:  a metric as in `task.metrics` of task=evaluate, computed for each sample
+    metric:  a metric as in `task.metrics` of task=evaluate, computed for each sample, or over the whole split
     tokens:  for sequences: the positions at which the metric is computed; null: all that have a target
     against: a run of task=predict: `restored` is (cell - unedited) / (its metric - unedited)
     method:  exact, gradient or both; gradient is an estimate to first order from one backward pass for all cells
     placebo: how often each cell is also computed with the values of other samples
     seeds:   how often each cell is computed, with other random numbers
+    max_rows: for a metric over the whole split: how many samples or tokens of all cells together are kept at most
     """
 
     task_name: ClassVar[str] = "effects"
@@ -77,12 +78,15 @@ class EffectsTask(TaskOfOneSplit):
     ] = (EXACT,)
     placebo: Annotated[int, Field(strict=True, ge=0, le=MOST_REPEATS)] = 0
     seeds: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 1
+    max_rows: MostRows = MOST_ROWS
 
     @field_validator("metric")
     @classmethod
     def _of_each_sample(cls, metric: MetricKeys | None) -> MetricKeys | None:
         if metric is not None and metric.by is not None:
             raise ValueError("`by` has no meaning here: the metric is computed for each sample anyway")
+        if metric is not None and metric.average == "none":
+            raise ValueError("a cell has one value: leave out average: none")
         return metric
 
     @property
@@ -129,9 +133,13 @@ class EffectsTask(TaskOfOneSplit):
             raise self._refused(error, f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE) from error
         jobs = grid.jobs(dict.fromkeys(self.method, self.seeds), self.placebo)
         sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+        if prepared.metrics[0].over is not None:
+            refuse(self._over_split_problems(prepared, len(jobs)))
         line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
         unchecked = [] if proven.unchecked is None else [f"cells unchecked: {proven.unchecked}"]
-        return replace(prepared, lines=(*prepared.lines, line, *unchecked), around=Moved(grid, jobs))
+        metrics = tuple(replace(metric, where="task.metric") for metric in prepared.metrics)
+        lines = (*prepared.lines, line, *unchecked)
+        return replace(prepared, lines=lines, around=Moved(grid, jobs), metrics=metrics)
 
     def _refused(self, error: Refusal, cells: str = "") -> Refusal:
         """The mistakes at the places where the values of the hook were given. cells: the place of those in cells."""
@@ -206,6 +214,25 @@ class EffectsTask(TaskOfOneSplit):
             ),
         )
 
+    def _over_split_problems(self, prepared: Prepared, jobs: int) -> list[Problem]:
+        """Why a metric over the whole split cannot be computed for this grid."""
+        name, size = prepared.metrics[0].name, prepared.data.sizes[self.splits[0]]
+        rows = (samples_of_a_pass(prepared.settings, size) or 0) * (jobs + 1)
+        return problems_where(
+            (
+                GRADIENT in self.method,
+                "task.method",
+                f"{name!r} is computed over the whole split, and has no gradient",
+                "use exact",
+            ),
+            (
+                rows > self.max_rows,
+                "task.max_rows",
+                f"{name!r} is computed from the scores of {rows:,} rows of all cells, {self.max_rows:,} are allowed",
+                f"use fewer cells, limit the run by train.limit_batches, or allow more: task.max_rows={rows}",
+            ),
+        )
+
     def _hook_problems(self, hook: HookSpec) -> list[Problem]:
         """Why the hook cannot be moved, or cannot be repeated with other values."""
         kind, action = hook.hook_type, hook.action
@@ -237,8 +264,9 @@ class EffectsTask(TaskOfOneSplit):
 
     def lines(self, prepared: Prepared) -> list[str]:
         """What is moved."""
-        metrics = " ".join(metric.name for metric in self.metrics)
-        moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"
+        metric = prepared.metrics[0]
+        of_what = "each sample" if metric.over is None else "the whole split"
+        moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metric.name} of {of_what}"
         observers = [hook.spec.name for hook in prepared.plan.hooks if hook.spec.action.observes]
         see = f"{listed(observers)}: in the pass without {self.hook} only"
         return [moved, *([see] if observers else [])]

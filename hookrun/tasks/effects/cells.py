@@ -33,7 +33,7 @@ from hookrun.store.states.files import SECONDS
 from hookrun.tasks.effects.grid import Job
 from hookrun.tasks.effects.moved import Activation, Moved, parts_of
 from hookrun.tasks.effects.replay import Replay, repeated
-from hookrun.tasks.metrics.average import losses, sample_by_sample
+from hookrun.tasks.metrics.average import losses
 from hookrun.tasks.metrics.measuring import Measuring, predicted_rows
 from hookrun.tasks.metrics.metrics import LOSS, PERPLEXITY
 from hookrun.tasks.metrics.rows import BatchRows, own_token_scores
@@ -118,16 +118,23 @@ class Reading:
             return list(scores.unflatten(0, (copies, -1)).unbind())
         return [part[source.chosen] for part in scores.flatten(0, 1).chunk(copies)]
 
-    def values(self, copy: Any) -> Tensor:
-        """[B]: the metric of each sample, the mean over its tokens; NaN for a sample without a token to read."""
+    def rows(self, copy: Any) -> BatchRows:
+        """The rows of which the metric is computed."""
         source = self._source
         if source.samples is None:
             scores = None if source.scores is None else self._reader.scores(copy, source.targets)
-            rows, places = replace(source, scores=scores, output=copy), source.chosen
-        else:
-            others = None if source.others is None else source.others[source.chosen]
-            rows, places = replace(source, scores=copy, others=others, chosen=None), source.samples
-        values = self._of_rows(rows)
+            return replace(source, scores=scores, output=copy)
+        others = None if source.others is None else source.others[source.chosen]
+        return replace(source, scores=copy, others=others, chosen=None)
+
+    def values(self, copy: Any) -> Tensor:
+        """[B]: the metric of each sample, the mean over its tokens; NaN for a sample without a token to read.
+
+        A metric of the user's own that has one value for a batch has it for each of its samples.
+        """
+        source = self._source
+        places = source.chosen if source.samples is None else source.samples
+        values = self._of_rows(self.rows(copy))
         if places is not None:
             places = places.to(values.device)
             counts = values.new_zeros(len(self._batch.ids)).index_add(0, places, torch.ones_like(values))
@@ -142,7 +149,7 @@ class Reading:
         if metric.name == LOSS:
             return losses(rows, self._loss)
         if metric.of_batch is not None:
-            return sample_by_sample(rows, metric.of_batch)
+            return metric.of_batch(*rows.whole()).expand(len(rows))
         assert metric.of_rows is not None
         columns = [metric.of_rows(part) for part in rows.parts()]
         known = [column for column in columns if column is not None]
@@ -183,7 +190,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 class Cells:
     """The values of all jobs, with what has to be saved to go on from the middle of a batch.
 
-    values: [jobs, samples] the metric
+    values: [jobs, samples] the metric; of a metric over the whole split [jobs, 1], filled at the end
     plain:  [samples] the metric without the hook
     clean:  [samples] the metric of the other run
     """
@@ -206,25 +213,41 @@ class Cells:
         self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
         self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
         self._together, self._done = dict[str, bool](), 0
-        nothing = torch.full((samples,), torch.nan, dtype=torch.float64)
+        self._over_split = self._reading.metric.over is not None
+        nothing = torch.full((1 if self._over_split else samples,), torch.nan, dtype=torch.float64)
         self.plain, self.clean = nothing.clone(), nothing.clone()
         self.values = nothing.repeat(len(jobs), 1)
+        self._columns = {str(number): self.values[number] for number in jobs}
+        self._columns |= {PLAIN: self.plain, CLEAN: self.clean}
+        # The rows of a metric over the whole split: without the hook, of the other run, and of each job by its number.
+        places = self._columns if self._over_split else ()
+        self._rows = {place: context.measuring.average(share=len(places)) for place in places}
+        self._notes = list[str]()
 
     # ---- saved states, results -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The values so far, and how many jobs of the batch are done."""
         position = {"together": dict(self._together), "done": self._done}
-        return {name: getattr(self, name) for name in _SAVED} | position
+        rows = {place: average.state_dict() for place, average in self._rows.items()}
+        return {name: getattr(self, name) for name in _SAVED} | position | {"rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         for name in _SAVED:
             getattr(self, name).copy_(state[name])
         self._together, self._done = dict(state["together"]), state["done"]
+        for place, average in self._rows.items():
+            average.load_state_dict(state["rows"][place])
 
     def effects(self, split: Split) -> Effects:
-        """The means over samples, in the order of the axes."""
+        """The means over samples, or the metric over the split, in the order of the axes."""
+        for place, average in self._rows.items():
+            if not average.samples:
+                continue  # no other run
+            values, notes = average.over_split()
+            self._columns[place][:] = values[self._reading.metric.name]
+            self._notes = notes if place == PLAIN else self._notes
         plain, exact = self.plain.nanmean(), self._placed(EXACT)
         tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: self.plain}
         if len(exact):
@@ -244,12 +267,15 @@ class Cells:
             "metric": self._reading.metric.name,
             "split": split,
         }
+        if self._over_split:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("_samples")}
         axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
-        samples = range(len(self.plain))
+        samples = range(0 if self._over_split else len(self.plain))
         return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
 
     def _faults(self) -> Iterator[str]:
-        """A line for each cell and kind of job in which the hook makes the metric of a sample NaN or infinite."""
+        """Notes on the metric without the hook; a line for each cell and kind of job that makes it NaN or infinite."""
+        yield from (f"without the hook: {note}" for note in self._notes)
         axes, metric = self._moved.grid.axes, self._reading.metric.name
         wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
         for job, count in zip(self._moved.jobs, wrong, strict=True):
@@ -257,7 +283,8 @@ class Cells:
                 labels = (
                     f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
                 )
-                yield f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite for {counted(count, 'sample')}"
+                samples = "" if self._over_split else f" for {counted(count, 'sample')}"
+                yield f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite{samples}"
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
@@ -289,12 +316,13 @@ class Cells:
         moved.reached, moved.records, clock.stands_in = None, False, True
         reading.see(output)
         (plain,) = reading.copies_of(output, 1)
-        self.plain[ids] = self._read(plain)
+        if is_new or not self._over_split:
+            self._keep(PLAIN, batch, plain)
         after = self._draws()
         if self._against is not None and is_new:
             scores = predicted_rows(self._against, batch.split).of(ids, Generator()).to(batch.target.device)
             (clean,) = reading.copies_of(scores, 1, whole=True)
-            self.clean[ids] = self._read(clean)
+            self._keep(CLEAN, batch, clean)
         if self._estimated and is_new:
             again()
             self._estimate(batch)
@@ -337,12 +365,12 @@ class Cells:
                 fits = self._together[entry] = False
             if fits:
                 for number, copy in zip(numbers, copies, strict=False):
-                    self.values[number, batch.ids] = self._read(copy)
+                    self._keep(str(number), batch, copy)
                 return
         for number, job in zip(numbers, jobs, strict=True):
             again()
             (copy,) = self._copies(batch, [job])
-            self.values[number, batch.ids] = self._read(copy)
+            self._keep(str(number), batch, copy)
 
     def _copies(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None = None) -> list[Any]:
         """What the metric is computed from, for each job, from one pass with a copy of the batch for each."""
@@ -370,9 +398,13 @@ class Cells:
             if passes is not None:
                 passes.copies = 1
 
-    def _read(self, copy: Any) -> Tensor:
-        """[B] float64 on the CPU: the metric of each sample."""
-        return self._reading.values(copy).detach().to("cpu", torch.float64)
+    def _keep(self, place: str, batch: Batch, copy: Any) -> None:
+        """Keep the metric of each sample of a batch, or the rows of a metric over the whole split."""
+        if self._over_split:
+            self._rows[place].add(None, self._reading.rows(copy), ids=batch.ids, split=batch.split)
+        else:
+            values = self._reading.values(copy)
+            self._columns[place][batch.ids] = values.detach().to("cpu", torch.float64)
 
     # ---- random numbers --------------------------------------------------------------------------------------------
 

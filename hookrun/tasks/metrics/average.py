@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError
-from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, WHERE, Metric
+from hookrun.data.info import SPLITS
+from hookrun.errors import HookrunError, listed
+from hookrun.plan.table import size
+from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
+from hookrun.tasks.metrics.over_split import SplitRows, in_order
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
 from hookrun.values.index import Target
 
@@ -28,16 +32,21 @@ _WHOLE = ("", "")
 class Average:
     """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
 
-    metrics: in the order in which they are shown
-    of_loss: (output, targets) -> loss, for the loss of single samples and tokens
+    metrics:   in the order in which they are shown
+    of_loss:   (output, targets) -> loss, for the loss of single samples and tokens
+    max_rows:  how many rows are kept at most for metrics over the whole split
     """
 
     def __init__(
         self,
         metrics: Sequence[Metric] = DEFAULT,
         of_loss: Callable[[Any, Tensor], Tensor] | None = None,
+        max_rows: float = math.inf,
     ) -> None:
         self.samples = 0
+        self.max_rows = max_rows
+        # Name of a metric over the whole split -> of each batch: numbers of the samples, targets and scores.
+        self._rows = dict[str, list[list[Tensor]]]()
         self._metrics = metrics
         self._of_loss = of_loss
         computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
@@ -47,7 +56,9 @@ class Average:
             for metric in computed:
                 source = metric.of, metric.needs_target(of_tokens=of_tokens)
                 groups.setdefault(source, []).append(metric)
+        self._by_batch = set[str]()  # those of a user's own that have one value for a batch
         self._grouped = [metric for metric in metrics if metric.by is not None]
+        self._over_split = [metric for metric in metrics if metric.over is not None]
         self._cells = dict[Column, dict[int, Cell]]()
 
     def add(
@@ -75,6 +86,8 @@ class Average:
             # On the CPU `item` gives the same float64 number at a tenth of the cost.
             self._add((LOSS, *_WHOLE), 0, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         values = self._values(rows)
+        if self._over_split and ids is not None:
+            self._keep(values, ids, split)
         for name, (source, column) in values.items():
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
@@ -86,6 +99,30 @@ class Average:
                 self._add((name, *_WHOLE), 0, total, count)
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
+
+    def _keep(self, values: dict[str, tuple[BatchRows, Tensor]], ids: Tensor, split: str) -> None:
+        """Take the metrics over the whole split out of `values`, and keep their rows, those of the same rows once."""
+        parts = dict[int, list[Tensor]]()
+        for name in {metric.name for metric in self._over_split} & values.keys():
+            rows, scores = values.pop(name)
+            if id(rows) not in parts:
+                places = rows.chosen if rows.samples is None else rows.samples
+                numbers = ids if places is None else ids[places.cpu()]
+                numbers = numbers + (SPLITS.index(split) << 40)  # two splits may have the same numbers
+                parts[id(rows)] = [
+                    each.detach().to("cpu", copy=True) for each in (numbers, rows.targets, scores)
+                ]
+            self._rows.setdefault(name, []).append(parts[id(rows)])
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self._rows and self.samples > self.max_rows:
+            kept = sum(tensor.nbytes for part in next(iter(self._rows.values())) for tensor in part)
+            raise HookrunError(
+                f"task.max_rows: {listed(self._rows)} of the whole split: the scores of {self.samples:,} rows take "
+                f"{size(kept)}, and {self.max_rows:,} rows are allowed; limit the run by train.limit_batches, or allow "
+                "more"
+            )
 
     def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
@@ -102,8 +139,11 @@ class Average:
                 column_parts = columns[metric.name]
                 if metric.of_batch is not None:
                     with torch.no_grad():
-                        column_parts.append(metric.of_batch(*source.whole()).expand(len(source)))
-                if column_parts:
+                        value = metric.of_batch(*source.whole())
+                    if not value.dim():
+                        self._by_batch.add(metric.name)
+                    column_parts.append(value.expand(len(source)))
+                if column_parts and (metric.fits is None or metric.fits(source)):
                     whole = column_parts[0] if len(column_parts) == 1 else torch.cat(column_parts)
                     # a user's own function computes its own mean
                     values[metric.name] = (
@@ -112,7 +152,9 @@ class Average:
                     )
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
-                    raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")
+                    if rows.scores is not None:
+                        there += f", the scores {list(rows.scores.shape)}"
+                    raise HookrunError(f"{metric.where}: {metric.name!r} needs {metric.needs}; {there}")
         return values
 
     @torch.no_grad()
@@ -131,10 +173,13 @@ class Average:
                 assert self._of_loss is not None
                 source = rows if rows.samples is None else rows.with_targets
                 column = losses(source, self._of_loss)
+            elif metric.name in self._by_batch:
+                raise HookrunError(
+                    f"{metric.where}.by: {metric.name!r} returned one number for a batch, by: {metric.by} needs one "
+                    "for each row; return a tensor [batch], or leave `by` out"
+                )
             elif metric.name in values:
                 source, column = values[metric.name]
-                if metric.of_batch is not None:
-                    column = sample_by_sample(source, metric.of_batch)
             else:
                 continue
             if metric.by == "position" and source.positions is not None:
@@ -157,6 +202,19 @@ class Average:
         before = cells.get(key)
         cells[key] = (total, count) if before is None else (before[0] + total, before[1] + count)
 
+    def empty(self) -> Average:
+        """An Average of the same metrics, without samples."""
+        return Average(self._metrics, self._of_loss, self.max_rows)
+
+    def means(self) -> Average:
+        """The same sums, without metrics over the whole split and without their rows."""
+        if not self._over_split:
+            return self
+        metrics = [metric for metric in self._metrics if metric.over is None]
+        means = Average(metrics, self._of_loss)
+        means.samples, means._cells = self.samples, self._cells
+        return means
+
     # ---- saved states, sums of other ranks and of steps ------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,11 +228,11 @@ class Average:
             ]
             for column, cells in self._cells.items()
         ]
-        return {"samples": self.samples, "cells": cells}
+        return {"samples": self.samples, "cells": cells, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.samples = state["samples"]
+        self.samples, self._rows = state["samples"], state["rows"]
         self._cells = {
             (name, by, split): dict(
                 zip(keys.tolist(), zip(sums.tolist(), counts.tolist(), strict=True), strict=True)
@@ -186,10 +244,14 @@ class Average:
         """Forget all samples."""
         self.samples = 0
         self._cells.clear()
+        self._rows.clear()
 
     def include(self, other: Average) -> None:
         """Add the sums of another Average of the same metrics."""
         self.samples += other.samples
+        for name, parts in other._rows.items():
+            self._rows.setdefault(name, []).extend(parts)
+        self._check_size()
         for column, cells in other._cells.items():
             for key, (total, count) in cells.items():
                 self._add(column, key, total, count)
@@ -202,6 +264,26 @@ class Average:
         columns = {name: self._cells.get((name, *_WHOLE)) for name in shown}
         totals = {name: cells[0] for name, cells in columns.items() if cells}
         return {name: shown[name](float(total) / count) for name, (total, count) in totals.items()}
+
+    def over_split(self) -> tuple[dict[str, float], list[str]]:
+        """The metrics over the whole split by name, NaN where one is not defined, and notes on them."""
+        values, notes = dict[str, float](), list[str]()
+        for metric in self._over_split:
+            if metric.name not in self._rows:
+                raise HookrunError(
+                    f"{metric.where}: {metric.name!r} has no value, because no row has a target"
+                )
+            numbers, targets, scores = zip(*self._rows[metric.name], strict=True)
+            order = torch.cat(numbers).argsort(stable=True)
+            rows = SplitRows(in_order(scores, order), in_order(targets, order))
+            of_metric = metric.of_split(rows)
+            values |= of_metric
+            notes += [f"{metric.name}: {note}" for note in rows.notes]
+            lacking = [name for name, value in of_metric.items() if math.isnan(value)]
+            if lacking:
+                why = rows.why_not() if metric.code is None else "the function returned NaN"
+                notes.append(f"{listed(lacking)}: not defined, because {why}")
+        return values, notes
 
     def lines(self) -> Iterator[tuple[str, Line]]:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
@@ -229,11 +311,5 @@ def losses(rows: BatchRows, of_loss: Callable[[Any, Tensor], Tensor]) -> Tensor:
 
 
 def sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
-    """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
-    if rows.samples is None:
-        return torch.stack([function(*rows.of_sample(number)).reshape(()) for number in range(len(rows))])
-    output, targets = rows.whole()
-    samples, places = rows.samples.unique(return_inverse=True)
-    of_samples = [places == number for number in range(len(samples))]
-    values = torch.stack([function(output[chosen], targets[chosen]).reshape(()) for chosen in of_samples])
-    return values[places.to(values.device)]
+    """[n]: the value of a function of a batch for each sample, computed as a batch of this sample alone."""
+    return torch.stack([function(*rows.of_sample(number)).reshape(()) for number in range(len(rows))])

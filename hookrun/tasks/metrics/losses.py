@@ -413,16 +413,31 @@ class UserFunction:
             )
         return loss.reshape(())
 
-    def mean(self, output: Any, target: Tensor) -> Tensor:
-        """The metric of a batch, a tensor without dimensions. HookrunError if the function does not return a number."""
-        value = self._value(output, target)
-        if isinstance(value, int | float):
-            return torch.tensor(float(value), dtype=torch.float64)
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-            return value.reshape(()).to(precise_dtype(value))
-        raise self._wrong(value, "expected one number: the mean over the batch")
+    def values(self, output: Any, target: Tensor) -> Tensor:
+        """The metric of a batch: one for each row [n], or one for the batch, without dimensions.
+
+        Raises HookrunError if the function returns anything else.
+        """
+        value = _as_numbers(returned := self._value(output, target))
+        if value is not None and value.dim() and value.numel() == len(target):
+            return value.reshape(-1)
+        if value is not None and value.numel() == 1:
+            return value.reshape(())
+        raise self._wrong(
+            returned,
+            f"expected one number, the mean over the batch, or one for each of the {len(target)} samples",
+        )
 
     def _wrong(self, value: Any, expected: str) -> HookrunError:
         is_tensor = isinstance(value, Tensor)
         shown = f"a tensor of shape {list(value.shape)} {value.dtype}" if is_tensor else repr(value)
         return HookrunError(f"{self.where}: '{self.own.text}' returned {shown[:200]}, {expected}")
+
+
+def _as_numbers(value: Any) -> Tensor | None:
+    """A number, or a tensor, array or list of real numbers, as a tensor in float64; None for anything else."""
+    try:
+        numbers = torch.as_tensor(value)
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    return None if numbers.is_complex() else numbers.to(precise_dtype(numbers))

@@ -18,7 +18,7 @@ from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pas
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
-from hookrun.tasks.base import metric_tokens_of, metrics_of
+from hookrun.tasks.base import max_rows_of, metric_tokens_of, metrics_of
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.metrics.metrics import KL, LOGIT_DIFFERENCE, WHERE
@@ -112,15 +112,17 @@ class Measuring:
         self._predicted = None if against is None else RunReferences.of(prepared.experiment).open(against)
         self._predicted_rows = dict[Split, CaptureRows]()
 
-    def average(self) -> Average:
-        """A new Average of the task's metrics, without samples."""
-        return Average(self._prepared.metrics, self._prepared.loss)
+    def average(self, share: int = 1) -> Average:
+        """A new Average of the task's metrics, without samples; it may keep 1/share of `task.max_rows`."""
+        most = max_rows_of(self._prepared.task) // share
+        return Average(self._prepared.metrics, self._prepared.loss, most)
 
     def require_all(self, values: Mapping[str, float]) -> None:
         """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""
         if metrics_of(self._prepared.task) is None and self._rule is None:
             return
-        for name in [each.name for each in self._prepared.metrics if each.name not in values]:
+        means = [metric.name for metric in self._prepared.metrics if metric.over is None]
+        for name in [name for name in means if name not in values]:
             at = " at the tokens of task.tokens" if self._rule is not None else ""
             raise HookrunError(
                 f"{WHERE}: {name!r} has no value, because nothing is to be predicted{at}; logit_difference and kl are "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +12,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hookrun.data import DataInfo
+from hookrun.config.validation import parameters, unknown_arguments
+from hookrun.data import DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import Mistakes, spec_error
+from hookrun.errors import Mistakes, refuse, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
 from hookrun.tasks.metrics.losses import OF_VALUES, UserFunction, loss_of
-from hookrun.tasks.metrics.rows import RowPart, are_values, precise_dtype
+from hookrun.tasks.metrics.over_split import (
+    NOT_DEFINED,
+    SplitRows,
+    are_classes,
+    balanced_accuracy,
+    class_scores,
+    decided,
+    one_class_scores,
+    r2,
+    ranked,
+    spearman,
+    value_scores,
+)
+from hookrun.tasks.metrics.rows import BatchRows, RowPart, are_values, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
 from hookrun.trust.load import load
@@ -28,26 +43,34 @@ LOSS = "loss"
 LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
 VALUES_NEEDED = "as many numbers as targets, in the same order"
 ROWS_NEEDED = "scores [batch, classes] and labels [batch], or a score for each token at each position"
+CLASSES_NEEDED = (
+    "class scores [batch, classes] and labels [batch] below classes, or one score for each target 0 or 1"
+)
 
 OfRows = Callable[[RowPart], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, whose mean over all samples, or over all predicted tokens, is logged.
+    """A metric: a mean over all samples, or over all predicted tokens; or a value of the whole split.
 
     name:      its name in metrics.jsonl
     of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
-               this function, since it is computed anyway
+               this function, since it is computed anyway. For a metric over the whole split: their scores
+    over:      of a metric over the whole split: all rows -> its value, or one for each class; NaN: not defined
+    fits:      whether the values of the targets fit, as far as `of_rows` does not say it; None: any do
+    by_class:  it has one value for each class, ``name_0``, ``name_1`` and so on
     needs:     a description of the output and the targets that it needs
     rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
                only samples and tokens that have one; `all`: also tokens without a target
-    of_batch:  a user's own function, (output, targets) -> its mean over a batch, in place of `of_rows`
+    of_batch:  a user's own function in place of `of_rows`, (output, targets) of a batch -> a value for each row [n], or
+               one for the batch, without dimensions
     shown:     mean -> the value that is logged
     direction: whether to maximize or minimize it; None: not known
     code:      the code of a user's own function
     by:        it is also logged by position or by sample
     against:   for `kl`: the run with which it compares; None: the model without hooks
+    where:     its key path
     of:        the tensor of the model's output that it reads; None: `train.output`
     """
 
@@ -62,6 +85,23 @@ class Metric:
     by: By | None = None
     against: str | None = None
     of: Target | None = None
+    over: Callable[[SplitRows], list[float]] | None = None
+    fits: Callable[[BatchRows], bool] | None = None
+    by_class: bool = False
+    where: str = WHERE
+
+    def keys(self, classes: int) -> list[str]:
+        """Its keys in metrics.jsonl."""
+        return [f"{self.name}_{number}" for number in range(classes)] if self.by_class else [self.name]
+
+    def of_split(self, rows: SplitRows) -> dict[str, float]:
+        """Its values over the whole split by their keys; NaN if it is not defined."""
+        assert self.over is not None
+        if self.code is not None:
+            return {self.name: self.over(rows)[0]}
+        keys = self.keys(rows.classes)
+        values = self.over(rows) if rows.is_finite else [NOT_DEFINED] * len(keys)
+        return dict(zip(keys, values, strict=True))
 
     def needs_target(self, *, of_tokens: bool) -> bool:
         """Whether it is computed from the rows alone that have a target."""
@@ -148,6 +188,9 @@ def _exp(value: float) -> float:
 PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 
+OfClasses = partial(Metric, needs=CLASSES_NEEDED, rows="labels", fits=are_classes)
+OfValues = partial(Metric, needs="one score for each target", rows="labels")
+
 METRICS: Mapping[str, Metric] = {
     metric.name: replace(metric, direction=direction_of(metric.name))
     for metric in (
@@ -161,11 +204,20 @@ METRICS: Mapping[str, Metric] = {
         Metric(RANK, rank, ROWS_NEEDED, "labels"),
         Metric(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
         Metric(KL, kl, ROWS_NEEDED, "all"),
+        OfClasses("auroc", class_scores, over=partial(ranked, "roc_auc_score")),
+        OfClasses("average_precision", class_scores, over=partial(ranked, "average_precision_score")),
+        OfClasses("f1", class_scores, over=partial(decided, "f1_score")),
+        OfClasses("balanced_accuracy", one_class_scores, over=balanced_accuracy),
+        OfValues("r2", value_scores, over=r2),
+        OfValues("spearman", value_scores, over=spearman),
     )
 }
 """Every metric of hookrun by its name."""
 
-OF_TOKENS = frozenset({LOSS, *METRICS}) - {"mean_absolute_error", "mean_squared_error"}
+OF_TOKENS = {name for name, metric in METRICS.items() if metric.over is None} - {
+    "mean_absolute_error",
+    "mean_squared_error",
+}
 """The metrics that have a value for each token, and so for each position."""
 
 DEFAULT = (METRICS[LOSS], METRICS["accuracy"])
@@ -187,6 +239,7 @@ COLUMNS = frozenset(
         "position",
         "sample",
         "tokens",
+        "note",
     }
 )
 """Other keys of lines in metrics.jsonl, which a metric cannot have as its name."""
@@ -202,13 +255,13 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     metrics, mistakes = list[Metric](), Mistakes()
     for place, keys in enumerate(names):
         entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
-        loaded = mistakes.tried(_load, entry.name, where)
-        if loaded is None:
+        metric = mistakes.tried(_load, entry, where)
+        if metric is None:
             continue
-        against = None if entry.against is None else entry.against.run
-        metric = replace(loaded, by=entry.by, against=against, of=entry.of)
         # The same metric may be listed by position, by sample and for the total.
-        for other in (each for each in metrics if each.name == metric.name):
+        for other in metrics:
+            if other.keys(1) != metric.keys(1):
+                continue
             is_same = (other.against, other.code, other.of) == (metric.against, metric.code, metric.of)
             if not is_same or other.by == metric.by:
                 mistakes.note(
@@ -222,9 +275,29 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     return tuple(metrics)
 
 
-def _load(name: str, where: str) -> Metric:
-    if name in METRICS:
-        return METRICS[name]
+def _with_keys(metric: Metric, keys: MetricKeys, where: str) -> Metric:
+    """The metric with the other keys of its entry. Raises SpecError for those that it does not take."""
+    given = {"average": keys.average, "threshold": keys.threshold}
+    given = {key: value for key, value in given.items() if value is not None}
+    over = metric.over
+    known = () if over is None else (parameters(over) or {}).keys() - {"rows"}
+    refuse(unknown_arguments(given, known, where, metric.name))
+    if over is not None:
+        over = partial(over, **given)
+        if keys.by is not None:
+            raise spec_error(
+                f"{where}.by", f"{metric.name!r} is computed over the whole split", "leave it out"
+            )
+    against = None if keys.against is None else keys.against.run
+    by_class = keys.average == "none"
+    return replace(metric, by=keys.by, against=against, over=over, by_class=by_class, where=where, of=keys.of)
+
+
+def _load(keys: MetricKeys, where: str) -> Metric:
+    return _with_keys(METRICS.get(keys.name) or _own(keys.name, where), keys, where)
+
+
+def _own(name: str, where: str) -> Metric:
     own = load(name, KIND, where)
     if own.name in COLUMNS or own.name in METRICS:
         raise spec_error(
@@ -239,8 +312,14 @@ def _load(name: str, where: str) -> Metric:
             f"'{own.text}' has the attribute direction={direction!r}",
             "expected 'maximize' or 'minimize'",
         )
-    mean = UserFunction.of(own, {}, where).mean
-    return Metric(own.name, of_batch=mean, direction=direction, code=own.code)
+    function, over = UserFunction.of(own, {}, where), getattr(own.target, "over", None)
+    metric = Metric(own.name, of_batch=function.values, direction=direction, code=own.code)
+    if over is None:
+        return metric
+    if over != "split":
+        raise spec_error(where, f"'{own.text}' has the attribute over={over!r}", "expected 'split'")
+    over = lambda rows: [float(function.values(rows.scores, rows.targets).mean())]  # noqa: E731
+    return replace(metric, of_batch=None, of_rows=lambda part: part.scores, rows="labels", over=over)
 
 
 def measured(
@@ -250,6 +329,7 @@ def measured(
     splits: Iterable[str],
     *,
     with_loss: bool = False,
+    training: Split | None = None,
 ) -> dict[str, Direction | None]:
     """``split/name`` of each metric -> whether to maximize or minimize it.
 
@@ -258,6 +338,7 @@ def measured(
 
     names:     `task.metrics`
     with_loss: the loss is computed even if it is not listed
+    training:  the split that is trained on, for which metrics over a whole split are not computed
 
     Raises SpecError for metrics that cannot be loaded.
     """
@@ -268,7 +349,11 @@ def measured(
             metrics = ()
         elif not has_labels or loss.name == "output" or loss.name in OF_VALUES:
             metrics = (METRICS[LOSS],)
-    directions = {metric.name: metric.direction for metric in metrics}
-    if with_loss:
-        directions.setdefault(LOSS, METRICS[LOSS].direction)
-    return {f"{split}/{name}": each for split in splits for name, each in directions.items()}
+    classes = info.num_classes or max(math.prod(() if target is None else target.shape), 2)
+    return {
+        f"{split}/{key}": metric.direction
+        for split in splits
+        for metric in (*metrics, *([METRICS[LOSS]] if with_loss else []))
+        if metric.over is None or split != training
+        for key in metric.keys(classes)
+    }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from hookrun.data import DataInfo, Split
+from hookrun.data import DataInfo, Split, load
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
 from hookrun.run_values import RunReferences
@@ -20,6 +20,7 @@ from hookrun.tasks.base import Task, metric_tokens_of, metrics_of
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.metrics.measuring import predicted_rows
 from hookrun.tasks.metrics.metrics import (
+    CLASSES_NEEDED,
     KL,
     LOGIT_DIFFERENCE,
     LOSS,
@@ -29,6 +30,7 @@ from hookrun.tasks.metrics.metrics import (
     PROBABILITY,
     RANK,
     WHERE,
+    Metric,
 )
 from hookrun.tasks.run.backward_pass import own_score
 
@@ -36,6 +38,9 @@ TOKENS = "task.tokens"
 
 _SAME = ("padding", "length", "seed", "val_fraction", "file", "tokenizer", "special_tokens")
 """Arguments of data that determine which sample has which number, and the position of each of its tokens."""
+
+_MOST_READ = 64
+"""How many floating-point targets are read to see whether all are 0 or 1."""
 
 _OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
 
@@ -54,6 +59,45 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> It
         )
     else:
         yield from token_problems(tokens, info, FoundTokenizer(info.tokenizer), padding=False)
+
+
+def over_split_problems(
+    metrics: Iterable[Metric],
+    passed: Mapping[Split, int | None],
+    most: int,
+    settings: Settings,
+    info: DataInfo,
+) -> Iterator[Problem]:
+    """The mistakes in metrics over the whole split: no such split, too many rows, floating-point targets but 0 and 1.
+
+    passed: split in which they are computed -> the number of its samples, None: not known
+    most:   `task.max_rows`
+
+    Raises SpecError if floating-point targets cannot be read.
+    """
+    over_split = [metric for metric in metrics if metric.over is not None]
+    if not over_split:
+        return
+    first, split = over_split[0], next(iter(passed))
+    count = sum(each or 0 for each in passed.values())
+    if 0 in passed.values():
+        what = f"{first.name!r} is computed over the split '{split}', which {info.name!r} does not have"
+        yield Problem(first.where, what, "leave it out")
+    if count > most:
+        yield Problem(
+            "task.max_rows",
+            f"{first.name!r} is computed from the scores of {count:,} samples, and {most:,} rows are allowed",
+            f"limit the run by train.limit_batches, or allow more: task.max_rows={count}",
+        )
+    of_classes = [metric for metric in over_split if metric.needs == CLASSES_NEEDED]
+    if not of_classes or not count or info.target is None or not info.target.dtype.is_floating_point:
+        return
+    samples = load(settings.data, split, seed=settings.seed)
+    targets = [samples[number][1] for number in range(min(_MOST_READ, len(samples)))]
+    others = {value for target in targets for value in target.flatten().tolist()} - {0, 1}
+    for metric in of_classes if others else ():
+        what = f"needs labels, or targets 0 and 1; {info.name!r} has targets {info.target} such as {max(others):g}"
+        yield Problem(metric.where, f"{metric.name!r} {what}", "use r2 or spearman")
 
 
 def compared_runs(settings: Settings) -> dict[str, str]:

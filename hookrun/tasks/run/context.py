@@ -100,6 +100,7 @@ class RunContext:
         self.sharded = self.ranks.several and self.settings.compute.strategy == "fsdp"
         self._autocast_dtype = DTYPES.get(self.settings.compute.precision)
         hooks = [hook.spec for hook in self.prepared.plan.hooks]
+        self._noted = set[str]()  # notes on metrics that were shown
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in hooks)
         clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
         self._of_data = {hook.name: wanted for hook in hooks if (wanted := hook.keys.when.data) is not None}
@@ -207,7 +208,7 @@ class RunContext:
         """The sum of the Averages of all ranks; every rank calls it, one without rows with an empty Average."""
         if not self.ranks.several:
             return average
-        return sum_of(gathered_trees(self.ranks, average.state_dict()), self.measuring.average)
+        return sum_of(gathered_trees(self.ranks, average.state_dict()), average.empty)
 
     def after(self, batch: Batch) -> None:
         """Call it after each batch on every rank.
@@ -245,7 +246,9 @@ class RunContext:
         self.sink.loggers.tell(lambda logger: logger.metrics(split, values, clock.step, of))
 
     def read(self, split: str, average: Average) -> dict[str, float]:
-        """The means of a whole pass. Metrics by position or sample are written to metrics.jsonl here.
+        """The means of a whole pass, and the metrics over it; NaN if one is not defined.
+
+        Metrics by position or sample, and notes on those over the whole split, are written to metrics.jsonl here.
 
         Raises HookrunError if a requested metric has no value.
         """
@@ -254,7 +257,12 @@ class RunContext:
         for of_split, line in average.lines():
             about = {"split": of_split or split, "epoch": clock.epoch, "step": clock.step}
             self.run_dir.log_metrics(**about, **line)
-        return values
+        over_split, notes = average.over_split()
+        for note in notes:
+            self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, note=note)
+        self.screen.note([f"{split}: {note}" for note in notes if note not in self._noted])
+        self._noted.update(notes)
+        return values | over_split
 
     def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
         """Write the result of the task as a line of metrics.jsonl, and print it; or why there is none."""
@@ -317,7 +325,7 @@ class RunContext:
                         names.write(batch, output)
                 self.hooks.step()
                 if measures and number % self.settings.train.log_every == 0:
-                    shown.update(self.sum_over_ranks(average).read())
+                    shown.update(self.sum_over_ranks(average.means()).read())
         if names is not None:
             names.write_pictures()
         return self.read(split, self.sum_over_ranks(average)) if measures else {}

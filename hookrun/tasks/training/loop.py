@@ -49,9 +49,9 @@ def train(context: RunContext) -> None:
         schedule.interval if schedule is not None else "step",
         batches,
         val,
-        context.measuring.average(),
+        context.measuring.average().means(),
         step_gradients(context),
-        context.measuring.average(),
+        context.measuring.average().means(),
         average,
     )
     with resuming.hold("train", training, {"means": training.means}):

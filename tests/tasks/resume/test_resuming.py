@@ -45,7 +45,8 @@ GENERATE = [
 ]
 PREDICT = [
     *("task=predict", "task.split=all", "data.workers=2", "train.limit_batches=2"),
-    *("task.metrics=[loss,accuracy,{name: probability, by: sample}]", "+task.backward={score: top}"),
+    "task.metrics=[loss,accuracy,{name: probability, by: sample},auroc,{name: f1, average: none}]",
+    "+task.backward={score: top}",
     "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
     "+hooks.weights={select: fc, hook: grad, action: noise}",
 ]
@@ -78,13 +79,24 @@ class Adapter(nn.Module):
 """A module of the user's own that a hook adds: it is trained, has buffers, and records."""
 SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
 OWN = "+hooks.own={select: fc, hook: forward, action: python, function: 'adapters:Adapter'}"
-TRAIN = ["task=train", "train.epochs=3", "train.checkpoint.save=both", SCHEDULE, OWN]
+METRICS = "task.metrics=[loss,balanced_accuracy]"
+TRAIN = ["task=train", METRICS, "train.epochs=3", "train.checkpoint.save=both", SCHEDULE, OWN]
+EFFECTS = [
+    *(
+        "task=effects",
+        "task.hook=all",
+        "task.over={module: [relu1, relu2], factor: [0.5, 2.0]}",
+        "task.metric=auroc",
+    ),
+    "+hooks.all={select: [relu1, relu2], hook: forward, action: scale}",
+]
 RUNS = {
     "evaluate": ([*HOOKS, "task=evaluate"], [(1, 1)]),
     "predict": ([*HOOKS, *PREDICT], [(1, 0), (2, 0)]),
     "attribute": ([*HOOKS, "task=attribute", "task.steps=2"], [(1, 1), (2, 0)]),
     "generate": (GENERATE, [(1, 1), (1, 0)]),
     "lens": ([*NAMES, "task=lens", HOOKS[0].replace("relu1", "blocks.0")], [(1, 1)]),
+    "effects": (EFFECTS, [(2, 0), (1, 1)]),
     "train": ([*HOOKS, *TRAIN], [(BATCHES, 0), (1, 0), (4, 0)]),
 }
 """What is typed, and each kill: the batch after which a state is saved, and how many batches later it comes.
@@ -143,7 +155,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
 
 def end_of(said: str) -> str:
     """The printed lines on each hook at the end of a run."""
-    return said[said.index("all (forward, capture) fired") :]
+    return said[said.index("all (forward, ") :]
 
 
 def killing(saved: list[dict[str, Any]], after: int) -> Callable[[dict[str, Any]], None]:
