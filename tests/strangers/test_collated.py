@@ -46,3 +46,23 @@ def test_effects_on_graphs_are_refused_before_the_run(tmp_path, capsys) -> None:
     typed = ["task=effects", "task.hook=h", "task.over={factor: [0.5]}", "task.metric=loss", hook]
     assert main([*GRAPHS.overrides, *typed, f"hydra.run.dir={tmp_path / 'effects'}"]) == 2
     assert "data.collate" in capsys.readouterr().err and not (tmp_path / "effects").exists()
+
+
+def test_scores_of_graphs_are_rows_of_samples_where_that_is_said_and_nodes_are_not(run: Runs) -> None:
+    """The number of graphs depends on the data, so that no trial run with fake tensors shows the batch."""
+    heads = "+hooks.scores={select: head, hook: forward, action: capture, batch_dim: 0}"
+    nodes = "+hooks.nodes={select: layers.0, hook: forward, action: capture}"
+    found = run(GRAPHS, *PREDICT, heads, nodes).captures
+    assert found["scores"]["head"].sample_ids.tolist() == list(range(9))
+    torch.testing.assert_close(found["scores"]["head"][:], torch.cat(seen_at(GRAPHS, "head")))
+    assert set(found["nodes"]["layers.0"].sample_ids.tolist()) == {-1}
+    torch.testing.assert_close(
+        torch.cat([found["nodes"]["layers.0"][number] for number in range(2)]),
+        torch.cat(seen_at(GRAPHS, "layers.0")),
+    )
+
+
+def test_samples_of_graphs_cannot_be_chosen_among_nodes(capsys) -> None:
+    hook = "+hooks.nodes={select: layers.0, hook: forward, action: capture, keep: {every: 2}}"
+    assert main([*GRAPHS.overrides, *PREDICT, hook]) != 0
+    assert "nodes" in capsys.readouterr().err
