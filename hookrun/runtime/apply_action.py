@@ -162,12 +162,11 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
     clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
+    is_own = bool(site.spec.action.own_functions())
     # with the path of the tensor, as observers; each tensor may have another batch dimension
-    records = bool(site.spec.action.own_functions()) or (
-        site.spec.works_by_sample and not site.batch.is_uniform
-    )
+    records = is_own or (site.spec.works_by_sample and not site.batch.is_uniform)
     simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
-    as_stored = records or site.hook_type.until_backward or "flipped" in site.spec.action.uses
+    as_stored = is_own or site.hook_type.until_backward or "flipped" in site.spec.action.uses
     wide: Op = (lambda leaf: leaf) if as_stored else widened
 
     def edit(value: Any) -> Any:
