@@ -114,9 +114,10 @@ def batched(info: DataInfo, config: Data, collate: Collate) -> DataInfo:
     most = 1 if config.samples_of_batch == 1 else 3
     collated = partial(_example, info.samples or _zeros(info, most), collate, most)
     with refused_at(where, "correct it", tell=lambda error: str(error).removeprefix(f"{WHERE}: ")):
-        targets = [collated(count)[1] for count in (2, 3)]
-    if info.inputs and not config.unstacked:
-        return info
+        targets = [collated(2)[1]]
+        if info.inputs and not config.unstacked:
+            return info
+        targets.append(collated(3)[1])
     return replace(info, target=_part_of_sample(targets, config), collated=collated)
 
 

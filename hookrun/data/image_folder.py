@@ -118,7 +118,11 @@ class _ClassFolders(Source):
         turned = animated = 0
         for path in chosen:
             # what cannot be opened is an error when it is read
-            with suppress(Exception), catch_warnings(action="ignore"), _opened(path) as image:
+            with (
+                suppress(Exception),
+                catch_warnings(action="ignore"),
+                Image.open(path, formats=_FORMATS) as image,
+            ):
                 is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
                 turned += is_turned and (self.exif or image.format != "TIFF")  # these Pillow itself turns
                 animated += getattr(image, "is_animated", False)
@@ -244,7 +248,7 @@ def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:
         raise OSError("it is not a file")  # opening a pipe would wait for its writer
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow's own limit, which is for the whole process
-    with _opened(path) as image:
+    with Image.open(path, formats=_FORMATS) as image:
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
         # Pillow has no mode of 16 bits for PPM, whose numbers it brings to 0..65535.
@@ -252,15 +256,16 @@ def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:
         if image.mode in ("I", "F") and not has_16_bits:
             raise ValueError(f"its mode {image.mode} has 32 bits without a white: save it with 8 or 16 bits")
         if exif:
-            ImageOps.exif_transpose(image, in_place=True)
+            try:
+                ImageOps.exif_transpose(image, in_place=True)
+            except Exception as error:  # Pillow raises several types
+                raise ValueError(
+                    f"its EXIF block is damaged ({error}): data.args.exif=false ignores it"
+                ) from error
         if has_16_bits:
             grey = torch.from_numpy(np.asarray(image).astype(np.float32)).div_(65535)
             return grey.repeat(3, 1, 1)
         return unit_float(pil_to_tensor(image.convert("RGB")))
-
-
-def _opened(path: str) -> Image.Image:
-    return Image.open(path, formats=_FORMATS)
 
 
 def _place(images: Sequence[tuple[str, int | None]], root: Path | None, number: int) -> str:

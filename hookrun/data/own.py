@@ -126,16 +126,18 @@ def _read(data: Any, name: str, as_given: bool, index: int) -> Any:
 
 
 def _converted(value: Any, at: str) -> Any:
-    """The value with tensors in place of its numbers and arrays.
+    """The value with tensors in place of its numbers and arrays; an object with a method `to` stays as it is.
 
     A tuple of numbers is a tensor; one that holds tensors or arrays stays a tuple.
     """
     if isinstance(value, Mapping):
         return {str(key): _converted(member, at) for key, member in value.items()}
+    if hasattr(value, "to"):  # a tensor is such an object too
+        return value
     held = [] if isinstance(value, list) else children(value)
     if any(isinstance(member, Tensor | np.ndarray) for member in members(dict(held))):
         return replaced(value, {key: _converted(member, at) for key, member in held})
     try:
-        return value if isinstance(value, Tensor) else torch.as_tensor(value)
+        return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise HookrunError(f"{at} holds a {type(value).__qualname__}, expected {_FORM}") from error

@@ -311,6 +311,20 @@ def test_orientation_is_applied_as_pillow_does_and_without_exif_as_torchvision_r
         assert torch.equal(stored[name], pil_to_tensor(image).float() / 255), name
 
 
+def test_a_damaged_exif_block_is_named_and_can_be_ignored(pictures: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    COLOURS.save(pictures / "x.webp", exif=exif)
+    content = (pictures / "x.webp").read_bytes()
+    assert content.count(b"MM\x00*") == 1
+    (pictures / "x.webp").write_bytes(content.replace(b"MM\x00*", b"MM\x00x"))
+    with pytest.raises(
+        HookrunError, match=r"x\.webp .*its EXIF block is damaged .* data\.args\.exif=false ignores it"
+    ):
+        pixels_of(pictures)
+    assert pixels_of(pictures, exif=False)["x.webp"].shape == (3, 4, 6)
+
+
 def test_lines_of_the_plan_count_what_was_opened(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def remarks(**args: Any) -> list[str]:
         config = Data(name="image_folder", root=str(pictures.parents[1]), args=args, transforms=RESIZE)

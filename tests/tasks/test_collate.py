@@ -162,6 +162,30 @@ def boxes_wanted(output, targets):
     return sum(len(target["boxes"]) for target in targets) / len(targets)
 
 
+class Ring:
+    """An object of one's own that can be moved."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Ring(self.x.to(device))
+
+
+class Rings(OfLength):
+    def __getitem__(self, index):
+        return Ring(torch.full((3 + index, 3), float(index))), index % 2
+
+
+class RingNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.outer = nn.Linear(3, 2)
+
+    def forward(self, ring):
+        return self.outer(ring.x.mean(0))
+
+
 class Pairs(OfLength):
     """Two tensors of one size, for a model of two arguments."""
 
@@ -338,6 +362,14 @@ def test_a_tuple_of_inputs_is_stacked_to_the_arguments_of_the_model(executed) ->
     torch.testing.assert_close(found.predictions[:], expected.detach())
 
 
+def test_an_object_of_ones_own_is_the_one_argument(executed) -> None:
+    own = ("model=python", "model.factory=setpkg:RingNet", "data=python", "data.factory=setpkg:Rings")
+    found = executed(*own, "task=evaluate", "data.batch_size=null")
+    model, rings = seeded("RingNet"), module().Rings("val")
+    losses = [cross_entropy(model(rings[index][0]), torch.tensor([index % 2])).item() for index in range(7)]
+    assert found.metrics[-1]["loss"] == pytest.approx(sum(losses) / 7)
+
+
 def test_the_plan_shows_a_batch(ready) -> None:
     prepared = ready(*GRAPHS, "data.collate=setpkg:join", "task=evaluate")
     assert (
@@ -433,6 +465,9 @@ def test_what_has_a_method_to_moves_itself() -> None:
         "both": (torch.zeros(1), "a name"),
         "encoding": BatchEncoding({"x": torch.zeros(1)}),
     }
+    describe(Data(name="python", factory="setpkg:Rings", batch_size=None))  # imports the package
+    ring = module().Ring(torch.zeros(1))
+    assert moved([ring], "meta")[0].x.is_meta and not ring.x.is_meta
     there: Any = moved(value, "meta", non_blocking=True)
     assert isinstance(there["packed"], PackedSequence) and there["packed"].data.is_meta
     assert there["packed"].batch_sizes.device.type == "cpu", "where torch needs them"
