@@ -51,7 +51,7 @@ class Recording(Installation):
 
     Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
     in which the model is called with them, which in one pass over unshuffled data is their index. A loop may call
-    parts of the model instead: the rows of each part are numbered in the order in which that part is called.
+    parts of the model instead: the rows of each hooked module are numbered in the order in which it gets them.
 
     When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
     `interrupted` if an exception ended the block. A child that was forked inside the block writes nothing: what its
@@ -96,6 +96,7 @@ class Recording(Installation):
             restored=restored,
             locate=locate_batch,
         )
+        self._hooked_in = dict[nn.Module, list[nn.Module]]()
         self.clock.calls.begins.append(partial(note_call, WeakMethod(self._begin_batch)))
 
     def __enter__(self) -> Recording:
@@ -253,11 +254,13 @@ class Recording(Installation):
         if not continues:
             self.clock.count_batch(module)
         self._called_in = self.clock.step
-        if (
-            not continues
-            and (size := batch_size((args, kwargs), self.batch_of_calls.get(module))) is not None
-        ):
-            self._rows.number(size, of=module)
+        size = batch_size((args, kwargs), self.batch_of_calls.get(module))
+        if continues or size is None:
+            return
+        if module not in self._hooked_in:
+            hooked = {site.module for site in self.sites}
+            self._hooked_in[module] = [each for each in module.modules() if each in hooked]
+        self._rows.number(size, self._hooked_in[module])
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:

@@ -208,17 +208,16 @@ class Calls:
         """
         around = regions()
         log = self._logs.get(around.repeated) if around.repeated is not None else None
-        call = (log.repeat() if log is not None else None) or self._next(counted)
+        call = log.repeat() if log is not None else None
+        if call is None:
+            number, total = counted[self], next(self._totals)
+            counted[self] = number + 1
+            self.total = total + 1
+            call = Call(number, total, self._tokens(), Counter())
         for region in around.first:
             self._logs.setdefault(region, Log()).calls.append(call)
         self._here.latest = call
         return call
-
-    def _next(self, counted: Counter[Calls]) -> Call:
-        number, total = counted[self], next(self._totals)
-        counted[self] = number + 1
-        self.total = total + 1
-        return Call(number, total, self._tokens(), Counter())
 
     def go_on_from(self, total: int) -> None:
         """Continue numbering as after `total` calls."""

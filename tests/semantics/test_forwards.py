@@ -234,6 +234,19 @@ def test_rows_of_each_part_are_numbered_in_the_order_of_its_batches(tmp_path: Pa
     assert seen["text.last"].sample_ids.tolist() == [*range(10)]
 
 
+def test_rows_have_numbers_of_their_own_whether_a_part_or_a_module_around_it_is_called(
+    tmp_path: Path,
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with hookrun.record(model, {"seen": hook("*")}, run_dir=tmp_path / "run"):
+        model[1](X)
+        model(X)
+        model[0](Y)
+    seen = hookrun.open_run(tmp_path / "run").captures["seen"]
+    assert seen["0"].sample_ids.tolist() == [*range(5, 15)]
+    assert seen["1"].sample_ids.tolist() == [*range(10)]
+
+
 # ---- tokens ------------------------------------------------------------------------------------------------------
 
 

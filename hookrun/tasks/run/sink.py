@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,20 +103,23 @@ class RunSink(RecordSink):
     def number_from(self, first: int) -> None:
         """Number the following rows from this number on."""
         self.numbered = self._first = first
-        self._numbered_of = dict[int, int]()
+        self._numbered_of = dict[object, int]()
 
     def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
         """The first rows, as they are written: with the batch first."""
         return super().first_rows(tensor, dim, count).movedim(dim, 0)
 
-    def number(self, count: int, of: object = None) -> None:
+    def number(self, count: int, seen_by: Sequence[object] = ()) -> None:
         """Begin a batch of `count` rows whose sample ids are not known: they are numbered on.
 
-        of: the module that gets them; two encoders that get the same samples, one after the other, number them alike
+        seen_by: the hooked modules that get them, each of which has seen none of these numbers before; two encoders
+                 that get the same samples, one after the other, thus number them alike
         """
         if not self.muted:
-            first = self._numbered_of.get(id(of), self._first)
-            self.numbered = self._numbered_of[id(of)] = first + count
+            keys = seen_by or (None,)
+            first = max(self._numbered_of.get(key, self._first) for key in keys)
+            self.numbered = first + count
+            self._numbered_of.update(dict.fromkeys(keys, self.numbered))
             self.counted = torch.arange(first, self.numbered, device="cpu")
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
