@@ -186,12 +186,9 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         yield line
-    if hook.own:
-        added = listed([f"{name} {list(shape)}" for name, shape in hook.own.items()], SHOWN)
-        yield f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, hook.own.values())):,} elements"
-    if hook.buffers:
-        kept = listed([f"{name} {list(shape)}" for name, shape in hook.buffers.items()], SHOWN)
-        yield f"{hook.spec.name}: keeps {kept} in each module, saved with the model"
+    if own := {**hook.own, **hook.buffers}:
+        added = listed([f"{name} {list(shape)}" for name, shape in own.items()], SHOWN)
+        yield f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, own.values())):,} elements"
     yield from (_value_note(hook, field, values) for field, values in hook.values.items() if values)
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:

@@ -46,18 +46,6 @@ class Positions:
             bounds = (place.start, place.end) if isinstance(place, TokenRange) else (place,)
             yield from (bound for bound in bounds if bound is not None)
 
-    @property
-    def ends(self) -> Iterator[int]:
-        """Every position that it names, and the first and the last one of ranges where they are given."""
-        for place in self.places:
-            if isinstance(place, int):
-                yield place
-                continue
-            if place.start is not None:
-                yield place.start
-            if place.end is not None:
-                yield place.end - 1
-
 
 def parse_positions(raw: Any) -> Positions:
     """Parse ``-1``, ``"4:8"``, ``[0, "4:8", -1]`` or ``{start: 0, end: 5}``; ValueError says what is wrong."""

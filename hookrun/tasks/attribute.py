@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo
     from hookrun.tasks.base import JobCache
     from hookrun.tasks.run.context import RunContext
-    from hookrun.tasks.run.layout import Layout
     from hookrun.tasks.run.prepare import Prepared
 
 WHERE, SCORE = "task", "task.score"
@@ -122,49 +122,38 @@ class AttributeTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
+        from hookrun.tasks.run.layout import LAST, found_channels, output_shapes
+        from hookrun.tasks.run.prepare import EXAMPLE_BATCH
+
         prepared = super().prepare(experiment, trust=trust, cache=cache)
         if self.method != "grad_cam":
             return prepared
-        task = self._with_layout(prepared)
-        settings = prepared.settings.model_copy(update={"task": task})
-        experiment = replace(prepared.experiment, settings=settings)
-        return replace(prepared, experiment=experiment, lines=(*prepared.lines, f"grad_cam: {task._layout}"))
-
-    @property
-    def _layout(self) -> Layout:
-        from hookrun.tasks.run.layout import Layout
-
-        return Layout(self.channels, self.grid, self.skip_tokens)
-
-    def _with_layout(self, prepared: Prepared) -> AttributeTask:
-        """The task with the place of the channels. Raises SpecError if it is not known, or is not that of the keys."""
-        from hookrun.tasks.run.layout import LAST, output_shapes, spatial_layout
-        from hookrun.tasks.run.prepare import EXAMPLE_BATCH
-
         model, grid = prepared.model, self.grid
         shapes = output_shapes(
             model, self.example(prepared.data, model, EXAMPLE_BATCH), str(self._module(model))
         )
-        channels = self.channels or (spatial_layout(shapes) if grid is None else LAST)
-        returns = (
-            f"{self.select} returns shape {list(shapes[0])}" if shapes else f"{self.select} cannot be tried"
-        )
-        if grid is not None and shapes:
+        shape = list(shapes[0]) if shapes else []
+        channels = self.channels or (found_channels(shapes) if grid is None else LAST)
+        if grid is None:
+            fits = channels is not None and len(shape) in (0, 4, 5)
+            key, why = "channels", "no two dimensions were seen to follow height and width of the picture"
+        else:
             tokens = math.prod(grid) + self.skip_tokens
-            if len(shapes[0]) != 3 or shapes[0][1 if channels == LAST else 2] != tokens:
-                raise spec_error(
-                    f"{WHERE}.grid",
-                    f"found {list(grid)} with skip_tokens {self.skip_tokens}, {tokens} tokens in all; {returns}",
-                    "rows × columns + skip_tokens is the number of its tokens",
-                )
-        if channels is None or (grid is None and shapes and len(shapes[0]) not in (4, 5)):
+            fits = not shape or (len(shape) == 3 and shape[1 if channels == LAST else 2] == tokens)
+            key, why = "grid", f"{list(grid)} with skip_tokens {self.skip_tokens} are {tokens} tokens"
+        if not fits:
             raise spec_error(
-                f"{WHERE}.channels",
-                f"{returns}: no two dimensions were seen to follow height and width of the picture",
+                f"{WHERE}.{key}",
+                f"{self.select} returns shape {shape or 'unknown'}: {why}",
                 "select another layer, or say where its channels are (task.channels=first, or last), or the rows and "
                 "columns of its tokens (task.grid=[14,14] task.skip_tokens=1)",
             )
-        return self.model_copy(update={"channels": channels})
+        task = self.model_copy(update={"channels": channels})
+        settings = prepared.settings.model_copy(update={"task": task})
+        places = "the other dimensions are places" if grid is None else f"the tokens are a grid {list(grid)}"
+        line = f"grad_cam: channels {channels} in {shape or 'an unknown shape'}, {places}"
+        experiment = replace(prepared.experiment, settings=settings)
+        return replace(prepared, experiment=experiment, lines=(*prepared.lines, line))
 
     def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the method."""
@@ -194,6 +183,7 @@ class AttributeTask(TaskOfOneSplit):
         from hookrun.tasks.run.attributing import Attributing, AttributionRows
         from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.batches import Batches
+        from hookrun.tasks.run.layout import channels_first
 
         batches = Batches(context.prepared, self.split)
         attributing = Attributing(
@@ -203,7 +193,7 @@ class AttributeTask(TaskOfOneSplit):
             method=self.method,
             steps=self.steps,
             baseline=self.baseline,
-            layout=self._layout,
+            channels_first=partial(channels_first, self.channels, self.grid, self.skip_tokens),
         )
         rows, names = AttributionRows(), context.sample_names({self.split: batches})
         with context.evaluating(batches, self.name, {"rows": rows, "names": names}) as (passed, _):

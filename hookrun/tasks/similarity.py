@@ -34,13 +34,12 @@ class SimilarityTask(TaskOfCaptures):
                 f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with",
                 "capture several modules",
             )
-        for name, capture in analysis.captures.items():
-            if (rows := len(capture.sample_ids)) < FEWEST_ROWS:
-                raise spec_error(
-                    "task.run",
-                    f"only {counted(rows, 'row')} of {name or '(root)'} captured: any CKA is then 1 or 0",
-                    f"capture at least {FEWEST_ROWS} samples",
-                )
+        if (rows := min(len(each.sample_ids) for each in analysis.captures.values())) < FEWEST_ROWS:
+            raise spec_error(
+                "task.run",
+                f"only {counted(rows, 'row')} captured: any CKA is then 1 or 0",
+                f"capture at least {FEWEST_ROWS} samples",
+            )
         self.require_memory(analysis, "comparing the modules", partial(self._needed, analysis))
 
     def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:

@@ -31,7 +31,7 @@ NAMES = {
         "torch.autograd": "_unsafe_preserve_version_counter",
         "torch.autograd:Variable": "_execution_engine",
         "torch.nn:Module": "_call_impl _compiled_call_impl _modules _parameters _forward_hooks _forward_pre_hooks "
-        "_forward_hooks_with_kwargs",
+        "_forward_hooks_with_kwargs _non_persistent_buffers_set",
         "torch.nn.modules.batchnorm": "_BatchNorm _NormBase",
         "torch.nn.modules.dropout": "_DropoutNd",
         "torch.nn.modules.module": "_global_forward_hooks",

@@ -219,8 +219,11 @@ class Grid:
         if tokens.position is None or not self._lengths or not is_strict:
             return
         shortest = min(self._lengths)
-        for number in tokens.position.ends:
-            if not -shortest <= number < shortest:
+        for number in tokens.position.numbers:
+            most = (
+                shortest - 1 if number in tokens.position.places else shortest
+            )  # the end of a range is excluded
+            if not -shortest <= number <= most:
                 yield Problem(
                     WHERE,
                     f"the shortest sample has {counted(shortest, 'token')} and no position {number}",

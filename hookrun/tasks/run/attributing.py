@@ -6,7 +6,7 @@ forward pass act as before, and nothing is recorded or counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,6 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.layout import Layout
 from hookrun.tasks.run.observers import Exchange, Observe, matches, new_nodes, planned
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
@@ -46,7 +45,7 @@ class Attributing:
 
     module: the path of the module; None: the inputs, for token ids the module that embeds them
     method, steps, baseline: the keys of the task
-    layout: where the channels of the module's output are, which grad_cam needs
+    channels_first: the module's output as [B, C, height, width], for grad_cam; RuntimeError if that is not possible
     """
 
     def __init__(
@@ -58,11 +57,11 @@ class Attributing:
         method: str,
         steps: int,
         baseline: float,
-        layout: Layout,
+        channels_first: Callable[[Tensor], Tensor],
     ) -> None:
         self._context, self._scoring = context, scoring
         self._method, self._steps, self._baseline = method, steps, baseline
-        self._layout = layout
+        self._channels_first = channels_first
         self._module, self._is_embedding = module, False
         self._leaves, self._values = Values(), Values()
         self._relus = 0
@@ -137,7 +136,7 @@ class Attributing:
         maps: Values = {}
         for name, whole in gradients.items():
             try:
-                gradient, value = map(self._layout.channels_first, (whole, values[name]))
+                gradient, value = map(self._channels_first, (whole, values[name]))
             except RuntimeError as error:
                 raise HookrunError(
                     f"task.select: {name} returns shape {list(whole.shape)}: {error}"

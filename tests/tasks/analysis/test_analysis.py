@@ -140,7 +140,7 @@ def test_a_similarity_of_fewer_than_three_rows_is_refused(rows: int, shared: Any
     limits = "train.limit_batches=1", f"data.batch_size={rows}"
     few = shared("model=mlp", "task=predict", HOOKS[0], *limits)
     said = refused("task=similarity", f"task.run={few.path}")
-    assert f"task.run: only {rows} row{'s' * (rows > 1)} of flatten" in said
+    assert f"task.run: only {rows} row{'s' * (rows > 1)} captured" in said
     assert "capture at least 3 samples" in said
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookrun
+from hookrun.report import write_report
 from hookrun.store.effects import Effects
 
 DIGITS = ("data.batch_size=5", "train.limit_batches=3")
@@ -96,6 +97,7 @@ def test_each_call_of_a_shared_block_is_a_cell(executed, net) -> None:
     for call, (column, factor) in itertools.product(range(3), enumerate((0, 3))):
         check(found, (call, column), by_hand(net("Deep"), "core", call, factor))
     assert not torch.equal(found["exact"][0], found["exact"][1])
+    assert 'id="effects"' in write_report(made.path).read_text()
 
 
 def test_modules_that_are_called_less_often_have_fewer_cells(executed, net) -> None:

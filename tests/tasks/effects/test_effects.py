@@ -392,7 +392,7 @@ def test_what_cannot_be_moved_is_refused_before_the_run(over, words, said, refus
             "task.over.heads: on blocks.1.attn.z: there is no head -5",
         ),
         ("{tokens: [0, 7]}", "task.over.tokens: the shortest sample has 7 tokens and no position 7"),
-        ("{tokens: [-1, '3:9']}", "task.over.tokens: the shortest sample has 7 tokens and no position 8"),
+        ("{tokens: [-1, '3:9']}", "task.over.tokens: the shortest sample has 7 tokens and no position 9"),
         ("{tokens: [{span: third}]}", "task.over.tokens: the data 'repeated_tokens' has no span 'third'"),
         ("{module: [blocks.7.attn.z]}", "task.over.module"),
     ],
