@@ -161,7 +161,8 @@ class BatchRuns:
             name = "" if path == self.entry else path.removeprefix(inside)
             if path == self.entry or path.startswith(inside):
                 watched = modules[name]
-                handles.append(watched.register_forward_hook(partial(note, path), with_kwargs=True))
+                handle = nn.Module.register_forward_hook(watched, partial(note, path), with_kwargs=True)
+                handles.append(handle)
         try:
             model(*args, **kwargs)
         finally:

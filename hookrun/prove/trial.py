@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
@@ -258,7 +259,9 @@ def on_a_copy(
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
-    with generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
+    # the innermost hooks hold: a checkpoint around a call of the model must not count what the copy saves
+    own_saving = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with generators_kept(), torch.inference_mode(mode=False), torch.enable_grad(), own_saving:
         if with_data and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = _run_copy(model, call, larger, before, training)

@@ -284,7 +284,7 @@ def test_clean_and_corrupted_inputs_of_two_files(executed: Any, tmp_path: Path, 
     assert_close(patched.predictions[:], clean.predictions[:])
     broken = patched.captures["before"]["layers.1"][:]
     assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.01)
-    assert f"NOTE: values come from {clean.path}, where data.args is " in capsys.readouterr().out
+    assert f"NOTE: values come from {clean.path}, where data.args.file is " in capsys.readouterr().out
 
 
 MEANS = {"mean": "", "mean_named": ", sample: mean", "mean_reduced": ", reduce: mean"}
