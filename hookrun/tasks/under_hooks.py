@@ -178,7 +178,7 @@ class TaskUnderHooks(Task):
             parts.tried(lambda: parts.add(self.model_problems(experiment, info, model)))
             scored = self.scored()
             score = None if loss is None or scored is None else Scoring(scored[1], scored[0], loss)
-            seen = SeenOutput(parts.device or "cpu")
+            seen = SeenOutput(parts.device or "cpu", self.trains or scored is not None)
             plan = parts.tried(
                 compiled,
                 parts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class SeenOutput:
     """The output of the trial run, as far as loss and metrics need it.
 
     device:   of the run; meta: the output is large, and only its shapes are checked
+    learns:   gradients of the loss are computed
     is_known: the model ran
     samples:  of the batch
     output:   in its containers, random numbers of its shapes and dtypes
@@ -59,6 +61,7 @@ class SeenOutput:
     """
 
     device: torch.device | str
+    learns: bool = True
     is_known: bool = False
     samples: int = 2
     output: Any = None
@@ -71,24 +74,34 @@ class SeenOutput:
         is_large = sum(tensor.numel() for tensor in tensors(output)) > MOST_NUMBERS
         self.device = "meta" if is_large else self.device
         with unset_fake_temporarily():
-            self.output = rebuild(output, lambda leaf: _numbers_like(leaf, self.device))
+            self.output = rebuild(output, lambda leaf: _numbers_like(leaf, self.device, learns=self.learns))
 
 
-def _numbers_like(leaf: Any, device: torch.device | str, classes: int = 2) -> Any:
+def _numbers_like(leaf: Any, device: torch.device | str, classes: int = 2, *, learns: bool = False) -> Any:
     """Numbers of the shape and dtype of a tensor: in 0..1, or integers below `classes`; anything else as it is."""
-    if not isinstance(leaf, Tensor):
+    if not isinstance(leaf, Tensor) or leaf.is_nested:
         return leaf
     if not leaf.is_floating_point():
         return (torch.arange(leaf.numel(), device=device) % classes).reshape(leaf.shape).to(leaf.dtype)
     if device == "meta":
         return torch.empty_like(leaf, device=device)
     numbers = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0), device="cpu")
-    return numbers.to(device, leaf.dtype).requires_grad_(leaf.requires_grad)
+    return numbers.to(device, leaf.dtype).requires_grad_(learns and leaf.requires_grad)
 
 
 def _has_numbers(leaf: Any) -> bool:
     """Whether random numbers stand for it: not for lengths and other integers, nor for objects."""
-    return leaf is None or (isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.is_meta)
+    if not isinstance(leaf, Tensor):
+        return leaf is None
+    return leaf.is_floating_point() and not leaf.is_meta and not leaf.is_nested
+
+
+def _is_of_numbers(error: Exception) -> bool:
+    """Whether other numbers might not raise it: a check of values that is not torch's own."""
+    cause = error.__cause__ or error
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    is_of_torch = frames[-1].f_globals.get("__name__", "").startswith("torch.")
+    return isinstance(cause, ValueError | AssertionError | ArithmeticError) and not is_of_torch
 
 
 def _made_by(tensor: Tensor) -> str:
@@ -227,7 +240,7 @@ class Fit(Mistakes):
             with generators_kept():
                 function(output, target)
         except Exception as error:  # torch's functions raise many types
-            if is_own and not all(map(_has_numbers, members(output))):
+            if is_own and (_is_of_numbers(error) or not all(map(_has_numbers, members(output)))):
                 return None
             said = str(error) if isinstance(error, HookrunError) else reason(error)
             return said.removeprefix(f"{where}=").removeprefix(f"{where}: ")

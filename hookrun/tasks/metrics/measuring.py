@@ -140,7 +140,7 @@ class Measuring:
         weight = None
         if not batch.data.of_tokens:
             rows = self.rows(output, batch, others)
-            weight = int(batch.weight(self._prepared.loss.ignored))
+            weight = int(batch.weight_without(self._prepared.loss.ignored))
         elif metrics_of(self._prepared.task) is None and self._rule is None:
             target = batch.target
             named = self._reader.named(output)

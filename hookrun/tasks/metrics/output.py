@@ -147,8 +147,8 @@ def at(output: Any, path: Target) -> Tensor:
 
 
 def named_tensors(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Tensor]]:
-    """Every tensor of a value with its path."""
-    if isinstance(value, Tensor):
+    """Every tensor of a value with its path; nested tensors, which have no shape, are left out."""
+    if isinstance(value, Tensor) and not value.is_nested:
         yield keys, value
     for key, member in children(value):
         yield from named_tensors(member, (*keys, key))

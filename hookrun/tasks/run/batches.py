@@ -92,15 +92,18 @@ class Batch:
         """[B] int64 on the CPU, the token of the wrong answer; None if the data does not name one."""
         return self.data.wrong(self.ids)
 
-    def weight(self, ignored: int | None) -> Tensor | int:
-        """The weight of its mean loss: the number of samples, or of the labels or tokens to be predicted.
+    @property
+    def weight(self) -> Tensor | int:
+        """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
+        return (self.target != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
 
-        ignored: the label that does not count in a mean over labels; None: the loss is a mean over samples
+    def weight_without(self, ignored: int | None) -> Tensor | int:
+        """The weight of its mean loss over labels: the number of those to be predicted.
+
+        ignored: the label that does not count; None: the loss is a mean over samples or tokens
         """
-        if self.data.of_tokens:
-            return (self.target != IGNORED).sum()
-        if ignored is None or self.labels.is_floating_point() or not self.ids.numel():
-            return self.ids.numel()
+        if ignored is None or self.data.of_tokens or self.labels.is_floating_point() or not self.ids.numel():
+            return self.weight
         return int((self.labels != ignored).sum())
 
     def copied(self) -> Batch:

@@ -40,7 +40,7 @@ class StepGradientsOfRanks(StepGradients):
         """The factor of each micro-batch's loss: this rank's share of the rows of all ranks."""
         ignored = self.context.prepared.loss.ignored
         if group[0].data.of_tokens or (ignored is not None and group[0].labels.dim() > 1):
-            weights = [float(batch.weight(ignored)) for batch in group]
+            weights = [float(batch.weight_without(ignored)) for batch in group]
             whole = max(sum(self.ranks.total(weights)), 1)
             return [weight / whole for weight in weights]
         whole = sum(batch.whole for batch in group)

@@ -161,7 +161,7 @@ class StepGradients:
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """The factor of each micro-batch's loss."""
-        weights = [batch.weight(self.context.prepared.loss.ignored) for batch in group]
+        weights = [batch.weight_without(self.context.prepared.loss.ignored) for batch in group]
         whole = max(sum(weights), 1)  # samples may have nothing to predict
         return [weight / whole for weight in weights]
 

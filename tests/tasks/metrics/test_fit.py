@@ -286,6 +286,16 @@ def test_effects_read_the_tensor_that_a_metric_names(strange: Overrides, execute
         assert torch.equal(other["exact"], effects["exact"])
 
 
+def test_what_other_numbers_may_pass_is_not_refused(strange: Overrides, executed: Any, refused: Any) -> None:
+    overrides = (*strange("scores", "labels"), "data.batch_size=23")
+    [line] = executed(
+        *overrides, "task=evaluate", "task.metrics=[accuracy,foreign:of_several_classes]"
+    ).metrics
+    assert line["of_several_classes"] == pytest.approx(line["accuracy"])
+    assert executed(*overrides, "task=evaluate", "train.loss=foreign:detached").metrics[-1]["loss"] > 0
+    assert "a loss that requires no gradient" in refused(*overrides, "train.loss=foreign:detached")
+
+
 # ---- labels at many places -----------------------------------------------------------------------------------------
 
 

@@ -248,7 +248,7 @@ def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targ
 
     def batch(weight: int, of_tokens: bool) -> Batch:
         return cast(
-            Batch, SimpleNamespace(weight=lambda _: weight, data=SimpleNamespace(of_tokens=of_tokens))
+            Batch, SimpleNamespace(weight_without=lambda _: weight, data=SimpleNamespace(of_tokens=of_tokens))
         )
 
     assert gradients.shares([batch(5, False)]) == gradients.shares([batch(5, True)]) == [1.0]
