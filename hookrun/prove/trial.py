@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -111,15 +111,15 @@ def compile_plan(
     *,
     runs: RunReferences | None = None,
     example: Example | None = None,
-    two: TwoSizes | None = None,
+    two: TwoSizes | Literal["grown"] | None = "grown",
     training: bool | None = None,
     backward: bool | Score = True,
     see: Callable[[Any], None] | None = None,
 ) -> Plan:
     """Match the hooks against the model, then check them with the example, if there is one.
 
-    two:      the arguments of a call with more samples, which show what dimension of each tensor is the batch; None:
-              the example with one more row in its tensors' first dimension
+    two:      the arguments of a call with more samples, which show what dimension of each tensor is the batch; `grown`:
+              the example with one more row in its tensors' first dimension; None: each call has one sample
     backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
     see:      called with the output of the model under its hooks
 
@@ -131,8 +131,8 @@ def compile_plan(
     mistakes = Mistakes(problems=problems)
     if example is not None:
         proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
-        proven = mistakes.tried(proving, one_more_sample(example) if two is None else two) or plan
-        if proven.batch_as_sequence and two is None:  # the example itself may have the steps first
+        proven = mistakes.tried(proving, one_more_sample(example) if two == "grown" else two) or plan
+        if proven.batch_as_sequence and two == "grown":  # the example itself may have the steps first
             steps_first = mistakes.tried(proving, one_more_sample(example, dim=1)) or proven
             proven = proven if steps_first.batch_as_sequence else steps_first
         plan = proven

@@ -130,7 +130,7 @@ class Reading:
     def values(self, copy: Any) -> Tensor:
         """[B]: the metric of each sample, the mean over its tokens; NaN for a sample without a token to read.
 
-        A metric of the user's own that has one value for a batch has it for each of its samples.
+        A metric or loss of the user's own that has one value for a batch has it for each of its samples.
         """
         source = self._source
         places = source.chosen if source.samples is None else source.samples
@@ -146,6 +146,8 @@ class Reading:
         metric = self.metric
         if not len(rows):
             return torch.zeros(0)
+        if metric.name == LOSS and self._loss.code is not None:
+            return self._loss(*rows.whole()).expand(len(rows))
         if metric.name == LOSS:
             return losses(rows, self._loss)
         if metric.of_batch is not None:

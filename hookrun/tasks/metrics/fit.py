@@ -184,8 +184,9 @@ class Fit(Mistakes):
         keys = ("output", *(self._path if path is None else path.keys))
         if (found := self._found(kind, path)) is not None:
             place, tensor = found
-            shape = list(tensor.movedim(1, place.class_dim).shape)
-            dim = "" if place.class_dim == 1 else ", classes in the last dimension"
+            is_moved = tensor.dim() > 1 and place.class_dim != 1
+            shape = list((tensor.movedim(1, place.class_dim) if is_moved else tensor).shape)
+            dim = ", classes in the last dimension" if is_moved else ""
             return f" of {path_text((*keys, *place.keys))} {shape}{dim}"
         if kind is not None and len(keys) == 1:
             return " of the first tensor that fits, which is not known before the run"

@@ -26,6 +26,7 @@ from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
+from hookrun.spec.experiment import Data
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, Task, metrics_of, model_key
@@ -121,7 +122,9 @@ def prepare_alone(
     assert info is not None and model is not None  # else there is a mistake
     runs = RunReferences.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
-    two = two_sizes(lambda samples: as_call(info.example(samples), model), EXAMPLE_BATCH)
+    two = two_sizes(
+        lambda samples: as_call(info.example(samples), model), EXAMPLE_BATCH, experiment.settings.data
+    )
     plan = compile_plan(hooks(model), model, runs=runs, example=example, two=two, training=True)
     return parts.prepared(plan, experiment.notes)
 
@@ -327,7 +330,7 @@ def compiled(
     backward = training if score is None else lambda output: score(output, target, None)
 
     def proven(samples: int) -> Plan:
-        see, two = partial(seen.see, samples), two_sizes(example, samples)
+        see, two = partial(seen.see, samples), two_sizes(example, samples, settings.data)
         return compiling(example=example(samples), two=two, backward=backward, see=see)
 
     if cache is None:
@@ -354,8 +357,10 @@ def compiled(
     return compiling(backward=training)
 
 
-def two_sizes(example: Callable[[int], Example], samples: int) -> TwoSizes:
-    """The example with one sample more than `samples`."""
+def two_sizes(example: Callable[[int], Example], samples: int, settings: Data) -> TwoSizes | None:
+    """The example with one sample more than `samples`; None if each batch is one sample that is not stacked."""
+    if settings.unstacked and settings.samples_of_batch == 1:
+        return None
     return TwoSizes(example(samples + 1), (samples, samples + 1))
 
 

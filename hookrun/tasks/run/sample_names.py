@@ -87,6 +87,8 @@ class SampleNames:
         if (place := self.reader.place(named, target, "scores")) is None:
             return columns
         scores = place.of(named).detach()
+        if scores.dim() == 1:  # those of the one sample of a batch that is not stacked
+            scores = scores[None]
         if self.reader.classes not in (None, scores.shape[1]):  # it may be an embedding
             return columns
         columns["predicted_class"] = scores.argmax(1).tolist()

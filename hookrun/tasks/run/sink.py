@@ -16,7 +16,7 @@ from hookrun.plan.texts import decoder_of
 from hookrun.ranks import share
 from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
-from hookrun.runtime.snapshot import TRACED, in_reach, opened
+from hookrun.runtime.snapshot import TRACED, copied, in_reach, opened
 from hookrun.store.format import FAULTS, STATS, TOKENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loggers import Loggers
@@ -63,8 +63,7 @@ class RunSink(RecordSink):
         def batch_dim(path: str) -> int | None:
             if site.captured.is_known:
                 return site.captured.of(path)
-            samples = clock.samples if clock.samples is not None else self.counted
-            if samples is not None and len(samples) == 1:  # all of the value is of this sample
+            if self._has_one_sample(site):
                 return 0
             self.without_batch.setdefault(site.hook_name, {})[site.path] = None
             return None
@@ -80,6 +79,8 @@ class RunSink(RecordSink):
                 rows, samples = None, tokens.numbers
             with torch._C._DisableFuncTorch():
                 value = value if isinstance(value, Tensor) else opened(value)
+                if of_samples and rows is None and tokens is None and self._has_one_sample(site):
+                    value = copied(value, _with_batch)
                 writer.add(
                     site.hook_name,
                     site.path,
@@ -104,6 +105,11 @@ class RunSink(RecordSink):
         """Number the following rows from this number on."""
         self.numbered = self._first = first
         self._numbered_of = dict[object, int]()
+
+    def _has_one_sample(self, site: HookSite) -> bool:
+        """Whether all that the site sees is of one sample: the batch has one, and no dimension of it is known."""
+        samples = site.clock.samples if site.clock.samples is not None else self.counted
+        return not site.captured.is_known and samples is not None and len(samples) == 1
 
     def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
         """The first rows, as they are written: with the batch first."""
@@ -177,3 +183,8 @@ class RunSink(RecordSink):
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.append(STATS, [record])
         self.loggers.tell(lambda logger: logger.record(record))
+
+
+def _with_batch(tensor: Tensor) -> Tensor:
+    """What belongs to one sample, with the batch as its first dimension."""
+    return tensor if tensor.dim() and len(tensor) == 1 else tensor.unsqueeze(0)
