@@ -105,7 +105,7 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
     of_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
-    was_tried = plan.unchecked is not None or plan.batch_unknown is not None
+    is_unknown = plan.unchecked is not None or plan.batch_unknown is not None
     codes: dict[str, Code] = {
         f"{hook.spec.where}.{field}": function.code
         for hook in plan.hooks
@@ -113,7 +113,7 @@ def notes(plan: ResolvedPlan) -> list[str]:
     }
     return [
         *(line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)),
-        *(line for hook in plan.hooks for line in _batch_notes(hook, was_tried=was_tried)),
+        *(line for hook in plan.hooks for line in _batch_notes(hook, is_unknown=is_unknown)),
         *([] if plan.no_output is None else [plan.no_output]),
         *(
             f"own Python: {where} {code.name} ({code.sha256[:12]})"
@@ -196,10 +196,10 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
         yield f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}"
 
 
-def _batch_notes(hook: PlannedHook, *, was_tried: bool) -> Iterator[str]:
+def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
     """Where the batch is not dimension 0, or not known.
 
-    was_tried: a trial run has not shown which dimensions are the batch
+    is_unknown: no trial run has shown which dimensions are the batch
     """
     places = dict[str, list[str]]()
     for match in hook.matches:
@@ -207,7 +207,7 @@ def _batch_notes(hook: PlannedHook, *, was_tried: bool) -> Iterator[str]:
         if dims.said is not None or dims.is_first or not hook.spec.hook_type.batch:
             continue
         if not dims.is_known:
-            if was_tried and hook.spec.action.captures:
+            if is_unknown and hook.spec.action.captures:
                 places.setdefault(
                     "captures a row for each firing, as its batch dimension is unknown: name it with "
                     "batch_dim",

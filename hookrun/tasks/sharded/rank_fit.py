@@ -13,6 +13,7 @@ from hookrun.actions.values import is_drawn
 from hookrun.errors import CompileError, Problem, listed, refuse
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
+from hookrun.runtime.part import Part
 from hookrun.spec import Settings
 from hookrun.tasks.metrics.losses import TrainLoss
 from hookrun.tasks.sharded.sharding import shard_problems
@@ -101,14 +102,14 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
 
 
 def _picks_rows(index: Index, hook: PlannedHook) -> bool:
-    """Whether the index selects in the first dimension of the modules' outputs, as far as their shapes are known."""
-    items = index.items
-    if items[0] is ...:
-        dims = [match.shape.count(",") + 1 for match in hook.matches if match.shape and match.shape[0] == "["]
-        if all(count > len(items) - 1 for count in dims):
-            return False
-        items = items[1:]
-    return bool(items) and items[0] != slice(None)
+    """Whether the index selects in the batch dimension of what the hook sees, as far as its shapes are known."""
+    part = Part(index)
+    for match in hook.matches:
+        dim = hook.batch_of(match.path).of("")
+        dims = match.shape.count(",") + 1 if match.shape and match.shape[0] == "[" else len(index.items)
+        if dim is not None and part.place_of(dim, dims) is None:
+            return True
+    return False
 
 
 def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> Iterator[str]:
