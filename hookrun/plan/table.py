@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
@@ -197,29 +198,28 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
 
 
 def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
-    """Where the batch is not dimension 0, or not known.
+    """Where the batch is not dimension 0 alone, or not known.
 
     is_unknown: no trial run has shown which dimensions are the batch
     """
-    places = dict[str, list[str]]()
+    if not hook.spec.hook_type.batch or hook.spec.keys.batch_dim is not None:
+        return
+    places = defaultdict[str, list[str]](list)
     for match in hook.matches:
-        dims, path = hook.batch_of(match.path), match.path or "(root)"
-        if dims.said is not None or dims.is_first or not hook.spec.hook_type.batch:
-            continue
-        if not dims.is_known:
-            if is_unknown and hook.spec.action.captures:
-                places.setdefault(
-                    "captures a row for each firing, as its batch dimension is unknown: name it with "
-                    "batch_dim",
-                    [],
-                ).append(path)
-        elif dims.is_uniform:
-            places.setdefault(_batch_text(next(iter((dims.followers or {}).values()))), []).append(path)
-        else:
-            for inside, followers in (dims.followers or {}).items():
-                places.setdefault(_batch_text(followers), []).append(f"{path} {inside}".strip())
+        path, followers = match.path or "(root)", match.batch or {}
+        if not followers and is_unknown and hook.spec.action.captures:
+            places[_UNKNOWN_BATCH].append(path)
+        are_alike = len(set(followers.values())) == 1
+        for inside, dims in followers.items():
+            if dims != (0,):
+                places[_batch_text(dims)].append(path if are_alike else f"{path} {inside}")
+            if are_alike:
+                break
     for said, paths in places.items():
         yield f"{hook.spec.name}: {said}, on {listed(paths, SHOWN)}"
+
+
+_UNKNOWN_BATCH = "captures a row for each firing, as its batch dimension is unknown: name it with batch_dim"
 
 
 def _batch_text(followers: Sequence[int]) -> str:

@@ -235,3 +235,25 @@ def test_a_batch_that_is_taken_for_a_sequence_is_noted(own_model, ready) -> None
     argv = (*own_model(ROWS.replace("rows.transpose(0, 1)", "rows").replace("[-1]", "[:, -1]")), *LINES)
     said = str(ready(*argv, hook("seen", "rnn", "capture")).plan)
     assert "rnn: batch_first is false, and dimension 0 of the input has the samples" in said
+
+
+SIMILAR = """
+def __init__(self):
+    super().__init__()
+    self.embed, self.compare = nn.Linear(64, 4), nn.Identity()
+
+def forward(self, images):
+    embedded = self.embed(images.flatten(1))
+    return self.compare(embedded @ embedded.T)
+"""
+
+
+def test_of_two_dimensions_that_follow_the_batch_the_first_is_taken_and_told(
+    own_model, ready, executed
+) -> None:
+    argv = (*own_model(SIMILAR), "task=predict", "data.batch_size=4", "train.limit_batches=1")
+    said = str(ready(*argv, hook("seen", "compare", "capture")).plan)
+    assert "seen: batch dimension 0 (dimension 1 follows the batch too" in said
+    columns = hook("seen", "compare", "capture", batch_dim="1", index="':, 0:1'")
+    found = executed(*argv, columns).captures["seen"]["compare"]
+    assert found.sample_ids.tolist() == [-1]
