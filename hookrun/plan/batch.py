@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hookrun.values.index import joined
@@ -58,20 +58,16 @@ class BatchDims:
         return dims[0] if dims else None
 
 
-def followers_of(small: Shapes, large: Shapes, sizes: tuple[int, int]) -> dict[str, tuple[int, ...]]:
-    """The dimensions of each tensor that are as long as the batch in two runs, whose batches have these sizes."""
-    found = dict[str, tuple[int, ...]]()
-    for path, shape in small.items():
-        other = large.get(path, ())
-        pairs = zip(shape, other, strict=False) if len(shape) == len(other) else ()
-        found[path] = tuple(dim for dim, pair in enumerate(pairs) if pair == sizes)
-    return found
+def followers_of(calls: Iterable[tuple[Shapes, Shapes]], sizes: tuple[int, int]) -> Followers:
+    """The dimensions of each tensor that are as long as the batch in every call of a module; none where calls differ.
 
-
-def agreed(calls: Sequence[Followers]) -> dict[str, tuple[int, ...]]:
-    """The dimensions that follow the batch in every call of a module; none where the calls differ."""
+    calls: the shapes of each call in two runs, whose batches have these sizes
+    """
     found = dict[str, tuple[int, ...]]()
-    for followers in calls:
-        for path, dims in followers.items():
+    for small, large in calls:
+        for path, shape in small.items():
+            other = large.get(path, ())
+            pairs = zip(shape, other, strict=False) if len(shape) == len(other) else ()
+            dims = tuple(dim for dim, pair in enumerate(pairs) if pair == sizes)
             found[path] = dims if found.get(path, dims) == dims else ()
     return found

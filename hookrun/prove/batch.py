@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookrunError, reason
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, FORWARD_PRE, HookType
-from hookrun.plan.batch import Followers, Shapes, agreed, followers_of
+from hookrun.plan.batch import Followers, Shapes, followers_of
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.runtime.snapshot import Uncopyable, opened
 from hookrun.values.containers import (
@@ -31,6 +31,9 @@ from hookrun.values.index import joined
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional and keyword arguments of one call of the model."""
+
+CallsByPath = dict[tuple[str, int], tuple[Any, Any]]
+"""Path of a module and number of its call -> arguments and output, in the order in which the calls end."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,22 @@ def one_more_sample(example: Arguments, samples: int | None = None, *, dim: int 
     return TwoSizes(larger, (rows, rows + 1))
 
 
+@contextmanager
+def noting_calls(modules: Mapping[str, nn.Module]) -> Iterator[CallsByPath]:
+    """Within the block, note arguments and output of each call of these modules, which are given by their paths."""
+    calls, numbers = CallsByPath(), Counter[str]()
+
+    def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls[path, numbers[path]] = arguments(args, kwargs), output
+        numbers[path] += 1
+
+    with ExitStack() as stack:
+        for path, module in modules.items():
+            handle = nn.Module.register_forward_hook(module, partial(note, path), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield calls
+
+
 @dataclass
 class BatchRuns:
     """The runs of a copy of the model without its hooks, before the one with them.
@@ -85,8 +104,8 @@ class BatchRuns:
     why_unknown: str | None = None
     again: Arguments | None = None
     _steps_first: set[str] = field(default_factory=set)
-    _small: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
-    _large: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
+    _small: CallsByPath = field(default_factory=CallsByPath)
+    _large: CallsByPath = field(default_factory=CallsByPath)
 
     def run(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], larger: Arguments | None
@@ -95,23 +114,21 @@ class BatchRuns:
 
         larger: a copy of the arguments in `two`
         """
-        self._small, self._large, self.why_unknown, self.again = {}, {}, None, None
+        self._large, self.why_unknown, self.again = CallsByPath(), None, None
+        watched = self._watched(model)
         if larger is not None and self.two is not None:
             again = rebuild(larger, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
             try:
-                self._watch(model, *larger, self._large)
+                with noting_calls(watched) as self._large:
+                    model(*larger[0], **larger[1])
                 self.again = again
             except Exception as error:
-                self._large.clear()
+                self._large = CallsByPath()
                 what = str(error) if isinstance(error, HookrunError) else reason(error)
                 few, more = self.two.sizes
                 self.why_unknown = f"the model runs with {few} samples and not with {more}: {what}"
-        self._watch(model, args, kwargs, self._small)
-
-    @property
-    def sizes(self) -> tuple[int, int] | None:
-        """How many samples the two batches have; None: not known."""
-        return None if self.two is None else self.two.sizes
+        with noting_calls(watched) as self._small:
+            model(*args, **kwargs)
 
     def located(self) -> ResolvedPlan:
         """The plan with the batch dimensions of what its hooks see."""
@@ -136,64 +153,48 @@ class BatchRuns:
             if backward is not None:
                 backward(output)
 
-    def _watch(
-        self,
-        model: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        calls: dict[str, list[tuple[Any, Any]]],
-    ) -> None:
-        """Run the copy; note arguments and output of each call of the watched modules."""
-        modules = dict(model.named_modules(remove_duplicate=False))
-
-        def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            calls.setdefault(path, []).append((arguments(args, kwargs), output))
-
-        of_batch = [hook for hook in self.plan.hooks if hook.spec.hook_type.batch]
-        paths = {match.path for hook in of_batch for match in hook.matches}
-        inside = f"{self.entry}." if self.entry else ""
-        handles = list[RemovableHandle]()
-        for name, module in modules.items():
+    def _watched(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The modules that hooks on values see, and those that have the steps of sequences first, by their paths."""
+        modules = {
+            joined(self.entry, name): module for name, module in model.named_modules(remove_duplicate=False)
+        }
+        for path, module in modules.items():
             if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first:
-                self._steps_first.add(inside + name if name else self.entry)
-        paths |= self._steps_first
-        for path in paths:
-            name = "" if path == self.entry else path.removeprefix(inside)
-            if path == self.entry or path.startswith(inside):
-                watched = modules[name]
-                handle = nn.Module.register_forward_hook(watched, partial(note, path), with_kwargs=True)
-                handles.append(handle)
-        try:
-            model(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+                self._steps_first.add(path)
+        watched = set(self._steps_first)
+        for hook in self.plan.hooks:
+            if hook.spec.hook_type.batch:
+                watched.update(match.path for match in hook.matches)
+        return {path: modules[path] for path in watched & modules.keys()}
 
     @property
     def has_steps_first(self) -> bool:
         """Whether modules that have the steps of sequences first ran, all with the batch behind them."""
-        return bool(self._steps_first & self._large.keys()) and not self.against_layout()
+        ran = any((path, 0) in self._large for path in self._steps_first)
+        return ran and not self.against_layout()
 
     def against_layout(self) -> list[str]:
         """Modules with the steps of sequences first, whose input has the batch there; each is asked for its layout."""
         against = list[str]()
-        for path in self._steps_first & self._large.keys():
-            if self.two is None or path not in self._small:
+        for path in self._steps_first:
+            if self.two is None or (path, 0) not in self._small.keys() & self._large.keys():
                 continue
-            (small, _), (large, _) = self._small[path][0], self._large[path][0]
-            seen = followers_of(_shapes_of_tensors(small), _shapes_of_tensors(large), self.two.sizes)
+            given = (_shapes_of_tensors(calls[path, 0][0]) for calls in (self._small, self._large))
+            seen = followers_of([(next(given), next(given))], self.two.sizes)
             if next(iter(seen.values()), ()) == (0,):  # of the first argument
                 against.append(path)
         return sorted(against)
 
     def _followers(self, hook: PlannedHook, path: str) -> Followers | None:
         """What dimensions of the tensors that the hook sees at the module follow the batch; None: not known."""
-        if not hook.spec.hook_type.batch or self.two is None or path not in self._large:
+        if not hook.spec.hook_type.batch or self.two is None or (path, 0) not in self._large:
             return None
-        of_calls = list[Followers]()
-        for small, large in zip(self._small.get(path, ()), self._large[path], strict=False):
-            of_calls.append(followers_of(_shapes(hook, *small), _shapes(hook, *large), self.two.sizes))
-        return agreed(of_calls)
+        calls = [
+            (_shapes(hook, *self._small[call]), _shapes(hook, *large))
+            for call, large in self._large.items()
+            if call[0] == path and call in self._small
+        ]
+        return followers_of(calls, self.two.sizes)
 
 
 def _shapes(hook: PlannedHook, given: Any, output: Any) -> Shapes:

@@ -37,7 +37,7 @@ from hookrun.errors import (
     reason,
 )
 from hookrun.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
-from hookrun.plan.batch import Followers, Shapes, agreed, followers_of
+from hookrun.plan.batch import Shapes, followers_of
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
@@ -396,13 +396,14 @@ def _run_hooked(
         unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
     skips = [hook for hook in plan.hooks if hook.spec.action.does == "skip" and hook.spec.keys.when.always]
     skipped = [name for hook in skips for match in hook.matches for name in match.names]
+    sizes = None if batches.two is None else batches.two.sizes
     hooks = tuple(
         hook
         if hook.spec.hook_type.on_parameters
         else replace(
             hook,
             matches=tuple(
-                _seen(hook, match, shapes, findings, batches.sizes)
+                _seen(hook, match, shapes, findings, sizes)
                 if not lies_in(match.names, skipped)
                 else replace(match, called=False)
                 for match in hook.matches
@@ -490,10 +491,8 @@ def _seen(
         return match
     larger = (findings.captured_of_larger or {}).get(place)
     if larger is not None and sizes is not None and _captures_part(hook):
-        calls = list[Followers]()
-        for small, large in zip(firings, larger, strict=False):
-            calls.append(followers_of(_shapes(small), _shapes(large), sizes))
-        match = replace(match, captured=agreed(calls))
+        calls = zip(map(_shapes, firings), map(_shapes, larger), strict=False)
+        match = replace(match, captured=followers_of(calls, sizes))
     dims = replace(hook, matches=(match,)).captured_of(match.path)
     places = [path for firing in firings for path in firing]
     by_sample = (

@@ -184,27 +184,30 @@ class Part(TensorPart):
 
     def leaves(self, dims: Sequence[int], of: int) -> bool:
         """Whether the index leaves these dimensions of a tensor with `of` dimensions whole and in their places."""
-        items = list(self._items)
-        if ... not in items:
-            items.append(...)
-        place = items.index(...)
-        items[place : place + 1] = [slice(None)] * (of - len(items) + 1)
+        items = self._of_dims(of)
+        if min(dims) < 0 and any(isinstance(item, int) for item in items[min(dims) :]):
+            return False  # it takes away a dimension behind one of them
         from_start = [dim for dim in dims if dim >= 0]
         needed = [*range(max(from_start, default=0) + 1), *(of + dim for dim in dims if dim < 0)]
         return all(dim < len(items) and items[dim] in _WHOLE for dim in needed)
 
     def place_of(self, dim: int, dims: int) -> int | None:
         """Where a dimension is in the part; None if the index picks from it, or moves it to another place."""
-        items = list(self._items)
-        if ... not in items:
-            items.append(...)
-        place = items.index(...)
-        items[place : place + 1] = [slice(None)] * (dims - len(items) + 1)
+        items = self._of_dims(dims)
         numbers = [isinstance(item, int) for item in items]
         is_moved = any(numbers) and self._numbers is not None  # torch then puts the list's dimension first
         if dim >= len(items) or items[dim] not in _WHOLE or is_moved:
             return None
         return dim - sum(numbers[:dim])
+
+    def _of_dims(self, dims: int) -> list[Any]:
+        """The item of the index for each dimension of a tensor with `dims` dimensions."""
+        items = list(self._items)
+        if ... not in items:
+            items.append(...)
+        place = items.index(...)
+        items[place : place + 1] = [slice(None)] * (dims - len(items) + 1)
+        return items
 
     def positions(self, device: torch.device) -> Tensor:
         """The list of the index as a tensor, made once for each device."""

@@ -50,6 +50,11 @@ def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
 
 
+def test_a_dimension_counted_from_the_end_stays_if_no_other_behind_it_goes() -> None:
+    for items, kept in (((..., 0), False), ((..., slice(0, 2)), True), ((slice(None), 1), True)):
+        assert part(*items).leaves((-2,), 4) is kept, items
+
+
 def of(real: Tensor, **fields: Any) -> Pass:
     """The pass of a call whose prompts have these real tokens."""
     rows, columns = real.shape

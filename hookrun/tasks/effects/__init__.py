@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -214,24 +214,16 @@ class EffectsTask(TaskOfOneSplit):
             ),
         )
 
-    def _over_split_problems(self, prepared: Prepared, jobs: int) -> list[Problem]:
+    def _over_split_problems(self, prepared: Prepared, jobs: int) -> Iterator[Problem]:
         """Why a metric over the whole split cannot be computed for this grid."""
-        name, size = prepared.metrics[0].name, prepared.data.sizes[self.splits[0]]
+        from hookrun.tasks.metrics.problems import too_many_rows
+
+        metric, size = prepared.metrics[0], prepared.data.sizes[self.splits[0]]
         rows = (samples_of_a_pass(prepared.settings, size) or 0) * (jobs + 1)
-        return problems_where(
-            (
-                GRADIENT in self.method,
-                "task.method",
-                f"{name!r} is computed over the whole split, and has no gradient",
-                "use exact",
-            ),
-            (
-                rows > self.max_rows,
-                "task.max_rows",
-                f"{name!r} is computed from the scores of {rows:,} rows of all cells, {self.max_rows:,} are allowed",
-                f"use fewer cells, limit the run by train.limit_batches, or allow more: task.max_rows={rows}",
-            ),
-        )
+        if GRADIENT in self.method:
+            what = f"{metric.name!r} is computed over the whole split, and has no gradient"
+            yield Problem("task.method", what, "use exact")
+        yield from too_many_rows(metric, rows, self.max_rows)
 
     def _hook_problems(self, hook: HookSpec) -> list[Problem]:
         """Why the hook cannot be moved, or cannot be repeated with other values."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hookrun.hook_types import FORWARD_PRE
 from hookrun.plan.plan import PlannedHook
+from hookrun.prove.batch import noting_calls, one_more_sample
 from hookrun.tasks.metrics.rows import own_token_scores
 from hookrun.values import containers
 from hookrun.values.containers import members, rebuild, tensors
@@ -48,10 +49,14 @@ _PLAIN = (type(None), bool, int, float, str)
 
 def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
     """What is seen in a run of the model with an example, and in one with one more sample."""
-    rows = next((x.shape[0] for x in tensors((args, kwargs)) if x.dim()), 0)
+    two, modules = one_more_sample((args, kwargs)), dict(model.named_modules())
+    rows = 1 if two is None else two.sizes[0]
     with torch.no_grad():
-        calls = _run(model, args, kwargs)
-        more = _run(model, *rebuild((args, kwargs), partial(_one_more, rows)))
+        with noting_calls(modules) as calls:
+            model(*args, **kwargs)
+        args, kwargs = (args, kwargs) if two is None else two.larger
+        with noting_calls(modules) as more:
+            model(*args, **kwargs)
     are_same = list(calls) == list(more)
     grows = {call: _grows(output, more[call][1]) for call, (_, output) in calls.items() if are_same}
     keys = hook.spec.keys.target.keys if hook.spec.keys.target is not None else ()
@@ -71,34 +76,9 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
         Counter(path for path, _ in calls),
         shapes,
         linear[0] if is_called_once else None,
-        max(numbers, default=0) // max(rows, 1),
-        0 if scores is None else scores.numel() // max(rows, 1),
+        max(numbers, default=0) // rows,
+        0 if scores is None else scores.numel() // rows,
     )
-
-
-def _run(model: nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tuple[Any, Any]]:
-    """Path and number of each call -> its arguments and its output, in the order in which the calls end."""
-    calls, numbers = dict[tuple[str, int], tuple[Any, Any]](), Counter[str]()
-
-    def ends(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        calls[path, numbers[path]] = containers.arguments(args, kwargs), output
-        numbers[path] += 1
-
-    handles = [
-        nn.Module.register_forward_hook(module, partial(ends, path), with_kwargs=True)
-        for path, module in model.named_modules()
-    ]
-    try:
-        model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-def _one_more(rows: int, leaf: Any) -> Any:
-    grows = isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == rows
-    return torch.cat([leaf, leaf[:1]]) if grows else leaf
 
 
 def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:

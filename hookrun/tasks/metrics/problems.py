@@ -83,12 +83,7 @@ def over_split_problems(
     if 0 in passed.values():
         what = f"{first.name!r} is computed over the split '{split}', which {info.name!r} does not have"
         yield Problem(first.where, what, "leave it out")
-    if count > most:
-        yield Problem(
-            "task.max_rows",
-            f"{first.name!r} is computed from the scores of {count:,} samples, and {most:,} rows are allowed",
-            f"limit the run by train.limit_batches, or allow more: task.max_rows={count}",
-        )
+    yield from too_many_rows(first, count, most)
     of_classes = [metric for metric in over_split if metric.needs == CLASSES_NEEDED]
     if not of_classes or not count or info.target is None or not info.target.dtype.is_floating_point:
         return
@@ -98,6 +93,16 @@ def over_split_problems(
     for metric in of_classes if others else ():
         what = f"needs labels, or targets 0 and 1; {info.name!r} has targets {info.target} such as {max(others):g}"
         yield Problem(metric.where, f"{metric.name!r} {what}", "use r2 or spearman")
+
+
+def too_many_rows(metric: Metric, rows: int, most: int) -> Iterator[Problem]:
+    """A problem if a metric over the whole split would keep more rows than allowed."""
+    if rows > most:
+        yield Problem(
+            "task.max_rows",
+            f"{metric.name!r} is computed from the scores of {rows:,} rows, and {most:,} are allowed",
+            f"limit the run by train.limit_batches, or allow more: task.max_rows={rows}",
+        )
 
 
 def compared_runs(settings: Settings) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.prove.batch import noting_calls
 from hookrun.prove.trial import Example, on_a_copy
 from hookrun.values.containers import rebuild, tensors
 
@@ -48,21 +49,19 @@ def channels_first(
 
 
 def _run(path: str, model: nn.Module, args: Any, kwargs: Any) -> list[tuple[int, ...]]:
-    shapes = list[tuple[int, ...]]()
-
-    def see(module: nn.Module, args: Any, output: Any) -> None:
-        shapes.extend(tuple(tensor.shape) for tensor in tensors(output) if tensor.is_floating_point())
-
-    handle = nn.Module.register_forward_hook(nn.Module.get_submodule(model, path), see)
+    module, shapes = {path: nn.Module.get_submodule(model, path)}, list[tuple[int, ...]]()
     with torch.no_grad():
-        model(*args, **kwargs)
-        seen = shapes[:1]
-        shapes.clear()
-        args, kwargs = rebuild((args, kwargs), _larger)
-        with suppress(Exception):  # what follows the module may need pictures of one size
+        with noting_calls(module) as small:
             model(*args, **kwargs)
-    handle.remove()
-    return [*seen, *shapes[:1]]
+        args, kwargs = rebuild((args, kwargs), _larger)
+        # what follows the module may need pictures of one size
+        with suppress(Exception), noting_calls(module) as large:
+            model(*args, **kwargs)
+    for calls in (small, large):
+        outputs = tensors([output for _, output in calls.values()])
+        first = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
+        shapes += [] if first is None else [tuple(first.shape)]
+    return shapes
 
 
 def _larger(leaf: Any) -> Any:

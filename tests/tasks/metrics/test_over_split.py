@@ -377,7 +377,7 @@ def test_too_many_rows_are_refused_with_their_size(
 ) -> None:
     metrics = "task.metrics=[auroc]"
     said = refused("task=evaluate", metrics, "task.max_rows=100")
-    assert "task.max_rows: 'auroc' is computed from the scores of 359 samples, and 100 rows" in said
+    assert "task.max_rows: 'auroc' is computed from the scores of 359 rows, and 100 are allowed" in said
     decoder = ("model=decoder", "model.args={width: 16, layers: 1, heads: 2}", "data=repeated_tokens")
     said = fails("task=evaluate", *decoder, "task.metrics=[f1]", "task.max_rows=900")
     assert said.startswith("task.max_rows: f1 of the whole split: the scores of ")
