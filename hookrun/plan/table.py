@@ -207,7 +207,7 @@ def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
     places = defaultdict[str, list[str]](list)
     for match in hook.matches:
         path, followers = match.path or "(root)", match.batch or {}
-        if not followers and is_unknown and hook.spec.action.captures:
+        if is_unknown and hook.spec.action.captures and not hook.captured_of(match.path).is_known:
             places[_UNKNOWN_BATCH].append(path)
         are_alike = len(set(followers.values())) == 1
         for inside, dims in followers.items():

@@ -186,7 +186,40 @@ def prove(
         ),
         is_whole=lambda proven: proven.unchecked is None,
     )
-    return replace(plan, unchecked=found) if isinstance(found, str) else found
+    if not isinstance(found, str):
+        return found
+    if two is not None:
+        runs = BatchRuns(plan, two)
+        plan = runs.located() if _run_with_data(runs, model, example, two, training=training) else plan
+    return replace(plan, unchecked=found)
+
+
+_LARGEST_COPY = 2**26
+"""The most elements of a model that is copied with its data where it does not run without."""
+
+
+def _run_with_data(
+    runs: BatchRuns, model: nn.Module, example: Example, two: TwoSizes, *, training: bool | None = None
+) -> bool:
+    """Run a copy of the model that has its data, without hooks. False if it is too large, or does not run.
+
+    What a model does may depend on its numbers, so that it does not run with fake tensors.
+    """
+    held = [*nn.Module.parameters(model), *nn.Module.buffers(model)]  # a model may redefine them
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in held):
+        return False
+    if sum(tensor.numel() for tensor in held) > _LARGEST_COPY:
+        return False
+    positional, keywords = example
+    call = tuple(positional), dict(keywords)
+    training = model.training if training is None else training
+    own_saving = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with generators_kept(), torch.inference_mode(mode=False), torch.no_grad(), own_saving:
+        try:
+            _run_copy(model, call, two.larger, runs.run, training)
+        except Exception:  # the call itself reports what is wrong
+            return False
+    return True
 
 
 def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> int | None:
@@ -210,7 +243,9 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
             continue
         runs = BatchRuns(hooks.plan, two, entry)
         with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
-            on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
+            ran = on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
+            if ran is not True and not _run_with_data(runs, module, call, two):
+                return None
             if dim == 0 and runs.against_layout():
                 continue
             if dim == 1 and not runs.has_steps_first:

@@ -58,12 +58,25 @@ def test_the_first_call_of_a_part_shows_it(tmp_path: Path) -> None:
 
 
 def by_value(model: Any, x: Tensor) -> Tensor:
-    """What it does depends on numbers, which a trial run does not have."""
+    """What it does depends on numbers, which fake tensors do not have."""
     return steps_first(model, x if float(x.sum()) < 1e9 else -x)
 
 
-def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> None:
+def of_four(model: Any, x: Tensor) -> Tensor:
+    """It runs with one size of the batch only."""
+    return steps_first(model, x.view(4, 4, 3))
+
+
+def test_the_first_call_of_a_model_that_depends_on_numbers_shows_it(tmp_path: Path) -> None:
     model = net(by_value)
+    with hookrun.record(model, one_hook("act"), tmp_path / "run"):
+        model(X)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["act"]
+    torch.testing.assert_close(found[:], activations(model, X))
+
+
+def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> None:
+    model = net(of_four)
     with (
         pytest.warns(
             hookrun.HookrunWarning, match=r"h has captured a row for each firing on act.*batch_dim: 0"
@@ -75,7 +88,7 @@ def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> 
 
 
 def test_batch_dim_says_it(tmp_path: Path) -> None:
-    model = net(by_value)
+    model = net(of_four)
     with hookrun.record(model, one_hook("act", batch_dim=1), tmp_path / "run"):
         model(X)
     found = hookrun.open_run(tmp_path / "run").captures["h"]["act"]
@@ -85,7 +98,7 @@ def test_batch_dim_says_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", ["shown by the call", "said"])
 def test_conditions_by_value_are_those_of_samples(of: str) -> None:
-    model = net(steps_first if of == "shown by the call" else by_value)
+    model = net(steps_first if of == "shown by the call" else of_four)
     norms = activations(model, X).flatten(1).norm(dim=1)
     above = float(norms.median())
     when = {"value": {"of": "norm", "above": above}}

@@ -257,3 +257,16 @@ def test_of_two_dimensions_that_follow_the_batch_the_first_is_taken_and_told(
     columns = hook("seen", "compare", "capture", batch_dim="1", index="':, 0:1'")
     found = executed(*argv, columns).captures["seen"]["compare"]
     assert found.sample_ids.tolist() == [-1]
+
+
+def test_a_model_whose_path_depends_on_numbers_shows_it_too(own_model, ready, executed) -> None:
+    by_number = ROWS.replace(
+        "    output, _", "    rows = rows if float(rows.sum()) < 1e9 else -rows\n    output, _"
+    )
+    argv = (*own_model(by_number), *LINES)
+    plan = ready(*argv, hook("seen", "rnn", "capture")).plan
+    assert plan.unchecked is not None and "seen: batch dimension 1, on rnn" in str(plan)
+    found = executed(*argv, hook("seen", "rnn", "capture")).captures["seen"]["rnn"]["[0]"]
+    assert found.sample_ids.tolist() == [*range(16)] and found.shape[1:] == (8, 6)
+    part = hook("seen", "act", "capture", index="'-1'")
+    assert "seen: captures a row for each firing" in str(ready(*argv, part).plan)
