@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hookrun.actions.base import Action, Edit, HookSite, add_tensor, added_otherwise, was_added
+from hookrun.actions.base import Action, Edit, HookSite, add_parameter, added_otherwise, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.init import Initialiser
 from hookrun.actions.values import Value, fixed_shape
@@ -100,7 +100,7 @@ class AddParameter(Action):
                     new.copy_(site.constant("value")(new))
                 else:
                     self.init.fill(new, site.seed_of(self.name, self.init.seed))
-                problem = add_tensor(module, self.name, torch.nn.Parameter(new))
+                problem = add_parameter(module, self.name, torch.nn.Parameter(new))
             if problem is not None:
                 raise ValueError(problem)
 

@@ -70,7 +70,7 @@ def name_taken(module: Module, name: str, planned: Collection[str] = ()) -> str 
     return None
 
 
-def add_tensor(module: Module, name: str, tensor: Tensor) -> str | None:
+def add_parameter(module: Module, name: str, tensor: Tensor) -> str | None:
     """Register a parameter, or another tensor as a buffer, and record that a hook added it.
 
     One of an earlier installation is kept. Returns why it cannot be added, or None.
@@ -102,7 +102,7 @@ def added_otherwise(module: Module, name: str, shape: Sequence[int]) -> str | No
     )
 
 
-def remove_added(module: Module, name: str) -> None:
+def remove_parameter(module: Module, name: str) -> None:
     """Remove an added parameter or buffer."""
     delattr(module, name)
     module.__dict__[_ADDED].discard(name)

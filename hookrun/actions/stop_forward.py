@@ -7,7 +7,7 @@ from hookrun.hook_types import FORWARD
 
 
 class StopForward(Action):
-    """End the forward after this module: nothing more is computed; the outermost call (of the model) returns None.
+    """End the forward after this module: nothing more is computed, and the outermost call returns None.
 
     For captures of early layers. All other hooks on the module run before; of several modules the first that is called
     ends the forward. The tasks `predict` and `evaluate` write captures and no metrics; other tasks refuse it.

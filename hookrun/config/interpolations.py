@@ -124,7 +124,12 @@ def _allowed(self: Container, **options: Any) -> Any:
     """`Container._evaluate_custom_resolver`, which in a guarded block knows the allowed resolvers only."""
     name = options["inter_type"]
     if name in RESOLVERS or _budget.get() is None:
-        return _evaluate(self, **options)
+        value = _evaluate(self, **options)
+        if value is None and name == "hydra" and _budget.get() is not None:
+            raise RefusedInterpolation(
+                "Hydra has no value at the place that `${hydra:…}` names; write the value"
+            )
+        return value
     if name == "oc.env":
         raise RefusedInterpolation(
             "no value of the environment enters a configuration, so that none is written to disk: `oc.env` is refused; "

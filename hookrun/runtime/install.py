@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakMethod
 import torch
 from torch import Tensor, nn
 
-from hookrun.actions.base import remove_added, was_added
+from hookrun.actions.base import remove_parameter, was_added
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
 from hookrun.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
@@ -424,7 +424,7 @@ class Installation:
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
-                remove_added(module, name)
+                remove_parameter(module, name)
 
 
 Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], int | None]

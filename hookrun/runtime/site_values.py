@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from hookrun.actions.base import add_tensor, remove_added, was_added
+from hookrun.actions.base import add_parameter, remove_parameter, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
@@ -310,7 +310,7 @@ class SiteValues:
         names = {tensor: name for tensor, name in every.items() if name in added}
         for tensor, name in names.items():
             if given and was_added(module, name):
-                remove_added(module, name)  # the object has the present values
+                remove_parameter(module, name)  # the object has the present values
             self._add(name, tensor)
         links, buffers = list[tuple[dict[str, Any], str, str]](), list[tuple[dict[str, Any], str, str]]()
         for part in nn.Module.modules(own):
@@ -347,7 +347,7 @@ class SiteValues:
             self.clock.model.get_submodule(path)._buffers[name] = new
 
     def _add(self, name: str, tensor: Tensor) -> None:
-        if (problem := add_tensor(self.module, name, tensor)) is not None:
+        if (problem := add_parameter(self.module, name, tensor)) is not None:
             raise HookError(f"{self.where}: {problem}")
 
     # ---- random numbers ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Lookup, counted, listed
+from hookrun.errors import HookrunError, Lookup, listed
 from hookrun.spec.experiment import Data
 from hookrun.store import comparison
 from hookrun.store.captures.read import (
@@ -444,8 +444,7 @@ def _not_a_run(folder: Path) -> str:
         return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
     names = listed([job.name for job in jobs], _SHOWN)
-    them = "it" if len(jobs) == 1 else "one of them"
-    return f"{folder} is {kind} of {counted(len(jobs), 'run')}: {names}\nOpen {them}: open_run({str(jobs[-1])!r})"
+    return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"
 
 
 def _content(folder: Path) -> str:

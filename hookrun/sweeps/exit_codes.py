@@ -17,7 +17,7 @@ DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
 NEEDED = frozenset(
     {
         *("PIL", "filelock", "hydra", "jinja2", "numpy", "omegaconf", "pydantic", "re2"),
-        *("rich", "safetensors", "sklearn", "torch", "torchvision", "yaml"),
+        *("rich", "safetensors", "scipy", "sklearn", "torch", "torchvision", "yaml"),
     }
 )
 """The modules of the packages that hookrun cannot run without: `dependencies` in pyproject.toml."""

@@ -186,7 +186,7 @@ def several_runs(path: Path) -> None:
     ("make", "opened", "begins", "ends"),
     [
         (sweep, "", "HERE is a sweep of 12 runs: 0, 1, 2, 3, ", "Open one of them: open_run('HERE/11')"),
-        (folder_of_runs, "", "HERE is a folder of 1 run: b\n", "Open it: open_run('HERE/b')"),
+        (folder_of_runs, "", "HERE is a folder of 1 runs: b\n", "Open one of them: open_run('HERE/b')"),
         (several_runs, "", "HERE is a folder of 2 runs: a, b\n", "Open one of them: open_run('HERE/b')"),
         (lambda path: None, "", "HERE is not a run directory: it has no status.json", "; it is empty"),
         (lambda path: (path / ".hydra").mkdir(), "", "HERE is not a run directory", "it is with .hydra"),
