@@ -41,7 +41,7 @@ from hookrun.plan.batch import Followers, Shapes, agreed, followers_of
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.prove.batch import BatchRuns, TwoSizes, one_more_sample
+from hookrun.prove.batch import BatchRuns, TwoSizes, larger_batches
 from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.optimizers import without_compiler
@@ -131,11 +131,14 @@ def compile_plan(
     mistakes = Mistakes(problems=problems)
     if example is not None:
         proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
-        proven = mistakes.tried(proving, one_more_sample(example) if two == "grown" else two) or plan
-        if proven.batch_as_sequence and two == "grown":  # the example itself may have the steps first
-            steps_first = mistakes.tried(proving, one_more_sample(example, dim=1)) or proven
-            proven = proven if steps_first.batch_as_sequence else steps_first
-        plan = proven
+        proven: ResolvedPlan | None = None
+        for larger in larger_batches(model, example) if two == "grown" else (two,):
+            found = mistakes.tried(proving, larger) or plan
+            if proven is None or found.batch_fits:
+                proven = found
+            if found.batch_fits:
+                break
+        plan = proven or plan
     if mistakes.problems:
         mistakes.problems = with_origins(mistakes.problems, spec, runs)
         mistakes.refuse()
@@ -204,21 +207,19 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
     samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
     unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
     module = model.get_submodule(entry)
-    for dim in (0, 1) if unknown else ():
-        two = one_more_sample(call, samples, dim=dim)
+    for two in larger_batches(module, call, samples) if unknown else ():
         if two is None:
             continue
         runs = BatchRuns(hooks.plan, two, entry)
         with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
             on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
-            if dim == 0 and runs.against_layout():
+            located = runs.located()
+            if not located.batch_fits:
                 continue
-            if dim == 1 and not runs.has_steps_first:
-                return None
-            _set_dims(unknown, runs.located())
+            _set_dims(unknown, located)
             if module is model and any(map(_captures_part, hooks.plan.hooks)):
                 _set_dims(unknown, prove(hooks.plan, model, call, two, backward=False))
-            return dim
+            return two.dim
     return None
 
 

@@ -66,7 +66,7 @@ def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> 
     model = net(by_value)
     with (
         pytest.warns(
-            hookrun.HookrunWarning, match=r"h has captured a row for each firing on act.*batch_dim: 0"
+            hookrun.HookrunWarning, match=r"h has captured a row for each firing on act.*by batch_dim in hooks.h"
         ),
         hookrun.record(model, one_hook("act"), tmp_path / "run"),
     ):
@@ -113,6 +113,57 @@ def test_an_example_may_have_the_steps_first() -> None:
     model = net(lambda model, x: model.head(model.rnn(x)[0]))
     plan = hookrun.compile(one_hook("head"), model, example=((normal(4, 4, 3),), {}))
     assert "h: batch dimension 1, on head" in str(plan)
+
+
+@pytest.mark.parametrize("steps", [7, 4])
+def test_masks_of_padding_have_the_samples_first_where_sequences_have_the_steps(
+    tmp_path: Path, steps: int
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.TransformerEncoderLayer(6, 2, 8).eval(), normal(steps, 4, 6)
+    mask = torch.arange(steps) >= torch.tensor([[2], [3], [1], [4]])
+    with hookrun.record(model, one_hook("norm1"), tmp_path / "run"), torch.no_grad():
+        model(x, src_key_padding_mask=mask)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["norm1"]
+    with hookrun.hooked(model, one_hook("norm1")) as hooks, torch.no_grad():
+        model(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(found[:], hooks.captures["h"]["norm1"][0].transpose(0, 1))
+    plan = hookrun.compile(one_hook("norm1"), model, example=((x,), {"src_key_padding_mask": mask}))
+    assert "h: batch dimension 1, on norm1" in str(plan)
+
+
+def timed(model: Any, time: Tensor, x: Tensor) -> Tensor:
+    """What has one row for the whole batch is its first argument."""
+    return model.time(time) + model.x(x)  # type: ignore[no-any-return]
+
+
+def timed_net() -> Net:
+    return Net(timed, time=nn.Linear(1, 2), x=nn.Linear(3, 2))
+
+
+def test_the_samples_say_which_arguments_are_batches(tmp_path: Path) -> None:
+    model, x = timed_net(), normal(4, 3)
+    spec = one_hook(["x", "time"])
+    with hookrun.record(model, spec, tmp_path / "run") as hooks, torch.no_grad():
+        hooks.samples = [5, 6, 7, 8]
+        model(torch.ones(1), x)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]
+    torch.testing.assert_close(found["x"][:], model.x(x).detach())  # type: ignore[operator]
+    assert found["x"].sample_ids.tolist() == [5, 6, 7, 8]
+    assert found["time"].sample_ids.tolist() == [-1]
+
+
+@pytest.mark.parametrize("keys", [{}, {"batch_dim": 0}], ids=["not said", "said"])
+def test_without_samples_a_first_argument_of_one_row_is_not_taken_for_a_batch_of_one(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    model, x = timed_net(), normal(4, 3)
+    warned = pytest.warns(hookrun.HookrunWarning, match=r"a row for each firing on x.*set hooks\.samples")
+    with warned, hookrun.record(model, one_hook("x", **keys), tmp_path / "run"), torch.no_grad():
+        model(torch.ones(1), x)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["x"]
+    torch.testing.assert_close(found[:], model.x(x).detach()[None])  # type: ignore[operator]
+    assert found.sample_ids.tolist() == [-1]
 
 
 class Words(nn.Module):
