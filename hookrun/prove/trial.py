@@ -43,6 +43,7 @@ from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.prove.batch import BatchRuns, TwoSizes, larger_batches
 from hookrun.run_values.runs import RunReferences, with_origins
+from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.install import Installation
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.rng import generators_kept
@@ -198,7 +199,7 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
     Returns which dimension of the arguments is the batch: the first, or the second if modules of torch that have the
     steps of a sequence first (`batch_first=False`) see it there; None: not known.
 
-    The hooks do not run meanwhile. What a trial run with this call does not show stays unknown.
+    The copy of the model that runs has none of its hooks. What a trial run with this call does not show stays unknown.
 
     hooks: installed on `model`
     entry: the path of the module that is called
@@ -211,7 +212,7 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
         if two is None:
             continue
         runs = BatchRuns(hooks.plan, two, entry)
-        with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
+        with suppress(Exception):  # the call itself reports what is wrong
             on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
             located = runs.located()
             if not located.batch_fits:
@@ -306,12 +307,13 @@ def is_small(model: nn.Module, call: Any) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether the module has the forward of its class, which is known, and no hooks."""
+    """Whether the module has the forward of its class, which is known, and no hooks that a copy of it would have."""
     attributes = vars(module)
+    hooks = [hook for name, each in attributes.items() if name.endswith("_hooks") for hook in each.values()]
     return (
         f"{type(module).__module__}.".startswith(_KNOWN)
         and "forward" not in attributes
-        and not any(value for name, value in attributes.items() if name.endswith("_hooks"))
+        and all(isinstance(getattr(hook, "__self__", None), RegisteredHook) for hook in hooks)
     )
 
 

@@ -128,12 +128,13 @@ class Installation:
 
     def _locate_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Find out, from a call that begins a forward, what dimension is the batch, once for each such module."""
-        if self._locate is None or module in self.batch_of_calls:
-            return
-        self.batch_of_calls[module] = None
-        entry = next((path for path, each in self._model.named_modules() if each is module), None)
-        if entry is not None:  # else it is a replica
-            self.batch_of_calls[module] = self._locate(self, self._model, entry, (args, kwargs))
+        with changing:  # a call in another thread waits until it is known
+            if self._locate is None or module in self.batch_of_calls:
+                return
+            self.batch_of_calls[module] = None
+            entry = next((path for path, each in self._model.named_modules() if each is module), None)
+            if entry is not None:  # else it is a replica
+                self.batch_of_calls[module] = self._locate(self, self._model, entry, (args, kwargs))
 
     def _remove(self) -> None:
         with changing:

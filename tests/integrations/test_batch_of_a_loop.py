@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -200,6 +201,29 @@ def test_an_edit_at_tokens_changes_these_alone() -> None:
         expected = model(IDS)
         expected[:, -1] = model.head.bias
     torch.testing.assert_close(found, expected)
+
+
+def test_first_calls_in_several_threads_are_all_seen_by_sample() -> None:
+    model, inputs = net().eval(), [X + number for number in range(6)]
+    norms = torch.stack([activations(model, x).flatten(1).norm(dim=1) for x in inputs])
+    above = float(norms.median())
+    together, found = Barrier(len(inputs)), dict[int, Tensor]()
+
+    def call(number: int) -> None:
+        together.wait()
+        with torch.no_grad():
+            found[number] = model(inputs[number])
+
+    when = {"value": {"of": "norm", "above": above}}
+    with hookrun.hooked(model, one_hook("act", action="scale", factor=0, when=when)):
+        threads = [Thread(target=call, args=(number,)) for number in range(len(inputs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, x in enumerate(inputs):
+        kept = activations(model, x) * (norms[number] <= above)[:, None, None]
+        torch.testing.assert_close(found[number], model.head(kept[:, -1]).detach())
 
 
 def test_the_search_leaves_no_trace() -> None:
