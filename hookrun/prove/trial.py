@@ -193,7 +193,7 @@ def prove(
     return replace(plan, unchecked=found) if isinstance(found, str) else found
 
 
-def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> int | None:
+def locate_batch(hooks: Installation, module: nn.Module, entry: str, call: Example) -> int | None:
     """Find out, at a call in a user's own loop, what dimension of each tensor is the batch.
 
     Returns which dimension of the arguments is the batch: the first, or the second if modules of torch that have the
@@ -201,13 +201,12 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
 
     The copy of the model that runs has none of its hooks. What a trial run with this call does not show stays unknown.
 
-    hooks: installed on `model`
-    entry: the path of the module that is called
-    call:  the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
+    module: the one that is called
+    entry:  its path in the model on which the hooks are installed
+    call:   the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
     """
     samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
     unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
-    module = model.get_submodule(entry)
     for two in larger_batches(module, call, samples) if unknown else ():
         if two is None:
             continue
@@ -218,8 +217,8 @@ def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Exampl
             if not located.batch_fits:
                 continue
             _set_dims(unknown, located)
-            if module is model and any(map(_captures_part, hooks.plan.hooks)):
-                _set_dims(unknown, prove(hooks.plan, model, call, two, backward=False))
+            if not entry and any(map(_captures_part, hooks.plan.hooks)):
+                _set_dims(unknown, prove(hooks.plan, module, call, two, backward=False))
             return two.dim
     return None
 

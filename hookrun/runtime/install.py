@@ -134,7 +134,7 @@ class Installation:
             self.batch_of_calls[module] = None
             entry = next((path for path, each in self._model.named_modules() if each is module), None)
             if entry is not None:  # else it is a replica
-                self.batch_of_calls[module] = self._locate(self, self._model, entry, (args, kwargs))
+                self.batch_of_calls[module] = self._locate(self, module, entry, (args, kwargs))
 
     def _remove(self) -> None:
         with changing:
@@ -429,7 +429,7 @@ class Installation:
 
 
 Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], int | None]
-"""(installation, its model, path of the called module, its arguments); see `hookrun.prove.trial.locate_batch`."""
+"""(installation, the module that is called, its path, its arguments); see `hookrun.prove.trial.locate_batch`."""
 
 
 def _needs_batch(hook: PlannedHook, *, stored: bool) -> bool:
