@@ -69,6 +69,21 @@ def has_steps_first(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
 
 
+def may_have_steps_first(module: nn.Module, model: nn.Module, call: Arguments, samples: int | None) -> bool:
+    """Whether a part of the model may get the steps of sequences first, and no run of it alone can show that.
+
+    Another part has them there, and the first two dimensions of the first tensor could each be the batch.
+
+    samples: how many there are; None: not known
+    """
+    if any(map(has_steps_first, module.modules())) or not any(map(has_steps_first, model.modules())):
+        return False
+    first = next((tensor for tensor in tensors(call) if tensor.dim()), None)
+    if first is None or first.dim() < 2 or (first.dim() == 2 and first.is_floating_point()):
+        return False
+    return samples is None or samples == first.shape[1]
+
+
 def one_more_sample(
     example: Arguments, samples: int | None = None, *, dim: int = 0, dim_of_others: int = 0
 ) -> TwoSizes | None:
@@ -155,9 +170,7 @@ class BatchRuns:
         against, unknown = self._against_layout(), self.why_unknown
         if self.two is not None and self.two.dim and not self._steps_first & self._large.keys():
             unknown = "no module of torch that ran has the steps of a sequence first"
-        return replace(
-            self.plan, hooks=tuple(hooks), batch_unknown=unknown, batch_as_sequence=tuple(against)
-        )
+        return replace(self.plan, hooks=tuple(hooks), batch_unknown=unknown, batch_as_sequence=tuple(against))
 
     def run_hooked(self, model: nn.Module, backward: Callable[[Any], None] | None) -> None:
         """Run the hooked copy with the larger batch; a failure leaves unknown what it would show.

@@ -41,7 +41,7 @@ from hookrun.plan.batch import Followers, Shapes, agreed, followers_of
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.prove.batch import BatchRuns, TwoSizes, larger_batches
+from hookrun.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
 from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.install import Installation
@@ -207,6 +207,8 @@ def locate_batch(hooks: Installation, module: nn.Module, entry: str, call: Examp
     """
     samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
     unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
+    if may_have_steps_first(module, hooks.clock.model, call, samples):
+        return None
     for two in larger_batches(module, call, samples) if unknown else ():
         if two is None:
             continue

@@ -159,8 +159,20 @@ class Installation:
         lines = describe_inactive(self.unexplained)
         if lines and self._strict:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
-        for line in lines:
+        for line in [*lines, *self._guessed()]:
             warnings.warn(line, HookrunWarning, stacklevel=self._stacklevel)
+
+    def _guessed(self) -> Iterator[str]:
+        """A line for each hook that has treated the rows of the first dimension as samples, and nothing shows this."""
+        for hook in self.plan.hooks:
+            if not _needs_batch(hook, stored=False):
+                continue
+            sites = [site for site in self.sites if site.hook_name == hook.spec.name and site.firings]
+            if unknown := [site.path or "(root)" for site in sites if not site.batch.is_known]:
+                yield (
+                    f"{hook.spec.name} has taken the first dimension for the batch on {listed(unknown, _SHOWN)}: no "
+                    f"trial run shows which one it is; say it by batch_dim in hooks.{hook.spec.name}"
+                )
 
     @property
     def captures(self) -> Mapping[str, Mapping[str, list[Any]]]:

@@ -67,7 +67,8 @@ def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> 
     model = net(by_value)
     with (
         pytest.warns(
-            hookrun.HookrunWarning, match=r"h has captured a row for each firing on act.*by batch_dim in hooks.h"
+            hookrun.HookrunWarning,
+            match=r"h has captured a row for each firing on act.*by batch_dim in hooks.h",
         ),
         hookrun.record(model, one_hook("act"), tmp_path / "run"),
     ):
@@ -82,6 +83,44 @@ def test_batch_dim_says_it(tmp_path: Path) -> None:
     found = hookrun.open_run(tmp_path / "run").captures["h"]["act"]
     torch.testing.assert_close(found[:], activations(model, X))
     assert found.sample_ids.tolist() == [*range(4)]
+
+
+def call_parts(model: Any, x: Tensor) -> None:
+    """Call the parts one after the other, as a `training_step` does, which is not the model's forward."""
+    model.head(model.act(model.rnn(x.transpose(0, 1))[0])[-1])
+
+
+def test_parts_of_a_model_with_the_steps_first_may_have_them_too(tmp_path: Path) -> None:
+    model = net()
+    spec = {**one_hook("act"), "said": one_hook("act", batch_dim=1)["h"], "o": one_hook("head")["h"]}
+    with (
+        pytest.warns(hookrun.HookrunWarning, match="h has captured a row for each firing on act"),
+        hookrun.record(model, spec, tmp_path / "run") as hooks,
+    ):
+        hooks.samples = [5, 6, 7, 8]
+        call_parts(model, X)
+    captures = hookrun.open_run(tmp_path / "run").captures
+    assert captures["h"]["act"].sample_ids.tolist() == [-1]
+    torch.testing.assert_close(captures["said"]["act"][:], activations(model, X))
+    for found in (captures["said"]["act"], captures["o"]["head"]):
+        assert found.sample_ids.tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"action": "scale", "factor": 0, "when": {"value": {"of": "norm", "above": 0}}},
+        {"action": "flip_bits", "bits": [31], "count": 1, "per": "sample"},
+    ],
+    ids=["when", "per"],
+)
+def test_edits_by_sample_tell_which_dimension_they_take(keys: dict[str, Any]) -> None:
+    model = net(by_value)
+    told = pytest.warns(hookrun.HookrunWarning, match=r"first dimension for the batch on act.*batch_dim")
+    with told, hookrun.hooked(model, one_hook("act", **keys)):
+        model(X)
+    with hookrun.hooked(model, one_hook("act", **keys, batch_dim=1)):
+        model(X)
 
 
 @pytest.mark.parametrize("of", ["shown by the call", "said"])
