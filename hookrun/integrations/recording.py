@@ -142,12 +142,13 @@ class Recording(Installation):
         self._finish(error)
 
     def _warn_of_unknown(self) -> None:
-        """Warn of captures that have no row for each sample because nothing says which dimension is the batch."""
+        """Warn of captures that should have a row for each sample, and have one for each firing."""
         for hook, modules in self._rows.without_batch.items():
             where = listed([path or "(root)" for path in modules], _SHOWN)
             warnings.warn(
                 f"{hook} has captured a row for each firing on {where}, not for each sample: it is not known which "
-                f"dimension is the batch; say it: batch_dim: 0 in hooks.{hook}",
+                f"dimension is the batch, or that is not as long as there are samples; say it by batch_dim in "
+                f"hooks.{hook}, and set hooks.samples before each batch",
                 HookrunWarning,
                 stacklevel=self._stacklevel,
             )

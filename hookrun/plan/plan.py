@@ -182,6 +182,11 @@ class ResolvedPlan:
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
     runs: tuple[UsedRunRecord, ...] = ()
 
+    @property
+    def batch_fits(self) -> bool:
+        """Whether the larger batch of the trial run fitted the model."""
+        return self.batch_unknown is None and not self.batch_as_sequence
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical JSON of what the plan does; it does not depend on whether shapes are known."""

@@ -41,34 +41,82 @@ class TwoSizes:
     """Arguments for a larger batch, beside those of the example.
 
     larger: the arguments of a call with `sizes[1]` samples; the example has `sizes[0]`
+    dim:    the dimension of the first tensor that is taken for the batch
     """
 
     larger: Arguments
     sizes: tuple[int, int]
+    dim: int = 0
 
 
-def one_more_sample(example: Arguments, samples: int | None = None, *, dim: int = 0) -> TwoSizes | None:
+def larger_batches(
+    model: nn.Module, example: Arguments, samples: int | None = None
+) -> Iterator[TwoSizes | None]:
+    """The example with one more sample, in each way to be tried until one fits the model; None if it has no batch.
+
+    The batch is the first dimension, or the second in a model with modules that have the steps of a sequence first;
+    masks of padding have it first there, too.
+
+    samples: how many samples the example has; None: as many as the first tensor has rows
+    """
+    yield one_more_sample(example, samples)
+    if any(map(has_steps_first, model.modules())):
+        for dim_of_others in (1, 0):
+            two = one_more_sample(example, samples, dim=1, dim_of_others=dim_of_others)
+            if two is not None:
+                yield two
+
+
+def has_steps_first(module: nn.Module) -> bool:
+    """Whether it is a module of torch that has the steps of a sequence first, and the batch behind them."""
+    return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
+
+
+def may_have_steps_first(module: nn.Module, model: nn.Module, call: Arguments, samples: int | None) -> bool:
+    """Whether a part of the model may get the steps of sequences first, and no run of it alone can show that.
+
+    Another part has them there, and the first two dimensions of the first tensor could each be the batch.
+
+    samples: how many there are; None: not known
+    """
+    if any(map(has_steps_first, module.modules())) or not any(map(has_steps_first, model.modules())):
+        return False
+    first = next((tensor for tensor in tensors(call) if tensor.dim()), None)
+    if first is None or first.dim() < 2 or (first.dim() == 2 and first.is_floating_point()):
+        return False
+    return samples is None or samples == first.shape[1]
+
+
+def one_more_sample(
+    example: Arguments, samples: int | None = None, *, dim: int = 0, dim_of_others: int = 0
+) -> TwoSizes | None:
     """The example with its first sample once more at the end; None where that is not possible.
 
-    dim:     the dimension of the first tensor that is the batch, and of every other tensor as long in it
-    samples: how many samples the example has; None: as many as the first tensor has there
+    dim:           the dimension of the first tensor that is the batch, and of every other tensor as long in it
+    dim_of_others: with the second dimension: which one of another tensor is tried first, if both are as long
+    samples:       how many samples the example has; None: as many as the first tensor has there
     """
     first = next((tensor for tensor in tensors(example) if tensor.dim()), None)
-    if first is None or first.dim() <= dim or samples not in (None, first.shape[dim]):
+    if samples is None and first is not None and first.dim() > dim:
+        samples = first.shape[dim]
+    if samples is None:
         return None
-    rows = first.shape[dim]
+    rows, grown = samples, list[Tensor]()
 
     def longer(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != rows:
-            return leaf
-        return torch.cat([leaf.detach(), leaf.detach().narrow(dim, 0, 1)], dim=dim)
+        dims = (dim,) if leaf is first or dim == 0 else (dim_of_others, 1 - dim_of_others)
+        for place in dims if isinstance(leaf, Tensor) else ():
+            if leaf.dim() > place and leaf.shape[place] == rows:
+                grown.append(leaf)
+                return torch.cat([leaf.detach(), leaf.detach().narrow(place, 0, 1)], dim=place)
+        return leaf
 
     positional, keywords = example
     try:
         larger = rebuild((tuple(positional), dict(keywords)), longer)
     except RuntimeError:  # quantized tensors, for example, cannot be joined
         return None
-    return TwoSizes(larger, (rows, rows + 1))
+    return TwoSizes(larger, (rows, rows + 1), dim) if grown else None
 
 
 @contextmanager
@@ -136,10 +184,14 @@ class BatchRuns:
         for hook in self.plan.hooks:
             matches = [replace(match, batch=self._followers(hook, match.path)) for match in hook.matches]
             hooks.append(replace(hook, matches=tuple(matches)))
-        against = tuple(self.against_layout())
-        return replace(
-            self.plan, hooks=tuple(hooks), batch_unknown=self.why_unknown, batch_as_sequence=against
-        )
+        against, unknown = self._against_layout(), self.why_unknown
+        if (
+            self.two is not None
+            and self.two.dim
+            and not self._steps_first & {path for path, _ in self._large}
+        ):
+            unknown = "no module of torch that ran has the steps of a sequence first"
+        return replace(self.plan, hooks=tuple(hooks), batch_unknown=unknown, batch_as_sequence=tuple(against))
 
     def run_hooked(self, model: nn.Module, backward: Callable[[Any], None] | None) -> None:
         """Run the hooked copy with the larger batch; a failure leaves unknown what it would show.
@@ -159,7 +211,7 @@ class BatchRuns:
             joined(self.entry, name): module for name, module in model.named_modules(remove_duplicate=False)
         }
         for path, module in modules.items():
-            if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first:
+            if has_steps_first(module):
                 self._steps_first.add(path)
         watched = set(self._steps_first)
         for hook in self.plan.hooks:
@@ -167,13 +219,7 @@ class BatchRuns:
                 watched.update(match.path for match in hook.matches)
         return {path: modules[path] for path in watched & modules.keys()}
 
-    @property
-    def has_steps_first(self) -> bool:
-        """Whether modules that have the steps of sequences first ran, all with the batch behind them."""
-        ran = any((path, 0) in self._large for path in self._steps_first)
-        return ran and not self.against_layout()
-
-    def against_layout(self) -> list[str]:
+    def _against_layout(self) -> list[str]:
         """Modules with the steps of sequences first, whose input has the batch there; each is asked for its layout."""
         against = list[str]()
         for path in self._steps_first:

@@ -41,8 +41,9 @@ from hookrun.plan.batch import Shapes, followers_of
 from hookrun.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.prove.batch import BatchRuns, TwoSizes, one_more_sample
+from hookrun.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
 from hookrun.run_values.runs import RunReferences, with_origins
+from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.install import Installation
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.rng import generators_kept
@@ -131,11 +132,14 @@ def compile_plan(
     mistakes = Mistakes(problems=problems)
     if example is not None:
         proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
-        proven = mistakes.tried(proving, one_more_sample(example) if two == "grown" else two) or plan
-        if proven.batch_as_sequence and two == "grown":  # the example itself may have the steps first
-            steps_first = mistakes.tried(proving, one_more_sample(example, dim=1)) or proven
-            proven = proven if steps_first.batch_as_sequence else steps_first
-        plan = proven
+        proven: ResolvedPlan | None = None
+        for larger in larger_batches(model, example) if two == "grown" else (two,):
+            found = mistakes.tried(proving, larger) or plan
+            if proven is None or found.batch_fits:
+                proven = found
+            if found.batch_fits:
+                break
+        plan = proven or plan
     if mistakes.problems:
         mistakes.problems = with_origins(mistakes.problems, spec, runs)
         mistakes.refuse()
@@ -222,38 +226,37 @@ def _run_with_data(
     return True
 
 
-def locate_batch(hooks: Installation, model: nn.Module, entry: str, call: Example) -> int | None:
+def locate_batch(hooks: Installation, module: nn.Module, entry: str, call: Example) -> int | None:
     """Find out, at a call in a user's own loop, what dimension of each tensor is the batch.
 
     Returns which dimension of the arguments is the batch: the first, or the second if modules of torch that have the
     steps of a sequence first (`batch_first=False`) see it there; None: not known.
 
-    The hooks do not run meanwhile. What a trial run with this call does not show stays unknown.
+    The copy of the model that runs has none of its hooks. What a trial run with this call does not show stays unknown.
 
-    hooks: installed on `model`
-    entry: the path of the module that is called
-    call:  the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
+    module: the one that is called
+    entry:  its path in the model on which the hooks are installed
+    call:   the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
     """
     samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
     unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
-    module = model.get_submodule(entry)
-    for dim in (0, 1) if unknown else ():
-        two = one_more_sample(call, samples, dim=dim)
+    if may_have_steps_first(module, hooks.clock.model, call, samples):
+        return None
+    for two in larger_batches(module, call, samples) if unknown else ():
         if two is None:
             continue
         runs = BatchRuns(hooks.plan, two, entry)
-        with hooks.paused(), suppress(Exception):  # the call itself reports what is wrong
+        with suppress(Exception):  # the call itself reports what is wrong
             ran = on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
             if ran is not True and not _run_with_data(runs, module, call, two):
                 return None
-            if dim == 0 and runs.against_layout():
+            located = runs.located()
+            if not located.batch_fits:
                 continue
-            if dim == 1 and not runs.has_steps_first:
-                return None
-            _set_dims(unknown, runs.located())
-            if module is model and any(map(_captures_part, hooks.plan.hooks)):
-                _set_dims(unknown, prove(hooks.plan, model, call, two, backward=False))
-            return dim
+            _set_dims(unknown, located)
+            if not entry and any(map(_captures_part, hooks.plan.hooks)):
+                _set_dims(unknown, prove(hooks.plan, module, call, two, backward=False))
+            return two.dim
     return None
 
 
@@ -340,12 +343,13 @@ def is_small(model: nn.Module, call: Any) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether the module has the forward of its class, which is known, and no hooks."""
+    """Whether the module has the forward of its class, which is known, and no hooks that a copy of it would have."""
     attributes = vars(module)
+    hooks = [hook for name, each in attributes.items() if name.endswith("_hooks") for hook in each.values()]
     return (
         f"{type(module).__module__}.".startswith(_KNOWN)
         and "forward" not in attributes
-        and not any(value for name, value in attributes.items() if name.endswith("_hooks"))
+        and all(isinstance(getattr(hook, "__self__", None), RegisteredHook) for hook in hooks)
     )
 
 

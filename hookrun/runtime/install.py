@@ -128,12 +128,13 @@ class Installation:
 
     def _locate_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Find out, from a call that begins a forward, what dimension is the batch, once for each such module."""
-        if self._locate is None or module in self.batch_of_calls:
-            return
-        self.batch_of_calls[module] = None
-        entry = next((path for path, each in self._model.named_modules() if each is module), None)
-        if entry is not None:  # else it is a replica
-            self.batch_of_calls[module] = self._locate(self, self._model, entry, (args, kwargs))
+        with changing:  # a call in another thread waits until it is known
+            if self._locate is None or module in self.batch_of_calls:
+                return
+            self.batch_of_calls[module] = None
+            entry = next((path for path, each in self._model.named_modules() if each is module), None)
+            if entry is not None:  # else it is a replica
+                self.batch_of_calls[module] = self._locate(self, module, entry, (args, kwargs))
 
     def _remove(self) -> None:
         with changing:
@@ -158,8 +159,20 @@ class Installation:
         lines = describe_inactive(self.unexplained)
         if lines and self._strict:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
-        for line in lines:
+        for line in [*lines, *self._guessed()]:
             warnings.warn(line, HookrunWarning, stacklevel=self._stacklevel)
+
+    def _guessed(self) -> Iterator[str]:
+        """A line for each hook that has treated the rows of the first dimension as samples, and nothing shows this."""
+        for hook in self.plan.hooks:
+            if not _needs_batch(hook, stored=False):
+                continue
+            sites = [site for site in self.sites if site.hook_name == hook.spec.name and site.firings]
+            if unknown := [site.path or "(root)" for site in sites if not site.batch.is_known]:
+                yield (
+                    f"{hook.spec.name} has taken the first dimension for the batch on {listed(unknown, _SHOWN)}: no "
+                    f"trial run shows which one it is; say it by batch_dim in hooks.{hook.spec.name}"
+                )
 
     @property
     def captures(self) -> Mapping[str, Mapping[str, list[Any]]]:
@@ -428,7 +441,7 @@ class Installation:
 
 
 Locate = Callable[[Installation, nn.Module, str, tuple[Any, Any]], int | None]
-"""(installation, its model, path of the called module, its arguments); see `hookrun.prove.trial.locate_batch`."""
+"""(installation, the module that is called, its path, its arguments); see `hookrun.prove.trial.locate_batch`."""
 
 
 def _needs_batch(hook: PlannedHook, *, stored: bool) -> bool:

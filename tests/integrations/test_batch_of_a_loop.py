@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -79,7 +80,8 @@ def test_where_nothing_shows_it_a_warning_names_the_captures(tmp_path: Path) -> 
     model = net(of_four)
     with (
         pytest.warns(
-            hookrun.HookrunWarning, match=r"h has captured a row for each firing on act.*batch_dim: 0"
+            hookrun.HookrunWarning,
+            match=r"h has captured a row for each firing on act.*by batch_dim in hooks.h",
         ),
         hookrun.record(model, one_hook("act"), tmp_path / "run"),
     ):
@@ -94,6 +96,44 @@ def test_batch_dim_says_it(tmp_path: Path) -> None:
     found = hookrun.open_run(tmp_path / "run").captures["h"]["act"]
     torch.testing.assert_close(found[:], activations(model, X))
     assert found.sample_ids.tolist() == [*range(4)]
+
+
+def call_parts(model: Any, x: Tensor) -> None:
+    """Call the parts one after the other, as a `training_step` does, which is not the model's forward."""
+    model.head(model.act(model.rnn(x.transpose(0, 1))[0])[-1])
+
+
+def test_parts_of_a_model_with_the_steps_first_may_have_them_too(tmp_path: Path) -> None:
+    model = net()
+    spec = {**one_hook("act"), "said": one_hook("act", batch_dim=1)["h"], "o": one_hook("head")["h"]}
+    with (
+        pytest.warns(hookrun.HookrunWarning, match="h has captured a row for each firing on act"),
+        hookrun.record(model, spec, tmp_path / "run") as hooks,
+    ):
+        hooks.samples = [5, 6, 7, 8]
+        call_parts(model, X)
+    captures = hookrun.open_run(tmp_path / "run").captures
+    assert captures["h"]["act"].sample_ids.tolist() == [-1]
+    torch.testing.assert_close(captures["said"]["act"][:], activations(model, X))
+    for found in (captures["said"]["act"], captures["o"]["head"]):
+        assert found.sample_ids.tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"action": "scale", "factor": 0, "when": {"value": {"of": "norm", "above": 0}}},
+        {"action": "flip_bits", "bits": [31], "count": 1, "per": "sample"},
+    ],
+    ids=["when", "per"],
+)
+def test_edits_by_sample_tell_which_dimension_they_take(keys: dict[str, Any]) -> None:
+    model = net(by_value)
+    told = pytest.warns(hookrun.HookrunWarning, match=r"first dimension for the batch on act.*batch_dim")
+    with told, hookrun.hooked(model, one_hook("act", **keys)):
+        model(X)
+    with hookrun.hooked(model, one_hook("act", **keys, batch_dim=1)):
+        model(X)
 
 
 @pytest.mark.parametrize("of", ["shown by the call", "said"])
@@ -126,6 +166,57 @@ def test_an_example_may_have_the_steps_first() -> None:
     model = net(lambda model, x: model.head(model.rnn(x)[0]))
     plan = hookrun.compile(one_hook("head"), model, example=((normal(4, 4, 3),), {}))
     assert "h: batch dimension 1, on head" in str(plan)
+
+
+@pytest.mark.parametrize("steps", [7, 4])
+def test_masks_of_padding_have_the_samples_first_where_sequences_have_the_steps(
+    tmp_path: Path, steps: int
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.TransformerEncoderLayer(6, 2, 8).eval(), normal(steps, 4, 6)
+    mask = torch.arange(steps) >= torch.tensor([[2], [3], [1], [4]])
+    with hookrun.record(model, one_hook("norm1"), tmp_path / "run"), torch.no_grad():
+        model(x, src_key_padding_mask=mask)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["norm1"]
+    with hookrun.hooked(model, one_hook("norm1")) as hooks, torch.no_grad():
+        model(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(found[:], hooks.captures["h"]["norm1"][0].transpose(0, 1))
+    plan = hookrun.compile(one_hook("norm1"), model, example=((x,), {"src_key_padding_mask": mask}))
+    assert "h: batch dimension 1, on norm1" in str(plan)
+
+
+def timed(model: Any, time: Tensor, x: Tensor) -> Tensor:
+    """What has one row for the whole batch is its first argument."""
+    return model.time(time) + model.x(x)  # type: ignore[no-any-return]
+
+
+def timed_net() -> Net:
+    return Net(timed, time=nn.Linear(1, 2), x=nn.Linear(3, 2))
+
+
+def test_the_samples_say_which_arguments_are_batches(tmp_path: Path) -> None:
+    model, x = timed_net(), normal(4, 3)
+    spec = one_hook(["x", "time"])
+    with hookrun.record(model, spec, tmp_path / "run") as hooks, torch.no_grad():
+        hooks.samples = [5, 6, 7, 8]
+        model(torch.ones(1), x)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]
+    torch.testing.assert_close(found["x"][:], model.x(x).detach())  # type: ignore[operator]
+    assert found["x"].sample_ids.tolist() == [5, 6, 7, 8]
+    assert found["time"].sample_ids.tolist() == [-1]
+
+
+@pytest.mark.parametrize("keys", [{}, {"batch_dim": 0}], ids=["not said", "said"])
+def test_without_samples_a_first_argument_of_one_row_is_not_taken_for_a_batch_of_one(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    model, x = timed_net(), normal(4, 3)
+    warned = pytest.warns(hookrun.HookrunWarning, match=r"a row for each firing on x.*set hooks\.samples")
+    with warned, hookrun.record(model, one_hook("x", **keys), tmp_path / "run"), torch.no_grad():
+        model(torch.ones(1), x)
+    found = hookrun.open_run(tmp_path / "run").captures["h"]["x"]
+    torch.testing.assert_close(found[:], model.x(x).detach()[None])  # type: ignore[operator]
+    assert found.sample_ids.tolist() == [-1]
 
 
 class Words(nn.Module):
@@ -162,6 +253,29 @@ def test_an_edit_at_tokens_changes_these_alone() -> None:
         expected = model(IDS)
         expected[:, -1] = model.head.bias
     torch.testing.assert_close(found, expected)
+
+
+def test_first_calls_in_several_threads_are_all_seen_by_sample() -> None:
+    model, inputs = net().eval(), [X + number for number in range(6)]
+    norms = torch.stack([activations(model, x).flatten(1).norm(dim=1) for x in inputs])
+    above = float(norms.median())
+    together, found = Barrier(len(inputs)), dict[int, Tensor]()
+
+    def call(number: int) -> None:
+        together.wait()
+        with torch.no_grad():
+            found[number] = model(inputs[number])
+
+    when = {"value": {"of": "norm", "above": above}}
+    with hookrun.hooked(model, one_hook("act", action="scale", factor=0, when=when)):
+        threads = [Thread(target=call, args=(number,)) for number in range(len(inputs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, x in enumerate(inputs):
+        kept = activations(model, x) * (norms[number] <= above)[:, None, None]
+        torch.testing.assert_close(found[number], model.head(kept[:, -1]).detach())
 
 
 def test_the_search_leaves_no_trace() -> None:

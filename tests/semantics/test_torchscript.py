@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,18 @@ def test_hooks_on_the_whole_model_are_those_of_the_plain_one(kind: str, make: Ca
     assert len(wanted) == len(found)
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("make", [scripted, traced])
+def test_a_recorded_loop_has_a_row_for_each_sample(make: Callable[..., Any], tmp_path: Path) -> None:
+    model = make(Plain().eval())
+    spec = {"h": {"select": "", "hook": "forward", "action": "capture"}}
+    with hookrun.record(model, spec, tmp_path / "run") as hooks, torch.no_grad():
+        hooks.samples = [7, 8, 9, 11]
+        expected = model(X)
+    found = hookrun.open_run(tmp_path / "run").captures["h"][""]
+    torch.testing.assert_close(found[:], expected)
+    assert found.sample_ids.tolist() == [7, 8, 9, 11]
 
 
 @pytest.mark.parametrize("path", ["body", "head"])

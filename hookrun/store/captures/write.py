@@ -121,7 +121,7 @@ class CaptureWriter:
         value: Any,
         *,
         sample_ids: Sequence[int] | Tensor | None,
-        batch_dim: Callable[[str], int | None] = lambda path: 0,
+        batch_dim: Callable[[str, Sequence[int]], int | None] = lambda path, shape: 0,
         epoch: int,
         step: int,
         call: int,
@@ -133,8 +133,8 @@ class CaptureWriter:
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
         sample_ids: the samples of the batch, if the value belongs to a batch
-        batch_dim:  path of a tensor -> its dimension that is the batch; None: it has none. A tensor that has as many
-                    of them as there are samples becomes one row per sample, any other tensor one row per firing
+        batch_dim:  path and shape of a tensor -> its dimension that is the batch; None: it has none. A tensor that has
+                    as many of them as there are samples becomes one row per sample, any other one row per firing
         split:      the split of the samples, `train` or `val`
         path:       the place of `value` in a larger container
         tokens:     the token of each row, if a row is one of a sample's tokens
@@ -159,7 +159,7 @@ class CaptureWriter:
             if problem:
                 at = f"hook {hook!r} at module {module!r}" + (f", {place}" if place else "")
                 raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
-            dim = None if samples is None else batch_dim(place)
+            dim = None if samples is None else batch_dim(place, tensor.shape)
             by_sample = (
                 samples is not None
                 and dim is not None

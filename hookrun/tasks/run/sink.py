@@ -32,7 +32,7 @@ class RunSink(RecordSink):
     bytes:    hook -> the total bytes of the tensors that it has counted
     numbered: how many rows of batches whose sample ids are not known were numbered
     without_batch: hook -> the modules where its captures have a row for each firing, because it is not known which
-              dimension is the batch
+              dimension is the batch, or that is not as long as there are samples
     """
 
     wants_calls = True
@@ -57,16 +57,18 @@ class RunSink(RecordSink):
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
-        def first(path: str) -> int | None:
+        def first(path: str, shape: Sequence[int]) -> int | None:
             return 0
 
-        def batch_dim(path: str) -> int | None:
-            if site.captured.is_known:
-                return site.captured.of(path)
+        def batch_dim(path: str, shape: Sequence[int]) -> int | None:
             if self._has_one_sample(site):
                 return 0
-            self.without_batch.setdefault(site.hook_name, {})[site.path] = None
-            return None
+            dim = site.captured.of(path) if site.captured.is_known else None
+            known = clock.samples if clock.samples is not None else self.counted
+            is_other = dim is not None and known is not None and tuple(shape[dim : dim + 1]) != (len(known),)
+            if is_other or not site.captured.is_known:
+                self.without_batch.setdefault(site.hook_name, {})[site.path] = None
+            return dim
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if self.muted or (value := in_reach(value)) is TRACED:
@@ -108,7 +110,7 @@ class RunSink(RecordSink):
 
     def _has_one_sample(self, site: HookSite) -> bool:
         """Whether all that the site sees is of one sample: the batch has one, and no dimension of it is known."""
-        samples = site.clock.samples if site.clock.samples is not None else self.counted
+        samples = site.clock.samples
         return not site.captured.is_known and samples is not None and len(samples) == 1
 
     def first_rows(self, tensor: Tensor, dim: int, count: int) -> Tensor:
