@@ -151,10 +151,7 @@ class Average:
                         whole,
                     )
                 elif self._metrics is not DEFAULT:
-                    there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
-                    if rows.scores is not None:
-                        there += f", the scores {list(rows.scores.shape)}"
-                    raise HookrunError(f"{metric.where}: {metric.name!r} needs {metric.needs}; {there}")
+                    raise metric.misfit(rows)
         return values
 
     @torch.no_grad()

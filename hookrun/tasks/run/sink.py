@@ -57,9 +57,6 @@ class RunSink(RecordSink):
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
-        def first(path: str) -> int | None:
-            return 0
-
         def batch_dim(path: str) -> int | None:
             if site.captured.is_known:
                 return site.captured.of(path)
@@ -86,7 +83,7 @@ class RunSink(RecordSink):
                     site.path,
                     value,
                     sample_ids=samples if rows is None or samples is None else samples[rows],
-                    batch_dim=first if rows is not None or tokens is not None else batch_dim,
+                    batch_dim=batch_dim if rows is None and tokens is None else lambda path: 0,
                     epoch=clock.epoch,
                     step=clock.step,
                     call=site.call,
