@@ -197,22 +197,20 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
 
 
 def _batch_notes(hook: PlannedHook, *, was_tried: bool) -> Iterator[str]:
-    """Where the batch is not dimension 0, or not known.
+    """Where the batch is not dimension 0 of what the hook sees, of a capture of what it captures; or not known.
 
     was_tried: a trial run has not shown which dimensions are the batch
     """
-    places = dict[str, list[str]]()
+    places, captures = dict[str, list[str]](), hook.spec.action.captures
+    unknown = "captures a row for each firing, as its batch dimension is unknown: name it with batch_dim"
     for match in hook.matches:
-        dims, path = hook.batch_of(match.path), match.path or "(root)"
+        seen, path = hook.batch_of(match.path), match.path or "(root)"
+        dims = hook.captured_of(match.path) if captures and not hook.spec.works_by_sample else seen
         if dims.said is not None or dims.is_first or not hook.spec.hook_type.batch:
             continue
         if not dims.is_known:
-            if was_tried and hook.spec.action.captures:
-                places.setdefault(
-                    "captures a row for each firing, as its batch dimension is unknown: name it with "
-                    "batch_dim",
-                    [],
-                ).append(path)
+            if captures and (was_tried or seen.is_known):
+                places.setdefault(unknown, []).append(path)
         elif dims.is_uniform:
             places.setdefault(_batch_text(next(iter((dims.followers or {}).values()))), []).append(path)
         else:
