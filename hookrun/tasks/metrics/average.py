@@ -229,7 +229,7 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.samples, self._rows = state["samples"], state["rows"]
+        self.samples, self._rows = state["samples"], state.get("rows", {})  # earlier versions saved no rows
         self._cells = {
             (name, by, split): dict(
                 zip(keys.tolist(), zip(sums.tolist(), counts.tolist(), strict=True), strict=True)
