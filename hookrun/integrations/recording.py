@@ -307,9 +307,8 @@ class Recording(Installation):
 
 
 def batch_size(batch: Any, dim: int | None = None) -> int | None:
-    """The size of a dimension, by default the first, of the first tensor in a batch; None: there is none."""
-    first = next((tensor for tensor in tensors(batch) if tensor.dim()), None)
-    return None if first is None else first.shape[dim or 0]
+    """The size of a dimension, by default the first, of the first tensor in a batch that has it; None: none has."""
+    return next((tensor.shape[dim or 0] for tensor in tensors(batch) if tensor.dim() > (dim or 0)), None)
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:

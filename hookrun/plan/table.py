@@ -198,17 +198,20 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
 
 
 def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
-    """Where the batch is not dimension 0 alone, or not known.
+    """Where the batch is not dimension 0 alone of what the hook sees, of a capture of what it captures; or not known.
 
     is_unknown: no trial run has shown which dimensions are the batch
     """
     if not hook.spec.hook_type.batch or hook.spec.keys.batch_dim is not None:
         return
+    stores_batches = hook.spec.action.captures and not hook.spec.works_by_sample
     places = defaultdict[str, list[str]](list)
     for match in hook.matches:
-        path, followers = match.path or "(root)", match.batch or {}
-        if is_unknown and hook.spec.action.captures and not hook.captured_of(match.path).is_known:
+        path, seen = match.path or "(root)", hook.batch_of(match.path)
+        shown = hook.captured_of(match.path) if stores_batches else seen
+        if stores_batches and not shown.is_known and (is_unknown or seen.is_known):
             places[_UNKNOWN_BATCH].append(path)
+        followers = shown.followers or {}
         are_alike = len(set(followers.values())) == 1
         for inside, dims in followers.items():
             if dims != (0,):

@@ -171,6 +171,20 @@ def test_the_plan_shows_where_the_batch_is(argv, ready) -> None:
     assert "c: batch dimension" not in said
 
 
+def test_of_a_part_the_plan_shows_where_the_batch_is_in_what_is_captured(argv, ready) -> None:
+    said = str(
+        ready(
+            *argv,
+            hook("one", "act", "capture", index="':, 0'"),
+            hook("last", "act", "capture", index="'..., 0'"),
+            hook("mean", "act", "capture", reduce="{mean: [1]}"),
+        ).plan
+    )
+    assert "one: no batch dimension, on act" in said
+    assert "last: batch dimension 1, on act" in said
+    assert "mean: no batch dimension, on act" in said
+
+
 @pytest.mark.parametrize(
     "keys",
     [

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.data import Split
-from hookrun.errors import HookrunError, counted, first_lines, spec_error
+from hookrun.errors import counted, first_lines, spec_error
 from hookrun.hook_types import FORWARD_PRE
 from hookrun.run_values import RunReferences
 from hookrun.runtime.tokens.calls import DECODER_IDS, parameters_of
@@ -156,8 +156,7 @@ class Reading:
         columns = [metric.of_rows(part) for part in rows.parts()]
         known = [column for column in columns if column is not None]
         if not known:
-            there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
-            raise HookrunError(f"task.metric: {metric.name!r} needs {metric.needs}; {there}")
+            raise metric.misfit(rows)
         column = torch.cat(known)
         return column if column.is_floating_point() else column.float()
 

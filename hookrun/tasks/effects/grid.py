@@ -220,9 +220,8 @@ class Grid:
             return
         shortest = min(self._lengths)
         for number in tokens.position.numbers:
-            most = (
-                shortest - 1 if number in tokens.position.places else shortest
-            )  # the end of a range is excluded
+            # the end of a range is excluded
+            most = shortest - 1 if number in tokens.position.places else shortest
             if not -shortest <= number <= most:
                 yield Problem(
                     WHERE,

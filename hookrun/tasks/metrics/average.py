@@ -151,10 +151,7 @@ class Average:
                         whole,
                     )
                 elif self._metrics is not DEFAULT:
-                    there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
-                    if rows.scores is not None:
-                        there += f", the scores {list(rows.scores.shape)}"
-                    raise HookrunError(f"{metric.where}: {metric.name!r} needs {metric.needs}; {there}")
+                    raise metric.misfit(rows)
         return values
 
     @torch.no_grad()
@@ -232,7 +229,7 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.samples, self._rows = state["samples"], state["rows"]
+        self.samples, self._rows = state["samples"], state.get("rows", {})  # earlier versions saved no rows
         self._cells = {
             (name, by, split): dict(
                 zip(keys.tolist(), zip(sums.tolist(), counts.tolist(), strict=True), strict=True)

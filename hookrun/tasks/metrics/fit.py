@@ -20,8 +20,8 @@ from hookrun.tasks.metrics.losses import ACTIVATION, OF_ANY, OF_VALUES, TorchLos
 from hookrun.tasks.metrics.losses import WHERE as TRAIN_LOSS
 from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, METRICS, WHERE, Metric
 from hookrun.tasks.metrics.output import WHERE as TRAIN_OUTPUT
-from hookrun.tasks.metrics.output import Kind, Place, at, named_tensors
-from hookrun.tasks.metrics.rows import RowPart, main_tensor, of_samples, of_tokens
+from hookrun.tasks.metrics.output import Place, at, named_tensors
+from hookrun.tasks.metrics.rows import Kind, RowPart, main_tensor, of_samples, of_tokens
 from hookrun.values.containers import describe, members, rebuild, tensors
 from hookrun.values.index import Key, Target, path_text
 from hookrun.values.tensors import computable

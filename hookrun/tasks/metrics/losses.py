@@ -21,7 +21,7 @@ from hookrun.runtime.part import Part
 from hookrun.runtime.site import HookSite
 from hookrun.spec.experiment import Named, Train
 from hookrun.tasks.metrics.output import OutputReader
-from hookrun.tasks.metrics.rows import are_classes, are_labels, are_values, main_tensor, precise_dtype
+from hookrun.tasks.metrics.rows import Kind, fits, main_tensor, precise_dtype
 from hookrun.tasks.run.observers import Observe, matches, planned
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
@@ -40,6 +40,13 @@ ACTIVATION = "activation"
 # ---- the losses by name ----------------------------------------------------------------------------------------------
 
 
+_TAKES: Mapping[Kind, str] = {
+    "scores": "it takes scores [batch, classes, ...] of two or more classes, and labels [batch, ...]",
+    "tokens": "it takes scores [batch, length, vocabulary] and next tokens [batch, length]",
+    "values": "output and target of a sample need as many elements, in the same order",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class TorchLoss:
     """A function of torch as a loss, which compares a tensor of the model's output with targets.
@@ -52,29 +59,21 @@ class TorchLoss:
 
     name: str
     function: Callable[..., Tensor]
-    kind: Literal["scores", "tokens", "values"]
+    kind: Kind
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor without dimensions. HookrunError if the output does not fit the targets."""
-        scores, expected = main_tensor(output), ""
-        is_label = not target.is_floating_point()
-        if self.kind == "scores" and not (
-            are_labels(scores, target) if is_label else are_classes(scores, target)
-        ):
-            expected = "it takes scores [batch, classes, ...] of two or more classes, and labels [batch, ...]"
-        elif self.kind == "tokens" and (scores.dim() < 3 or scores.shape[:-1] != target.shape):
-            expected = "it takes scores [batch, length, vocabulary] and next tokens [batch, length]"
-        elif self.kind == "values" and not are_values(scores, target):
-            expected = "output and target of a sample need as many elements, in the same order"
+        scores = main_tensor(output)
         shape, there = list(scores.shape), f"{list(target.shape)} {str(target.dtype).removeprefix('torch.')}"
-        if expected:
+        if not fits(scores, target, self.kind):
             raise HookrunError(
-                f"{WHERE}={self.name}: the model returned shape {shape} for targets of shape {there}, and {expected}"
+                f"{WHERE}={self.name}: the model returned shape {shape} for targets of shape {there}, and "
+                f"{_TAKES[self.kind]}"
             )
         if self.kind == "values":
             target = target.to(scores.dtype).reshape(scores.shape)
-        elif is_label:
+        elif not target.is_floating_point():
             target = target.long()
         try:
             return self.function(scores, target, **(placed(self.args, output, target) if self.args else {}))

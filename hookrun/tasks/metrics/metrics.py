@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hookrun.config.validation import parameters, unknown_arguments
 from hookrun.data import DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import Mistakes, refuse, spec_error
+from hookrun.errors import HookrunError, Mistakes, refuse, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
 from hookrun.tasks.metrics.losses import OF_VALUES, UserFunction, loss_of
@@ -89,6 +89,13 @@ class Metric:
     fits: Callable[[BatchRows], bool] | None = None
     by_class: bool = False
     where: str = WHERE
+
+    def misfit(self, rows: BatchRows) -> HookrunError:
+        """The error that it cannot be computed from these rows."""
+        there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
+        if rows.scores is not None:
+            there += f", the scores {list(rows.scores.shape)}"
+        return HookrunError(f"{self.where}: {self.name!r} needs {self.needs}; {there}")
 
     def keys(self, classes: int) -> list[str]:
         """Its keys in metrics.jsonl."""

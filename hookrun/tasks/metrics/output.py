@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError, listed
-from hookrun.tasks.metrics.rows import are_classes, are_labels, are_values, first_tensor, main_tensor
+from hookrun.tasks.metrics.rows import Kind, are_classes, are_labels, first_tensor, fits, main_tensor
 from hookrun.values.containers import TargetError, children, get
 from hookrun.values.index import Key, Target, path_text
 
 WHERE = "train.output"
-
-Kind = Literal["scores", "tokens", "values", "rows"]
-"""What the tensor has to fit. `scores`: class scores of labels, or of class probabilities; `tokens`: scores of the next
-token at each position; `values`: as many elements as the targets; `rows`: scores if the targets are labels, else
-values."""
 
 _PREFERRED = (("logits",), ("out",))
 """The ends of paths that are taken before others that fit as well."""
@@ -125,13 +120,12 @@ class OutputReader:
 
     def _fit(self, tensor: Tensor, target: Tensor, kind: Kind) -> int | None:
         """The dimension of the classes in a tensor that fits; None: it does not."""
-        if kind == "tokens":
-            return 1 if tensor.dim() > 2 and tensor.shape[:-1] == target.shape else None
+        dims = []
         if kind == "scores" or (kind == "rows" and not target.is_floating_point()):
             dims = self.class_dims(tensor, target)
-            if dims or kind == "scores":
-                return dims[0] if dims else None
-        return 1 if are_values(tensor, target) else None
+        if not dims and kind != "scores":
+            dims = [1] if fits(tensor, target, "tokens" if kind == "tokens" else "values") else []
+        return dims[0] if dims else None
 
 
 def at(output: Any, path: Target) -> Tensor:

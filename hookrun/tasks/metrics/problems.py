@@ -80,7 +80,7 @@ def over_split_problems(
         return
     first, split = over_split[0], next(iter(passed))
     count = sum(each or 0 for each in passed.values())
-    if 0 in passed.values():
+    if set(passed.values()) == {0}:
         what = f"{first.name!r} is computed over the split '{split}', which {info.name!r} does not have"
         yield Problem(first.where, what, "leave it out")
     yield from too_many_rows(first, count, most)

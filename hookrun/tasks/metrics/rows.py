@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from hookrun.errors import HookrunError
 from hookrun.values.containers import children, rebuild
 from hookrun.values.index import Target
 from hookrun.values.tensors import computable
+
+Kind = Literal["scores", "tokens", "values", "rows"]
+"""What a tensor has to fit. `scores`: class scores of labels, or of class probabilities; `tokens`: scores of the next
+token at each position; `values`: as many elements as the targets; `rows`: scores if the targets are labels, else
+values."""
 
 MOST_NUMBERS = 2**23
 """How many scores are converted to float32 at once, so that a large output is never copied as a whole."""
@@ -186,6 +191,15 @@ def are_values(scores: Tensor, target: Tensor) -> bool:
         return False
     ours, theirs = ([size for size in each.shape[1:] if size != 1] for each in (scores, target))
     return ours == theirs or len(ours) == 1 or len(theirs) == 1
+
+
+def fits(scores: Tensor, target: Tensor, kind: Kind) -> bool:
+    """Whether the scores have the shape that a loss of this kind needs for these targets; classes in dimension 1."""
+    if kind == "tokens":
+        return scores.dim() > 2 and scores.shape[:-1] == target.shape
+    if kind == "values":
+        return are_values(scores, target)
+    return are_classes(scores, target) if target.is_floating_point() else are_labels(scores, target)
 
 
 def label_counts(labels: Tensor) -> Tensor | None:

@@ -282,9 +282,7 @@ def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[
 def trained_parameters(parts: Parts) -> Trained | None:
     """The parameters that the task trains, with all others frozen; None if the model is not valid."""
     model, train = parts.model, parts.experiment.settings.train
-    if (
-        model is None or unhookable_model(model) is not None
-    ):  # compiling the hooks reports an unhookable model
+    if model is None or unhookable_model(model) is not None:  # compiling the hooks reports the latter
         return None
     trained, problems = chosen(train, parts.experiment.hooks, model)
     misnamed = any(problem.where.startswith((OPTIMIZER, SCHEDULER)) for problem in parts.problems)

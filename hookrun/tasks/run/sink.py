@@ -57,9 +57,6 @@ class RunSink(RecordSink):
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
-        def first(path: str, shape: Sequence[int]) -> int | None:
-            return 0
-
         def batch_dim(path: str, shape: Sequence[int]) -> int | None:
             if self._has_one_sample(site):
                 return 0
@@ -88,7 +85,7 @@ class RunSink(RecordSink):
                     site.path,
                     value,
                     sample_ids=samples if rows is None or samples is None else samples[rows],
-                    batch_dim=first if rows is not None or tokens is not None else batch_dim,
+                    batch_dim=batch_dim if rows is None and tokens is None else lambda path, shape: 0,
                     epoch=clock.epoch,
                     step=clock.step,
                     call=site.call,

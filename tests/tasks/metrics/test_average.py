@@ -177,3 +177,14 @@ def test_a_run_without_scores_is_refused(saved: Saved) -> None:
     other: Any = SimpleNamespace(path="there", predictions={"hidden": SCORES})
     with pytest.raises(HookrunError, match="the predictions of the run there hold no scores, but hidden"):
         predicted_rows(other, "val")
+
+
+def test_sums_that_an_earlier_version_has_saved_are_continued() -> None:
+    average = Average()
+    average.add(torch.tensor(2.0), of_samples(torch.ones(1), torch.zeros(1)))
+    state = average.state_dict()
+    del state["rows"]
+    resumed = Average()
+    resumed.load_state_dict(state)
+    resumed.add(torch.tensor(4.0), of_samples(torch.ones(1), torch.zeros(1)))
+    assert resumed.read()["loss"] == 3.0

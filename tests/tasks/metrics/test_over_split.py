@@ -388,6 +388,15 @@ def test_a_training_without_a_validation_split_is_refused(refused: Callable[...,
     assert "task.metrics.0: 'r2' is computed over the split 'val'" in refused(*data, "task.metrics=[r2]")
 
 
+def test_of_all_splits_those_that_the_data_lacks_do_not_count(executed: Runs, values: Any) -> None:
+    only_train = [each.replace("val_fraction: 1", "val_fraction: 0") for each in values(drawn(40))]
+    found, of_train = (
+        executed("task=evaluate", f"task.split={split}", *only_train, "task.metrics=[r2]")
+        for split in ("all", "train")
+    )
+    assert found.metrics[-1]["r2"] == of_train.metrics[-1]["r2"]
+
+
 # ---- a user's own ---------------------------------------------------------------------------------------------------
 
 
