@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -18,7 +18,7 @@ from hookrun.data.samples import Samples
 from hookrun.errors import HookrunError, listed, nearest, reason, refuse, refused_at, spec_error
 from hookrun.spec.experiment import LIST, STACK, Data
 from hookrun.trust.load import COLLATES, Trusted, load
-from hookrun.values.containers import describe, rebuild
+from hookrun.values.containers import children, describe, get, rebuild, replaced
 
 Collate = Callable[[Sequence[Any]], tuple[Any, Any]]
 """Samples -> inputs and targets of a batch. HookrunError if these samples cannot be one."""
@@ -81,7 +81,7 @@ def _joined(join: _Join, samples: Sequence[Any]) -> tuple[Any, Any]:
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         forms = listed(dict.fromkeys(map(describe, samples)), 3)
         raise HookrunError(
-            f"{WHERE}: samples of different forms, {forms}, cannot be joined: {reason(error)}; use {_OTHERS}"
+            f"{WHERE}: samples of the form {forms} cannot be joined: {reason(error)}; use {_OTHERS}"
         ) from error
 
 
@@ -93,7 +93,17 @@ def _in_containers(join: _Join, inputs: Sequence[Any]) -> Any:
     return join(inputs)
 
 
-stacked: Collate = partial(_joined, default_collate)
+def _stack(values: list[Any]) -> Any:
+    """What torch's default_collate makes of them, and of a dataclass its fields stacked."""
+    first = values[0]
+    if not is_dataclass(first):
+        return default_collate(values)
+    return replaced(
+        first, {key: _stack([get(each, (key,)) for each in values]) for key, _ in children(first)}
+    )
+
+
+stacked: Collate = partial(_joined, _stack)
 """Tensors [B, ...] of equal ones."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -112,7 +113,7 @@ class _ClassFolders(Source):
         )
 
     def _remarks(self, root: Path | None, split: Split) -> Iterator[str]:
-        """Lines on images that are turned, and on those of which one frame is read, among some of the split."""
+        """Lines on images that are turned, of which one frame is read, or that are left out, among some of the split."""
         images, _ = self.images(root, split)
         chosen = [path for path, _ in images[:: -(-len(images) // _MOST_OPENED)]]
         turned = animated = 0
@@ -132,6 +133,11 @@ class _ClassFolders(Source):
             yield f"EXIF orientation in {turned} {among}: {applied} changes that"
         if animated:
             yield f"several frames in {animated} {among}: the first is read"
+        beside = [name for folder in {*map(os.path.dirname, chosen)} for name in os.listdir(folder)]
+        left_out = Counter(Path(name).suffix.lower() for name in beside if not is_image_file(name))
+        for suffix, count in sorted(left_out.items()):
+            if Image.registered_extensions().get(suffix) in _FORMATS:
+                yield f"{count:,} {suffix} images are left out, as torchvision's ImageFolder does"
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
@@ -254,7 +260,9 @@ def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:
         # Pillow has no mode of 16 bits for PPM, whose numbers it brings to 0..65535.
         has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
         if image.mode in ("I", "F") and not has_16_bits:
-            raise ValueError(f"its mode {image.mode} has 32 bits without a white: save it with 8 or 16 bits")
+            raise ValueError(
+                f"its mode {image.mode} has 32 bits, and which number is white is not known: save it with 8 or 16 bits"
+            )
         if exif:
             try:
                 ImageOps.exif_transpose(image, in_place=True)

@@ -344,6 +344,12 @@ def test_lines_of_the_plan_count_what_was_opened(pictures: Path, monkeypatch: py
         "several frames in 2 of 7 images opened (7 in all): the first is read",
     ]
     assert "not applied; data.args.exif=true" in remarks(exif=False)[0]
+    (pictures / "notes.txt").touch()
+    for name in ("a.gif", "b.GIF"):
+        COLOURS.save(pictures / name)
+    assert remarks()[2:] == ["2 .gif images are left out, as torchvision's ImageFolder does"]
+    for name in ("a.gif", "b.GIF"):
+        (pictures / name).unlink()
     monkeypatch.setattr("hookrun.data.image_folder._MOST_OPENED", 3)
     assert remarks() == ["several frames in 1 of 3 images opened (7 in all): the first is read"]
     first = pil_to_tensor(COLOURS).float() / 255

@@ -162,6 +162,27 @@ def boxes_wanted(output, targets):
     return sum(len(target["boxes"]) for target in targets) / len(targets)
 
 
+@dataclass
+class Ends:
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class PairsOfEnds(OfLength):
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(index)
+        return Ends(torch.randn(4, generator=drawn), torch.randn(4, generator=drawn)), index % 3
+
+
+class EndsNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.outer = nn.Linear(4, 3)
+
+    def forward(self, ends):
+        return self.outer(ends.left - ends.right)
+
+
 class Ring:
     """An object of one's own that can be moved."""
 
@@ -362,6 +383,14 @@ def test_a_tuple_of_inputs_is_stacked_to_the_arguments_of_the_model(executed) ->
     torch.testing.assert_close(found.predictions[:], expected.detach())
 
 
+def test_the_fields_of_a_dataclass_are_stacked_to_one_argument(executed) -> None:
+    own = ("model=python", "model.factory=setpkg:EndsNet", "data=python", "data.factory=setpkg:PairsOfEnds")
+    found = executed(*own, "task=predict", "data.batch_size=4")
+    model, pairs = seeded("EndsNet"), module().PairsOfEnds("val")
+    expected = torch.stack([model(pairs[index][0]) for index in range(7)])
+    torch.testing.assert_close(found.predictions[:], expected.detach())
+
+
 def test_an_object_of_ones_own_is_the_one_argument(executed) -> None:
     own = ("model=python", "model.factory=setpkg:RingNet", "data=python", "data.factory=setpkg:Rings")
     found = executed(*own, "task=evaluate", "data.batch_size=null")
@@ -394,6 +423,7 @@ def test_the_plan_shows_a_batch(ready) -> None:
         ([], "for anything else set data.collate=mypkg.data:collate"),
         (["data.factory=setpkg:Clouds"], "cannot be joined: RuntimeError: stack expects each tensor to be equal size"),
         (["data.factory=setpkg:Clouds"], "use data.collate=list, a function of your own"),
+        (["data.factory=setpkg:Rings"], "samples of the form (Ring, []) cannot be joined"),
         (["data.factory=setpkg:Scenes", "data.collate=list"], "'setpkg:Scenes' has no targets"),
         (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp needs a row"),
         (["data.collate=setpkg:join", "task=attribute"], "data.collate: task=attribute needs a row for each sample"),
@@ -422,6 +452,7 @@ def test_float_labels_are_refused_with_the_argument_and_numbers_to_predict_are_n
     for loss in ("cross_entropy", "nll"):
         assert f"data.args.target: '{loss}' needs integer labels" in refused(*own, f"train.loss={loss}")
     ready(*own, "train.loss=mse")
+    assert "or integers if these are labels of classes" in refused(*own[:-1], "model.args.num_classes=3")
 
 
 def test_a_condition_on_labels_needs_a_label_for_each_sample(refused) -> None:

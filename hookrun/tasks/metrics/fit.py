@@ -254,12 +254,14 @@ class Fit(Mistakes):
         if self._scores_beyond() < 0:
             return "give the model as many classes as the data has, such as model.args.num_classes"
         if self.info.target is None:
-            return "use output, output_mean or output_sum, or name a target"
+            return "use output, output_mean, output_sum or a function of your own, or name a target"
         fitting = list[str]()
         if not self.seen.is_known or self._found("values") is not None:
             fitting += OF_VALUES[:-1]
         if self._found("scores") is not None:
             fitting.append("cross_entropy")
+        if not fitting and self.info.target.dtype.is_floating_point:
+            return "use a function of your own, or integers if these are labels of classes"
         return f"use {listed([*fitting, 'a function of your own'], 9)}"
 
     def _note_doubts(self) -> None:
@@ -271,7 +273,7 @@ class Fit(Mistakes):
         if place.others:
             other = place.others[0]
             self.notes.append(
-                f"{text}: {listed(place.others)} would fit too; train.output={other!r} takes it"
+                f"{text}: {listed(place.others)} would fit too; train.output: {other!r} takes it"
             )
         if (
             self._kind == "scores"

@@ -274,7 +274,7 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
                 mistakes.note(
                     where,
                     f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl",
-                    "leave one out, or give its function another name",
+                    "leave one out; a function of your own may have another name",
                 )
                 break
         metrics.append(metric)

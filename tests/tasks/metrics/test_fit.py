@@ -59,7 +59,7 @@ def test_labels_without_a_loss_get_cross_entropy_of_the_first_tensor_that_fits(
 def test_of_two_that_fit_the_first_is_taken_and_the_other_is_named(strange: Overrides, ready: Any) -> None:
     first = told(ready(*strange("twice", "labels")))
     assert first[0] == "loss: cross_entropy of output[0] [2, 10]"
-    assert first[-1].endswith("[1] would fit too; train.output='[1]' takes it")
+    assert first[-1].endswith("[1] would fit too; train.output: '[1]' takes it")
     second = told(ready(*strange("twice", "labels"), "train.output='[1]'"))
     of = "of output[1] [2, 10]"
     assert second == [f"loss: cross_entropy {of}", f"metrics: loss, accuracy {of}"]
