@@ -128,7 +128,7 @@ def test_parts_of_a_model_with_the_steps_first_may_have_them_too(tmp_path: Path)
     ids=["when", "per"],
 )
 def test_edits_by_sample_tell_which_dimension_they_take(keys: dict[str, Any]) -> None:
-    model = net(by_value)
+    model = net(of_four)
     told = pytest.warns(hookrun.HookrunWarning, match=r"first dimension for the batch on act.*batch_dim")
     with told, hookrun.hooked(model, one_hook("act", **keys)):
         model(X)
