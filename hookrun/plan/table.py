@@ -209,7 +209,7 @@ def _batch_notes(hook: PlannedHook, *, was_tried: bool) -> Iterator[str]:
         if not dims.is_known:
             if was_tried and hook.spec.action.captures:
                 places.setdefault(
-                    "captures a row for each firing, as its batch dimension is unknown: name it with "
+                    "captures a row for each firing, as its batch dimension is unknown: if it has one, name it with "
                     "batch_dim",
                     [],
                 ).append(path)
