@@ -113,7 +113,7 @@ class _ClassFolders(Source):
         )
 
     def _remarks(self, root: Path | None, split: Split) -> Iterator[str]:
-        """Lines on images that are turned, of which one frame is read, or that are left out, among some of the split."""
+        """Lines on images of the split that are turned, of which one frame is read, or that are left out."""
         images, _ = self.images(root, split)
         chosen = [path for path, _ in images[:: -(-len(images) // _MOST_OPENED)]]
         turned = animated = 0

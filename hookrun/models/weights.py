@@ -148,7 +148,11 @@ def read_weights(path: Path, strip_prefix: str | None = None, where: str = _WHER
         what = f"{path} could not be read as an index of files beside it: "
         with refused_at(where, "give one that transformers saved", kinds=Exception, what=what, tell=reason):
             for name in sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())):
-                state |= _tensors(path.parent / Path(name).name, where)
+                part = path.parent / Path(name).name
+                if not part.is_file():
+                    what = f"there is no file {part}, which {path.name} names"
+                    raise spec_error(where, what, "put all files of the checkpoint into one folder")
+                state |= _tensors(part, where)
     else:
         state = _tensors(path, where)
     if strip_prefix is None and state and all(name.startswith(_PREFIX) for name in state):
@@ -237,6 +241,13 @@ def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path)
     lacking = [name for name in own if name not in state and id(own[name]) not in there]
     if not lacking:
         return []
+    before = [name.removesuffix(lacking[0]) for name in state if name.endswith(f".{lacking[0]}")]
+    for prefix in before:
+        if all(prefix + name in state for name in lacking):
+            what = (
+                f"names in {path} begin with {prefix!r}, those of the model do not: {prefix + lacking[0]!r}"
+            )
+            return [Problem(_WHERE, what, f"set {_STRIPS}={prefix}")]
     unused = [name for name in state if name not in own]
     shown = [f"'{name}'{_close(name, unused[:MOST_COMPARED])}" for name in lacking[:_SHOWN]] + lacking[
         _SHOWN:
@@ -244,9 +255,7 @@ def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path)
     what = (
         f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
     )
-    hint = (
-        f"take the file of this model, or rename the tensors in it; {_STRIPS} removes how their names begin"
-    )
+    hint = "take the file of this model, or rename the tensors in it"
     if unused:
         hint += f"; it has {len(unused)} that the model does not have: {listed(map(repr, unused), _SHOWN)}"
     return [Problem(_WHERE, what, hint)]

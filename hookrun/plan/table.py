@@ -222,7 +222,9 @@ def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
         yield f"{hook.spec.name}: {said}, on {listed(paths, SHOWN)}"
 
 
-_UNKNOWN_BATCH = "captures a row for each firing, as its batch dimension is unknown: name it with batch_dim"
+_UNKNOWN_BATCH = (
+    "captures a row for each firing, as its batch dimension is unknown: if it has one, name it with batch_dim"
+)
 
 
 def _batch_text(followers: Sequence[int]) -> str:

@@ -224,14 +224,18 @@ def required_goal(experiment: Experiment) -> Goal:
 def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
     """Raise SpecError if no task logs the metric of the objective.
 
-    A metric that only another task logs is accepted: one file may be used with several tasks.
+    A metric of a split or an analysis that only another task logs is accepted: one file may be used with several tasks.
 
     others: the first parts of the names of metrics of other tasks: splits and names of analyses
     """
     metric = experiment.settings.objective.metric
-    if metric is None or (metric.rpartition("/")[0] in set(others) and direction_of(metric) is not None):
+    if metric is None:
         return
-    if task_of(experiment).measures(experiment.settings) and goal_of(experiment) is None:
+    there, part = task_of(experiment).measures(experiment.settings), metric.rpartition("/")[0]
+    is_of_other = part in set(others) - {name.rpartition("/")[0] for name in there}
+    if is_of_other and direction_of(metric) is not None:
+        return
+    if there and goal_of(experiment) is None:
         raise SpecError([_why_none(experiment)])
 
 

@@ -389,7 +389,7 @@ def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> Iterator[Pr
         yield Problem(
             "model.weights",
             f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {listed(unknown, 8)}",
-            "use the model and the hooks that the file was saved with",
+            "use the model and the hooks that the file was saved with, or save it without these",
         )
 
 

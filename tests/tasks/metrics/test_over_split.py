@@ -320,6 +320,14 @@ def test_they_can_be_an_objective(run: Runs, objective: str) -> None:
     assert result["direction"] == "maximize" and result["value"] == found.metrics[-1][objective[4:]]
 
 
+@pytest.mark.parametrize(
+    ("objective", "near"), [("val/f1", "did you mean 'val/f1_"), ("val/auroc", "task=train logs val/f1_0")]
+)
+def test_an_objective_that_the_run_does_not_log_is_refused(refused: Any, objective: str, near: str) -> None:
+    said = refused(*DIGITS, "task.metrics=[{name: f1, average: none}]", f"objective={objective}")
+    assert f"objective.metric: found '{objective}', which this run does not log" in said and near in said
+
+
 def test_tokens_are_rows(executed: Runs) -> None:
     decoder = ("model=decoder", "model.args={width: 16, layers: 1, heads: 2}", "data=repeated_tokens")
     small = ("data.args={vocab_size: 12, val_size: 9, half: [3, 6]}", "data.batch_size=4")
