@@ -133,8 +133,8 @@ class CaptureWriter:
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
         sample_ids: the samples of the batch, if the value belongs to a batch
-        batch_dim:  path and shape of a tensor -> its dimension that is the batch; None: it has none. A tensor that has as many
-                    of them as there are samples becomes one row per sample, any other tensor one row per firing
+        batch_dim:  path and shape of a tensor -> its dimension that is the batch; None: it has none. A tensor that has
+                    as many of them as there are samples becomes one row per sample, any other one row per firing
         split:      the split of the samples, `train` or `val`
         path:       the place of `value` in a larger container
         tokens:     the token of each row, if a row is one of a sample's tokens
