@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hookrun.trust.callables import Code, code_of_given, code_of_name, qualified_name
+from hookrun.trust.callables import Code, code_of_given, code_of_name, qualified_name, tensor_digest
 
 
 def times(x: Any, factor: float = 2.0) -> Any:
@@ -69,3 +69,8 @@ def test_names_are_qualified() -> None:
     assert qualified_name(times) == f"{__name__}:times"
     assert qualified_name(Scales(1)) == f"{__name__}:Scales"
     assert Code("mypkg.hooks:f", "0", "").package == "mypkg"
+
+
+def test_a_part_of_one_element_has_the_digest_of_its_number() -> None:
+    rows = torch.arange(10.0).reshape(1, 10)
+    assert tensor_digest(rows[:, 4]) == tensor_digest(torch.tensor([4.0]))

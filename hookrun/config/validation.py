@@ -16,6 +16,9 @@ from hookrun.errors import Problem, SpecError, counted, nearest
 
 M = TypeVar("M", bound=BaseModel)
 
+MISSING = "is missing"
+"""What is wrong where a required key is not given."""
+
 
 class Section(BaseModel):
     """A frozen section of the configuration; an unknown key is an error.
@@ -261,7 +264,7 @@ def _problem(
             deeper = paths_to(str(key[-1]), section)
             return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
         case "missing":
-            return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
+            return Problem(path, MISSING, f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
         case "value_error":
             return Problem(path, _message(first))
         case "model_type" | "dict_type":

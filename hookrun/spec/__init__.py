@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookrun.config import MAX_DEPTH, MAX_NAME, MAX_TEXT, ROOT_KEYS
-from hookrun.config.validation import join, parse, paths_to, unknown_key
+from hookrun.config.validation import MISSING, join, parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.spec.experiment import PREVIOUS, Need, Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
@@ -86,6 +86,9 @@ def read_experiment(
     task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
     written = config.get("hooks")
     hooks, wrong_in_hooks = parse_hooks(written if task is None else task.completed(written))
+    if task is None and isinstance(config.get("task"), Mapping) and config["task"].get("over"):
+        # Its values would complete a hook.
+        wrong_in_hooks = [problem for problem in wrong_in_hooks if problem.what != MISSING]
     given = {key: config[key] for key in config if key in Settings.model_fields}
     settings, wrong = parse(Settings, given | {"task": task or TaskKeys()}, "")
     unknown = (_unknown_root(key) for key in config if key not in ROOT_KEYS)

@@ -215,8 +215,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
     """
     old, new = dict(entries(before)), dict(entries(now))
     for key in dict.fromkeys([*old, *new]):
-        if encode(old.get(key)) != encode(new.get(key)):
-            yield key, old.get(key), new.get(key)
+        was, is_now = old.get(key), new.get(key)
+        # Beside an empty mapping the other one's keys are what differs.
+        has_keys = {} in (was, is_now) and any(each.startswith(f"{key}.") for each in (*old, *new))
+        if not has_keys and encode(was) != encode(is_now):
+            yield key, was, is_now
 
 
 def entries(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

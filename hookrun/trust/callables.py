@@ -84,7 +84,7 @@ def tensor_digest(tensor: Any) -> str:
     """SHA-256 of a tensor's dtype, shape and elements."""
     import torch
 
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
     content = f"{tensor.dtype}{list(tensor.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
     return hashlib.sha256(content).hexdigest()
 

@@ -118,6 +118,15 @@ def test_the_bytes_of_rows_are_a_view(dtype: torch.dtype, rows: int, shape: tupl
     assert same(value, torch.zeros(data.numel(), dtype=torch.uint8).view(dtype).reshape(rows, *shape))
 
 
+def test_the_bytes_of_a_part_with_one_element_are_its_own() -> None:
+    rows = torch.arange(10.0).reshape(1, 10)
+    for part in (rows[:, 4], rows[:, 4:5], rows.T[4:5], rows[:, 3::7][:, :1]):
+        assert torch.equal(as_bytes(part).view(torch.float32).flatten(), part.flatten())
+    file = BytesIO()
+    write_tensors(file, {"x": rows[:, 4]})
+    assert file.getvalue().endswith(rows[0, 4:5].numpy().tobytes())
+
+
 def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     with pytest.raises(StoreError, match=f"cannot read {path}"):

@@ -54,7 +54,9 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
     torch cannot index tensors of some storable dtypes, but it can index their bytes.
     """
-    return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
+    width = tensor.shape[1:].numel()
+    # Of a dimension of size 1 the stride may be any number.
+    return tensor.as_strided((len(tensor), width), (max(width, 1), 1)).view(torch.uint8)
 
 
 _SMALL, _LARGE = 1 << 18, 1 << 20
@@ -137,7 +139,7 @@ def _blocks(head: bytes, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
     small = bytearray(head)
     for tensor in tensors:
         plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-        data: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+        data: memoryview = as_bytes(plain.reshape(1, -1))[0].numpy().data
         if small and (data.nbytes >= _SMALL or len(small) >= _LARGE):
             yield memoryview(bytes(small))
             small.clear()

@@ -21,6 +21,7 @@ import hookrun
 from hookrun.cli import main
 from hookrun.compare import main as compare
 from hookrun.store.comparison.rows import measured
+from hookrun.store.format import differences
 from hookrun.store.reader import Run
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
@@ -91,6 +92,13 @@ def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digit
     assert found["kl"] == pytest.approx(float((before.exp() * (before - now)).sum(1).mean()))
     same = digits[0].compare(digits[1].path)
     assert same.first == content["first"] and len(same.captures) == len(rows)
+
+
+def test_of_an_empty_mapping_the_keys_of_the_other_one_differ() -> None:
+    assert list(differences({"args": {}, "seed": 1}, {"args": {"size": 2}, "seed": 1})) == [
+        ("args.size", None, 2)
+    ]
+    assert list(differences({"args": {}}, {"args": 3})) == [("args", {}, 3)]
 
 
 def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Path) -> None:

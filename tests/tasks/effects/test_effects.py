@@ -420,6 +420,12 @@ def test_the_moved_hook_needs_no_select(over: str, paths: list[str] | None, effe
         close(found["exact_samples"][row], by_hand(model, batches, [path], put(..., factor=0.5), of_labels))
 
 
+def test_a_mistake_of_the_task_alone_is_told_where_its_values_complete_the_hook(refused) -> None:
+    over = "{module: [fc], factor: [0, 1]}"
+    said = refused(*words("{hook: forward, action: scale}", over, "model=mlp", *DIGITS, "task.seeds=0"))
+    assert "1 configuration error\n  task.seeds" in said
+
+
 def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
     over = "{module: each, index: [':, 0', ':, 1']}"
