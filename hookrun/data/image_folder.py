@@ -113,10 +113,14 @@ class _ClassFolders(Source):
         )
 
     def _remarks(self, root: Path | None, split: Split) -> Iterator[str]:
-        """Lines on images of the split that are turned, of which one frame is read, or that are left out."""
+        """Lines on images of the split that are turned, of which one frame is read, or that are left out.
+
+        Raises SpecError for an image whose numbers have no known scale.
+        """
         images, _ = self.images(root, split)
         chosen = [path for path, _ in images[:: -(-len(images) // _MOST_OPENED)]]
         turned = animated = 0
+        wrong: str | None = None
         for path in chosen:
             # what cannot be opened is an error when it is read
             with (
@@ -127,6 +131,11 @@ class _ClassFolders(Source):
                 is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
                 turned += is_turned and (self.exif or image.format != "TIFF")  # these Pillow itself turns
                 animated += getattr(image, "is_animated", False)
+                wrong = _wrong_mode(image)
+            if wrong is not None:
+                raise spec_error(
+                    "data.root", f"{path} cannot be read as an image: {wrong}", "or leave it out"
+                )
         among = f"of {len(chosen)} images opened ({len(images):,} in all)"
         if turned:
             applied = "applied; data.args.exif=false" if self.exif else "not applied; data.args.exif=true"
@@ -257,12 +266,8 @@ def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:
     with Image.open(path, formats=_FORMATS) as image:
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
-        # Pillow has no mode of 16 bits for PPM, whose numbers it brings to 0..65535.
-        has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-        if image.mode in ("I", "F") and not has_16_bits:
-            raise ValueError(
-                f"its mode {image.mode} has 32 bits, and which number is white is not known: save it with 8 or 16 bits"
-            )
+        if (wrong := _wrong_mode(image)) is not None:
+            raise ValueError(wrong)
         if exif:
             try:
                 ImageOps.exif_transpose(image, in_place=True)
@@ -270,10 +275,22 @@ def _decoded(path: str, max_pixels: int, exif: bool) -> torch.Tensor:
                 raise ValueError(
                     f"its EXIF block is damaged ({error}): data.args.exif=false ignores it"
                 ) from error
-        if has_16_bits:
+        if _has_16_bits(image):
             grey = torch.from_numpy(np.asarray(image).astype(np.float32)).div_(65535)
             return grey.repeat(3, 1, 1)
         return unit_float(pil_to_tensor(image.convert("RGB")))
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    # Pillow has no mode of 16 bits for PPM, whose numbers it brings to 0..65535
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+
+
+def _wrong_mode(image: Image.Image) -> str | None:
+    """Why the numbers of an image have no known scale; None: they have one."""
+    if image.mode not in ("I", "F") or _has_16_bits(image):
+        return None
+    return f"its mode {image.mode} has 32 bits, and which number is white is not known: save it with 8 or 16 bits"
 
 
 def _place(images: Sequence[tuple[str, int | None]], root: Path | None, number: int) -> str:

@@ -287,6 +287,16 @@ def test_images_of_32_bits_are_refused_with_file_and_mode(pictures: Path, dtype:
         pixels_of(pictures)
 
 
+def test_the_plan_refuses_images_of_32_bits_that_it_opens(pictures: Path) -> None:
+    Image.fromarray(GREY.astype(np.float32)).save(pictures / "deep.tiff")
+    with pytest.raises(SpecError, match=r"data.root: .*deep\.tiff cannot be read as an image: its mode F"):
+        list(
+            describe(
+                Data(name="image_folder", root=str(pictures.parents[1]), transforms=RESIZE), "val"
+            ).remarks()
+        )
+
+
 @pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
 def test_orientation_is_applied_as_pillow_does_and_without_exif_as_torchvision_reads(
     pictures: Path, ending: str

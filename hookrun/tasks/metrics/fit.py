@@ -100,7 +100,7 @@ def _is_of_numbers(error: Exception) -> bool:
     """Whether other numbers might not raise it: a check of values that is not torch's own."""
     cause = error.__cause__ or error
     frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
-    is_of_torch = frames[-1].f_globals.get("__name__", "").startswith("torch.")
+    is_of_torch = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
     return isinstance(cause, ValueError | AssertionError | ArithmeticError) and not is_of_torch
 
 
