@@ -167,7 +167,9 @@ class Installation:
         for hook in self.plan.hooks:
             if not _needs_batch(hook, stored=False):
                 continue
-            sites = [site for site in self.sites if site.hook_name == hook.spec.name and site.firings]
+            sites = [
+                site for site in self.sites if site.hook_name == hook.spec.name and site.firings > site.idle
+            ]
             if unknown := [site.path or "(root)" for site in sites if not site.batch.is_known]:
                 yield (
                     f"{hook.spec.name} has taken the first dimension for the batch on {listed(unknown, _SHOWN)}: no "
