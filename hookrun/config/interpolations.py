@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf, base
 from omegaconf.errors import InterpolationResolutionError
 
 from hookrun.values.private_names import require
@@ -74,6 +75,10 @@ class _Budget:
 _budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
 _resolve, _find = Container.resolve_parse_tree, Container._resolve_node_interpolation
 _evaluate = Container._evaluate_custom_resolver
+_parse = base.parse  # type: ignore[attr-defined]
+_parse_once = lru_cache(maxsize=256)(_parse)
+_MOST_CACHED = 1_000
+"""Characters of a text whose syntax tree is kept: OmegaConf parses a text each time that it is named."""
 
 
 def literal(text: str) -> str:
@@ -94,6 +99,7 @@ def guarded() -> Iterator[None]:
     Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
     Container._resolve_node_interpolation = _weighed  # type: ignore[method-assign]
     Container._evaluate_custom_resolver = _allowed  # type: ignore[assignment, method-assign]
+    base.parse = _parsed  # type: ignore[assignment, attr-defined]
     token = _budget.set(_Budget())
     try:
         yield
@@ -118,6 +124,11 @@ def unguarded() -> Iterator[None]:
         yield
     finally:
         _budget.reset(token)
+
+
+def _parsed(text: str, *rules: str, **named: str) -> Any:
+    """`omegaconf.base.parse`: the syntax tree of a text, which nobody changes."""
+    return (_parse_once if len(text) <= _MOST_CACHED else _parse)(text, *rules, **named)
 
 
 def _allowed(self: Container, **options: Any) -> Any:

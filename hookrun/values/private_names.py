@@ -66,6 +66,7 @@ NAMES = {
         "omegaconf:Container": "resolve_parse_tree _resolve_node_interpolation _evaluate_custom_resolver",
         "omegaconf:DictConfig": "_content _get_node",
         "omegaconf:Node": "_value",
+        "omegaconf.base": "parse",
         "omegaconf._utils": "get_yaml_loader",
     },
 }
