@@ -1,0 +1,52 @@
+"""Tests on a device with a memory of its own, in a process of their own: `pytest tests/device`.
+
+HOOKRUN_TEST_DEVICE names the device: `second` (the default, see tests/helpers/second_device.py), or `cuda` on a machine
+that has one. The second device changes torch for the whole process, so tests of other folders do not run beside these:
+tests/test_device.py starts a process for each file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+NAME = os.environ.get("HOOKRUN_TEST_DEVICE", "second")
+FOLDER = Path(__file__).parent
+CHOSEN = pytest.StashKey[bool]()
+"""Whether this process runs tests of this folder only."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Install the second device, unless tests of other folders were chosen too."""
+    paths = [Path(arg.split("::")[0]).absolute() for arg in config.args]
+    config.stash[CHOSEN] = all(path.is_relative_to(FOLDER) for path in paths)
+    if config.stash[CHOSEN] and NAME == "second":
+        import second_device
+
+        second_device.install()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the tests of this folder if other tests run in this process."""
+    if config.stash[CHOSEN]:
+        return
+    for item in items:
+        if item.path.is_relative_to(FOLDER):
+            item.add_marker(pytest.mark.skip(reason="tests/test_device.py runs it"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The device under test."""
+    return torch.device(NAME)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """Each test starts with the same numbers from the device's generator."""
+    torch.manual_seed(0)
+    yield
