@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookrun.actions.fields import Keep
     from hookrun.actions.values import InlineFunction
     from hookrun.trust.load import Trusted
+    from hookrun.values.host_copies import HostCopy
 
 Edit = Callable[[Any], Any]
 """value -> new value, or None to keep the value."""
@@ -116,10 +117,12 @@ class Packed:
 
     tensor: what autograd holds instead; None if nothing stays in memory
     undo:   held value -> the original tensor
+    copy:   that of an accelerator's tensor that is held; it may be under way
     """
 
     tensor: Tensor | None
     undo: Callable[[Tensor | None], Tensor]
+    copy: HostCopy | None = None
 
 
 class Action(Section):

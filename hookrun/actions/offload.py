@@ -46,10 +46,15 @@ def _to_cpu(x: Tensor) -> Packed | None:
     if device.type == "cpu":
         return None
 
-    def undo(held: Tensor | None) -> Tensor:
-        return held.to(device)  # type: ignore[union-attr]  # it is the tensor handed over below
+    from hookrun.values.host_copies import copy_to_host
 
-    return Packed(x.detach().to("cpu"), undo)
+    copy = copy_to_host(x)
+
+    def undo(held: Tensor | None) -> Tensor:
+        copy.wait_on(device)
+        return held.to(device, non_blocking=True)  # type: ignore[union-attr]  # it is the tensor handed over below
+
+    return Packed(copy.tensor, undo, copy)
 
 
 def _to_disk(x: Tensor) -> Packed | None:

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
+
+from hookrun.values.host_copies import copy_to_host
 
 MOST_COPIED = 2**26
 """The most bytes of tensors that are copied and written in the background. Six copies may be in memory at once."""
@@ -79,6 +78,8 @@ class Background:
     ) -> None:
         """Call ``write(tensors)``, with copies on the CPU if it is called in the background: training may go on.
 
+        Tensors of an accelerator are copied meanwhile; the thread waits for them.
+
         What is called in the background is handed over by the next `put_newest`, `wait` or `close`.
 
         name: of what is written; the call replaces one of the same name that is not handed over yet
@@ -86,9 +87,9 @@ class Background:
         """
         if soon and not self.at_once and sum(tensor.nbytes for tensor in tensors.values()) <= MOST_COPIED:
             self.raise_error()
-            copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}
+            copies = {key: copy_to_host(tensor) for key, tensor in tensors.items()}
             self._newest.pop(name, None)  # so that the newest one comes last
-            self._newest[name] = partial(write, copies)
+            self._newest[name] = lambda: write({key: copy.wait() for key, copy in copies.items()})
         else:
             self.wait()
             write(tensors)

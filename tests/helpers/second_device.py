@@ -32,6 +32,7 @@ import functools
 import os
 import pathlib
 import sys
+import threading
 import types
 from collections import Counter, deque
 from contextlib import contextmanager, nullcontext
@@ -155,6 +156,7 @@ FULL = [
 ]
 _libs, _logs, _late, _held, _pinned, _generators = [], [], deque(), {}, {}, {}
 _live = {"bytes": 0, "peak": 0, "new": 0}
+_order = threading.RLock()  # copies arrive one after the other, also if several threads wait
 
 
 class Seen(list):
@@ -193,9 +195,10 @@ def _arrive(count=None, told=None):
     """The oldest copies to the host arrive, by default all. told: why the host waits."""
     if told:
         _tell("wait", told)
-    for _ in range(len(_late) if count is None else count):
-        target, value = _late.popleft()
-        target.copy_(value)
+    with _order, torch.inference_mode():  # it may write to tensors that were made in this mode
+        for _ in range(len(_late) if count is None else count):
+            target, value = _late.popleft()
+            target.copy_(value)
 
 
 # Memory: a storage of this device is a second name for the memory of a storage of the CPU, which is held while it lives.
@@ -324,8 +327,9 @@ def _copy(target, source, non_blocking=False):
         _host(target).copy_(_host(source) if _here(source) else source)
     elif non_blocking and _is_pinned(target):
         _tell("late", "a copy to the host")
-        _late.append((target.detach(), _host(source).clone()))
-        target.detach().unsqueeze(0).view(torch.uint8).fill_(0xA5) if target.is_contiguous() else None
+        with _order:
+            _late.append((target.detach(), _host(source).clone()))
+            target.detach().unsqueeze(0).view(torch.uint8).fill_(0xA5) if target.is_contiguous() else None
     else:
         _arrive(told="a copy to the host")
         target.copy_(_host(source))
@@ -448,24 +452,30 @@ class Stream:
 class Event(Stream):
     """Knows the copies that were under way when it was recorded; each `query` lets one of them arrive."""
 
-    wait = wait_stream = lambda self, stream=None: None
+    def wait(self, stream=None):
+        """The device waits, not the host: what the device reads of the host's memory afterwards has arrived."""
+        with _order:
+            _arrive(self._count())
 
     def elapsed_time(self, other):
         return 0.0
 
     def record(self, stream=None):
-        self._of = [target for target, _ in _late]
+        with _order:
+            self._of = [target for target, _ in _late]
         return self
 
     def _count(self):
         return max((i for i, (t, _) in enumerate(_late, 1) if any(t is mine for mine in self._of)), default=0)
 
     def query(self):
-        _arrive(min(1, self._count()))
-        return not self._count()
+        with _order:
+            _arrive(min(1, self._count()))
+            return not self._count()
 
     def synchronize(self):
-        _arrive(self._count(), told="Event.synchronize")
+        with _order:
+            _arrive(self._count(), told="Event.synchronize")
 
 
 def _module():

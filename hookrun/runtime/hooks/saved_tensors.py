@@ -21,6 +21,7 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.frames import call_frame, finished
 from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
 from hookrun.runtime.hooks.exits import storage
+from hookrun.values.host_copies import HostCopy
 
 Undo = Callable[[Tensor | None], Tensor | None]
 Outer = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
@@ -116,20 +117,26 @@ class Scope:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
+        copy: HostCopy | None = None
         is_parameter = storage(saved) in self._of_parameters()
         for scope in self.scopes:
             for firing in () if scope.idle or scope.ended else scope.hook.firings:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
+                if copy is not None:
+                    copy.wait()
                 packed = site.current.in_call(scope.call, None, firing.op, tensor)
                 if isinstance(packed, Packed):
                     undos.append(packed.undo)
                     tensor = packed.tensor
+                    copy = packed.copy
                 else:
                     tensor = packed
         if self.outer is None:
             return PackedTensor(tensor, undos, saved._version if tensor is whole else None)
+        if copy is not None:
+            copy.wait()
         pack, unpack = self.outer
         if tensor is None:  # activation checkpointing counts the tensors that it packs: give it a placeholder
             return PackedTensor(pack(torch.empty(0)), [*undos, lambda placeholder: None], None, unpack)

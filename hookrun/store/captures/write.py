@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hookrun.actions.base import TokenRows
 from hookrun.data.info import SPLITS, Split
+from hookrun.errors import reason
 from hookrun.store.background import Background
 from hookrun.store.captures.shard import RowKind, index_name, shard_name
 from hookrun.store.captures.tensor_file import Chunks, as_bytes, dtype_name, unstorable, write_tensors
@@ -22,6 +24,7 @@ from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, VERSION
 from hookrun.store.states.position import IndexPosition
 from hookrun.values.containers import leaves
+from hookrun.values.host_copies import HostCopy, copies_of, host_memory
 from hookrun.values.index import joined
 
 SHARD_BYTES = 64 * 2**20
@@ -30,7 +33,7 @@ BUFFERS = 3
 
 _TABLE_BYTES = 8 * len(COLUMNS)  # per row
 _CHUNK_BYTES = 1024  # overhead per chunk, so that many small chunks respect the limit too
-
+_ALIGNMENT = 64  # of a chunk in pinned memory
 
 _MOST_FIRINGS = 2**20  # most calls of a hook at one module in one batch
 
@@ -68,6 +71,24 @@ class _Run:
         return sum(len(chunk) for chunk in self.chunks)
 
 
+@dataclass(slots=True)
+class _Buffer:
+    """The rows of one shard.
+
+    last:   path of a hook at a module -> its newest run
+    bytes:  in memory
+    pinned: the memory of rows that come from an accelerator, its first `used` bytes are taken; None: no such rows yet
+    copies: of these rows; some may be under way
+    """
+
+    runs: list[_Run] = field(default_factory=list)
+    last: dict[tuple[str, str, str], _Run] = field(default_factory=dict)
+    bytes: int = 0
+    pinned: Tensor | None = None
+    used: int = 0
+    copies: list[HostCopy] = field(default_factory=list)
+
+
 class CaptureWriter:
     """Writes captured values below `folder`, which is created with the first shard.
 
@@ -80,7 +101,8 @@ class CaptureWriter:
             None: this process is the only writer
 
     A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. While one is filled,
-    one may wait and one is written, so memory stays under three buffers. A shard is written under another name,
+    one may wait and one is written, so memory stays under three buffers. Rows of an accelerator are copied into pinned
+    memory while the program goes on; the thread that writes waits for them. A shard is written under another name,
     flushed, renamed, and only then named in the index: every shard in the index is complete.
     """
 
@@ -107,9 +129,8 @@ class CaptureWriter:
         self._batch = batch
         self._turns = dict[tuple[str, str], tuple[int, int]]()
         self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
-        self._buffered = 0
-        self._runs: list[_Run] = []
-        self._last: dict[tuple[str, str, str], _Run] = {}
+        self._buffer = _Buffer()
+        self._spare = deque[Tensor]()  # pinned memory of buffers that are written
         self._open = True
         self._rows_added = self._rows_written = 0
         self._disk = Background("hookrun captures", failed=self._tell_lost)
@@ -224,12 +245,22 @@ class CaptureWriter:
 
     def _hand_over(self) -> None:
         """Give the buffer to the thread that writes, and begin a new one."""
-        if self._runs and self._open:
-            full = self._runs
-            self._runs, self._last, self._buffered = [], {}, 0
+        if self._buffer.runs and self._open:
+            full = self._buffer
+            self._buffer = _Buffer()
             self._disk.put(partial(self._write, full))
 
-    def _write(self, runs: list[_Run]) -> None:
+    def _write(self, buffer: _Buffer) -> None:
+        try:
+            for copy in buffer.copies:
+                copy.wait()
+        except RuntimeError as error:
+            raise StoreError(f"cannot copy captured rows to the host: {reason(error)}") from error
+        self._write_shard(buffer.runs)
+        if buffer.pinned is not None:
+            self._spare.append(buffer.pinned)
+
+    def _write_shard(self, runs: list[_Run]) -> None:
         if self.shards == 0:
             make_folder(self.folder, parents=False)
         self._index.require_there()
@@ -263,26 +294,47 @@ class CaptureWriter:
         row_bytes = kind.shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
         start = 0
         while True:
-            room = self._shard_bytes - self._buffered - _CHUNK_BYTES
-            if room < row_bytes and self._runs:
+            room = self._shard_bytes - self._buffer.bytes - _CHUNK_BYTES
+            if room < row_bytes and self._buffer.runs:
                 self._hand_over()
                 continue
             stop = min(len(rows), start + max(1, room // row_bytes))
-            chunk = _copied(rows[start:stop])
-            run = self._last.get(kind[:3])
+            chunk = self._copied(rows[start:stop])
+            buffer = self._buffer
+            run = buffer.last.get(kind[:3])
             if run is None or run.kind != kind:
-                run = self._last[kind[:3]] = _Run(kind)
-                self._runs.append(run)
+                run = buffer.last[kind[:3]] = _Run(kind)
+                buffer.runs.append(run)
             run.chunks.append(chunk)
             run.tables.append(table[start:stop])
             self._rows_added += len(chunk)
-            self._buffered += _CHUNK_BYTES + row_bytes * len(chunk)
+            buffer.bytes += _CHUNK_BYTES + row_bytes * len(chunk)
             start = stop
             if start >= len(rows):
                 return
 
+    def _copied(self, rows: Tensor) -> Tensor:
+        """A copy on the CPU; that of an accelerator's rows is complete when its buffer is written."""
+        copies = copies_of(rows)
+        if copies is None:
+            return _copied_now(rows)
+        copy = copies.begin(rows, self._pinned(rows.nbytes))
+        self._buffer.copies.append(copy)
+        return copy.tensor
 
-def _copied(rows: Tensor) -> Tensor:
+    def _pinned(self, size: int) -> Tensor:
+        """Pinned memory in the buffer; of its own for a row that is larger than a buffer."""
+        buffer = self._buffer
+        if size > self._shard_bytes:
+            return host_memory(size)
+        if buffer.pinned is None:
+            buffer.pinned = self._spare.pop() if self._spare else host_memory(self._shard_bytes)
+        start = buffer.used
+        buffer.used += size + -size % _ALIGNMENT
+        return buffer.pinned[start : start + size]
+
+
+def _copied_now(rows: Tensor) -> Tensor:
     """A copy on the CPU, made by one thread: torch's threads would wait for the cores that hash and write."""
     target = torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
     if rows.is_cpu and rows.is_contiguous() and not (rows.is_conj() or rows.is_neg()):

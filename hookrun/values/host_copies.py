@@ -1,0 +1,144 @@
+"""Copies of an accelerator's tensors in memory of the host, made while the program and the device go on."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from hookrun.errors import HookrunWarning, reason
+from hookrun.values.tensors import ordinary_tensors
+
+MOST_HELD = 2**26
+"""The most bytes of a device's memory that wait to be copied. A larger tensor waits for all others."""
+
+
+class HostCopy:
+    """A copy of a tensor in memory of the host.
+
+    tensor: the copy, complete once `wait` has returned
+    """
+
+    __slots__ = ("_ended", "_source", "tensor")
+
+    def __init__(self, tensor: Tensor, source: Tensor | None = None, ended: Any = None) -> None:
+        self.tensor = tensor
+        self._source = source  # None: the copy is complete
+        self._ended = ended
+
+    def wait(self) -> Tensor:
+        """Wait until the copy is complete, and return it; from any thread. RuntimeError if the device has failed."""
+        if self._source is not None:
+            self._ended.synchronize()
+            self._source = None
+        return self.tensor
+
+    def is_complete(self) -> bool:
+        """Whether `wait` would return at once."""
+        if self._source is not None and self._ended.query():
+            self._source = None
+        return self._source is None
+
+    def wait_on(self, device: torch.device) -> None:
+        """Let the device, instead of the program, wait before its next work."""
+        if self._source is not None:
+            self._ended.wait(torch.get_device_module(device).current_stream(device))
+
+
+class HostCopies:
+    """Copies tensors of one device on a stream of its own, in order.
+
+    A copy has the content of the moment at which it was begun: the tensor is cloned on the current stream, where an
+    operation that changes it in place comes later. Without a clone the current stream would have to wait for the copy,
+    which takes some twenty times longer. A clone lives until its copy is complete; each new copy looks at the others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+        # A thread that waits for an event of CUDA takes a whole core, unless the event is a blocking one.
+        self._options = {"blocking": True} if device.type == "cuda" else {}
+        self._begun = deque[HostCopy]()
+        self._held = 0
+        self._lock = Lock()
+
+    def begin(self, tensor: Tensor, memory: Tensor | None = None) -> HostCopy:
+        """Begin to copy a tensor.
+
+        memory: [bytes of the tensor] uint8 of `host_memory`, where it is laid contiguously; by default new memory,
+                where it keeps its strides
+        """
+        with self._lock:
+            self._make_room(tensor.nbytes)
+            layout = torch.preserve_format if memory is None else torch.contiguous_format
+            clone = tensor.detach().clone(memory_format=layout)
+            if memory is None:
+                memory = host_memory(tensor.nbytes)
+            target = memory.view(clone.dtype).as_strided(clone.shape, clone.stride())
+            self._stream.wait_stream(self._module.current_stream(self._device))
+            with self._module.stream(self._stream):
+                target.copy_(clone, non_blocking=True)
+            ended = self._module.Event(**self._options)
+            ended.record(self._stream)
+            copy = HostCopy(target, clone, ended)
+            self._begun.append(copy)
+            self._held += target.nbytes
+            return copy
+
+    def _make_room(self, size: int) -> None:
+        """Release the clones of complete copies, and wait for the oldest ones while there is no room."""
+        while self._begun and (self._held + size > MOST_HELD or self._begun[0].is_complete()):
+            oldest = self._begun.popleft()
+            self._held -= oldest.tensor.nbytes
+            oldest.wait()
+
+
+def copies_of(tensor: Tensor) -> HostCopies | None:
+    """What copies the tensor without waiting; None if it has to be copied at once, such as a tensor on the CPU."""
+    if tensor.is_cpu or type(tensor) not in (Tensor, Parameter):
+        return None
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return None
+    return _copies_on(tensor.device)
+
+
+def copy_to_host(tensor: Tensor) -> HostCopy:
+    """A copy of the tensor with its strides; that of an accelerator's tensor is only begun."""
+    copies = copies_of(tensor)
+    return HostCopy(tensor.detach().to("cpu", copy=True)) if copies is None else copies.begin(tensor)
+
+
+def host_memory(size: int) -> Tensor:
+    """Pinned memory: [size] uint8 without content.
+
+    Where no memory can be pinned it is ordinary memory, to which copies wait for the device; a warning says so once.
+    """
+    with ordinary_tensors():
+        try:
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError as error:
+            _tell_waiting(reason(error))
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+@cache
+def _copies_on(device: torch.device) -> HostCopies | None:
+    try:
+        return HostCopies(device)
+    except (AttributeError, RuntimeError) as error:  # a device without streams
+        _tell_waiting(reason(error))
+        return None
+
+
+@cache
+def _tell_waiting(why: str) -> None:
+    warnings.warn(
+        f"copies from the device to the host wait for the device: {why}", HookrunWarning, stacklevel=2
+    )

@@ -1,0 +1,133 @@
+"""Copies on the host that are made while the program goes on: in themselves, of states and of offloaded tensors."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import second_device
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.store.background import Background
+from hookrun.values import host_copies
+from hookrun.values.host_copies import HostCopies, HostCopy, copy_to_host
+
+is_second = pytest.mark.skipif(os.environ.get("HOOKRUN_TEST_DEVICE", "second") != "second", reason="second")
+
+OFFLOAD = {"select": "*", "hook": "saved_tensors", "action": "offload", "to": "cpu"}
+CAST = {"select": "*", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
+
+
+def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.device) -> None:
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    moved = x.to(device)
+    copy = copy_to_host(moved)
+    moved.zero_()
+    assert torch.equal(copy.wait(), x)
+    assert copy.tensor.stride() == x.stride()
+    assert copy.is_complete()
+
+
+@is_second
+def test_clones_are_released_while_later_tensors_are_copied(device: torch.device) -> None:
+    copies, x = HostCopies(device), torch.ones(3).to(device)
+    clone = weakref.ref(copies.begin(x)._source)
+    for _ in range(3):
+        copies.begin(x)
+    assert clone() is None
+
+
+def test_a_state_is_written_with_the_content_at_the_call(device: torch.device) -> None:
+    """Training goes on while it is copied."""
+    weight, written = torch.zeros(4).to(device), list[list[float]]()
+    writing = Background("states")
+
+    def write(tensors: Mapping[str, Tensor]) -> None:
+        written.append([*tensors["weight"].tolist(), *tensors["part"].tolist()])
+
+    for number in range(10):
+        weight += 1
+        with second_device.watch() as seen:
+            writing.write("state", {"weight": weight, "part": weight[:1]}, write)
+        assert not seen.waits, seen
+        if number % 3 == 0:
+            writing.wait()
+    writing.close()
+    assert written == [[number] * 5 for number in (1.0, 4.0, 7.0, 10.0)]
+
+
+class InPlace(nn.Module):
+    """Saves tensors for its backward, and changes some of them in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.conv(x)))
+        return self.out(nn.functional.gelu(x).mean((2, 3))).square()
+
+
+def gradients(device: torch.device | str, *hooks: dict[str, Any]) -> tuple[list[Tensor], second_device.Seen]:
+    """The gradients of all parameters, and what the second device has seen in a second step."""
+    torch.manual_seed(0)
+    model, x = InPlace().to(device), torch.randn(4, 3, 10, 10).to(device)
+    with hookrun.hooked(model, {f"hook{number}": hook for number, hook in enumerate(hooks)}):
+        for _ in range(2):
+            model.zero_grad()
+            with second_device.watch() as seen:
+                model(x).sum().backward()
+    return [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None], seen
+
+
+@pytest.mark.filterwarnings("ignore:.*never fired")
+@pytest.mark.parametrize(
+    "hooks", [[OFFLOAD], [OFFLOAD, CAST], [CAST, OFFLOAD]], ids=["alone", "first", "last"]
+)
+def test_gradients_of_offloaded_tensors_are_those_of_the_cpu(
+    device: torch.device, hooks: list[dict[str, Any]]
+) -> None:
+    """Alone, and together with a hook that reads or made what is offloaded."""
+    expected, _ = gradients("cpu", *hooks)
+    found, _ = gradients(device, *hooks)
+    assert len(found) == len(expected) == 6
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-3, rtol=1e-3)
+
+
+@is_second
+@pytest.mark.filterwarnings("ignore:.*never fired")
+def test_offloading_does_not_wait_for_the_device(device: torch.device) -> None:
+    _, seen = gradients(device, OFFLOAD)
+    assert not seen.waits, seen
+    assert not seen.uploads, seen
+    assert len(seen) > 4
+
+
+@is_second
+@pytest.mark.filterwarnings("ignore:.*never fired")
+def test_offloaded_tensors_that_are_read_too_early_are_noticed(device: torch.device, monkeypatch) -> None:
+    expected, _ = gradients("cpu", OFFLOAD)
+    monkeypatch.setattr(HostCopy, "wait_on", lambda self, device: None)
+    found, _ = gradients(device, OFFLOAD)
+    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(found, expected, strict=True))
+
+
+@is_second
+def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeypatch) -> None:
+    """A tensor above it waits until it is the only one."""
+    monkeypatch.setattr(host_copies, "MOST_HELD", 1_000)
+    monkeypatch.setattr(second_device.Event, "query", lambda self: False)
+    copies, small, large = HostCopies(device), torch.zeros(100).to(device), torch.zeros(1_000).to(device)
+    begun = [copies.begin(small) for _ in range(3)]
+    assert [copy._source is None for copy in begun] == [True, False, False]
+    begun.append(copies.begin(large))
+    assert [copy._source is None for copy in begun] == [True, True, True, False]
+    begun.append(copies.begin(small))
+    assert [copy._source is None for copy in begun] == [True, True, True, True, False]
