@@ -1,6 +1,4 @@
-# ruff: noqa: E501, SIM115
-# mypy: ignore-errors
-"""A second device for machines without a GPU: tensors of device `second`, computed by the CPU, that behave as CUDA's do.
+"""A second device for machines without a GPU: tensors of device `second`, computed by the CPU, that behave as CUDA's.
 
 It finds what tests on the CPU cannot: a mask or generator on the wrong device, values that were never moved, `.numpy()`
 of a device's tensor, a copy read before it has arrived, waits in a hot path, rows that stay in the device's memory.
@@ -12,186 +10,153 @@ of a device's tensor, a copy read before it has arrived, waits in a hot path, ro
     second_device.allocated(), second_device.peak()     # bytes of living storages
 
 For another process, `autoload(folder)` writes what makes `import torch` install it; put the folder on PYTHONPATH. Then
-`hookrun compute.device=second` works, and `auto` chooses it. With SECOND_DEVICE_LOG=FILE that process appends each wait,
-upload and late copy as `kind<TAB>what<TAB>where` when it ends.
+`hookrun compute.device=second` works, and `auto` chooses it. With SECOND_DEVICE_LOG=FILE that process appends each
+wait, upload and late copy as `kind<TAB>what<TAB>where` when it ends.
 
 As on CUDA: operators refuse tensors of the CPU, except one [] tensor where TensorIterator allows it (arithmetic and
 comparison of two, not clamp, cat, stack), indices of x[i], and copies. Generators of the CPU are refused. A copy to the
-host with non_blocking=True goes to pinned memory and arrives late: until an event or stream of this device is waited for,
-or any other wait, the host's tensor holds bytes 0xA5. Seeds give other numbers than on the CPU. GradScaler, autocast,
-fused and foreach optimizers, pinned memory, torch.save and torch.load, deepcopy, float64 and complex work.
+host with non_blocking=True goes to pinned memory and arrives late: until an event or stream of this device is waited
+for, or any other wait, the host's tensor holds bytes 0xA5. Seeds give other numbers than on the CPU. GradScaler,
+autocast, fused and foreach optimizers, pinned memory, torch.save and torch.load, deepcopy, float64 and complex work.
 
-Not as on CUDA: one device only (autograd allows a Python backend no second index); kernels run at once and in order (no
-races between streams); no Inductor, CUDA graphs, NCCL, memory limit; a generator of this device is accepted by operators
-of the CPU; numbers are the CPU's up to rounding (1e-6),
-since some operators take other kernels. Written with torch 2.14; older versions were not tried.
+Not as on CUDA: one device only (autograd allows a Python backend no second index); kernels run at once and in order
+(no races between streams); no Inductor, CUDA graphs, NCCL, memory limit; a generator of this device is accepted by
+operators of the CPU; numbers are the CPU's up to rounding (1e-6), since some operators take other kernels. Written with
+torch 2.14; older versions were not tried.
 """
+
+from __future__ import annotations
 
 import atexit
 import functools
 import os
-import pathlib
 import sys
 import threading
 import types
 from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
-NAME, CPU, aten = "second", torch.device("cpu"), torch.ops.aten
-ON_CPU, AUTOCAST = (
-    torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, k)) for k in ("CPU", "AutocastPrivateUse1")
+NAME = "second"
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__["AutocastPrivateUse1"])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+INDEXED = _names("index _unsafe_index index_put index_put_ _index_put_impl_ _unsafe_index_put")
+"""Operators that take indices of the CPU."""
+
+SCALARS = _names(
+    """
+    add sub rsub mul div floor_divide true_divide pow fmod remainder maximum minimum fmax fmin atan2 copysign hypot
+    xlogy logaddexp logaddexp2 nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or
+    bitwise_xor heaviside gcd lcm where masked_fill fill lerp float_power
+    """
 )
-INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"}
-SCALARS = set(
-    [
-        "add",
-        "sub",
-        "rsub",
-        "mul",
-        "div",
-        "floor_divide",
-        "true_divide",
-        "pow",
-        "fmod",
-        "remainder",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "atan2",
-        "copysign",
-        "hypot",
-        "xlogy",
-        "logaddexp",
-        "logaddexp2",
-        "nextafter",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "heaviside",
-        "gcd",
-        "lcm",
-        "where",
-        "masked_fill",
-        "fill",
-        "lerp",
-        "float_power",
-    ]
+"""Operators that take one [] tensor of the CPU."""
+
+WAITS = _names(
+    """
+    _local_scalar_dense nonzero masked_select equal _unique2 unique_consecutive unique_dim repeat_interleave bincount
+    is_nonzero histc _linalg_check_errors
+    """
 )
-WAITS = set(
-    [
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "equal",
-        "_unique2",
-        "unique_consecutive",
-        "unique_dim",
-        "repeat_interleave",
-        "bincount",
-        "is_nonzero",
-        "histc",
-        "_linalg_check_errors",
-    ]
+"""Operators whose result, or its shape, the host has to know."""
+
+HALF = _names(
+    """
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul mm bmm mv linear addmm addmv addbmm
+    baddbmm einsum scaled_dot_product_attention prelu
+    """
 )
-HALF = [
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "matmul",
-    "mm",
-    "bmm",
-    "mv",
-    "linear",
-    "addmm",
-    "addmv",
-    "addbmm",
-    "baddbmm",
-    "einsum",
-    "scaled_dot_product_attention",
-    "prelu",
-]
-FULL = [
-    "exp",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "pow",
-    "rsqrt",
-    "softplus",
-    "cumsum",
-    "cumprod",
-    "sum",
-    "prod",
-    "norm",
-    "layer_norm",
-    "group_norm",
-    "softmax",
-    "log_softmax",
-    "nll_loss",
-    "cross_entropy_loss",
-    "mse_loss",
-    "smooth_l1_loss",
-    "kl_div",
-    "cosine_similarity",
-    "dist",
-    "renorm",
-]
-_libs, _logs, _late, _held, _pinned, _generators = [], [], deque(), {}, {}, {}
+"""Operators that autocast runs in half precision."""
+
+FULL = _names(
+    """
+    exp log log2 log10 log1p pow rsqrt softplus cumsum cumprod sum prod norm layer_norm group_norm softmax log_softmax
+    nll_loss cross_entropy_loss mse_loss smooth_l1_loss kl_div cosine_similarity dist renorm
+    """
+)
+"""Operators that autocast runs in float32."""
+
+FACTORIES = _names("empty empty_like empty_strided zeros zeros_like ones full rand randn")
+"""Functions of torch that take `pin_memory`."""
+
+_libs: list[Any] = []
+_logs: list[Seen] = []
+_late: deque[tuple[Tensor, Tensor]] = deque()
+_order = threading.RLock()
+"""Copies arrive one after the other, also if several threads wait."""
+"""(tensor of the host, its value) of each copy under way."""
+_held: dict[int, tuple[StorageWeakRef, Any]] = {}
+"""Address -> the device's storage there, and the storage of the CPU whose memory it is."""
+_pinned: dict[int, StorageWeakRef] = {}
+_generators: dict[int, Generator] = {}
 _live = {"bytes": 0, "peak": 0, "new": 0}
-_order = threading.RLock()  # copies arrive one after the other, also if several threads wait
+_default: Generator
 
 
-class Seen(list):
-    """The events (kind, what, where) of a `watch`. kinds: wait, upload (a copy from pageable memory or blocking), late."""
+class Seen(list[tuple[str, str, str]]):
+    """The events (kind, what, where) of a `watch`.
 
-    waits = property(lambda self: [(what, where) for kind, what, where in self if kind == "wait"])
-    uploads = property(lambda self: [(what, where) for kind, what, where in self if kind == "upload"])
+    kinds: wait; upload, a copy from pageable memory or a blocking one; late, a copy to the host that arrives later
+    """
 
-    def __repr__(self):
-        return "\n".join(
-            f"{n} x {kind} {what} at {where}" for (kind, what, where), n in Counter(self).most_common()
-        )
+    @property
+    def waits(self) -> list[tuple[str, str]]:
+        """(what, where) of each wait of the host."""
+        return self._of("wait")
+
+    @property
+    def uploads(self) -> list[tuple[str, str]]:
+        """(what, where) of each copy to the device for which the host waits."""
+        return self._of("upload")
+
+    def _of(self, wanted: str) -> list[tuple[str, str]]:
+        return [(what, where) for kind, what, where in self if kind == wanted]
+
+    def __repr__(self) -> str:
+        counts = Counter(self).most_common()
+        return "\n".join(f"{n} x {kind} {what} at {where}" for (kind, what, where), n in counts)
 
 
 @contextmanager
-def watch():
+def watch() -> Iterator[Seen]:
     """Collects the block's waits, uploads and late copies."""
-    _logs.append(seen := Seen())
+    seen = Seen()
+    _logs.append(seen)
     yield seen
     _logs[:] = [log for log in _logs if log is not seen]
 
 
-def _tell(kind, what):
-    frame, inner = (
-        sys._getframe(1),
-        (os.path.dirname(torch.__file__), __file__, "<frozen", os.__file__[:-5] + "contextlib"),
-    )
-    while _logs and frame.f_back and frame.f_code.co_filename.startswith(inner):
+INNER = (str(Path(torch.__file__).parent), __file__, "<frozen", os.__file__[:-5] + "contextlib")
+"""Where the files begin that are not the place of an event."""
+
+
+def _tell(kind: str, what: str) -> None:
+    if not _logs:
+        return
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(INNER):
         frame = frame.f_back
-    where = f"{'/'.join(pathlib.Path(frame.f_code.co_filename).parts[-3:])}:{frame.f_lineno}" if _logs else ""
+    where = f"{'/'.join(Path(frame.f_code.co_filename).parts[-3:])}:{frame.f_lineno}"
     for log in _logs:
         log.append((kind, what, where))
 
 
-def _arrive(count=None, told=None):
+def _arrive(count: int | None = None, told: str | None = None) -> None:
     """The oldest copies to the host arrive, by default all. told: why the host waits."""
     if told:
         _tell("wait", told)
@@ -201,16 +166,16 @@ def _arrive(count=None, told=None):
             target.copy_(value)
 
 
-# Memory: a storage of this device is a second name for the memory of a storage of the CPU, which is held while it lives.
-def allocated():
+# Memory: a storage of this device is a second name for the memory of a storage of the CPU, held while it lives.
+def allocated() -> int:
     """Bytes of the device's living storages."""
-    for address in [a for a, (ref, _) in _held.items() if ref.expired()]:
+    for address in [address for address, (ref, _) in _held.items() if ref.expired()]:
         _live["bytes"] -= _held.pop(address)[1].nbytes()
     _live["new"] = 0
     return _live["bytes"]
 
 
-def peak(reset=False):
+def peak(reset: bool = False) -> int:
     """The most bytes that lived at once since the last reset; what dies is noted after 64 allocations at the latest."""
     now = allocated()
     highest = max(_live["peak"], now)
@@ -218,100 +183,123 @@ def peak(reset=False):
     return highest
 
 
-def _storage(host):
-    made = torch._C._construct_storage_from_data_pointer(
-        host.data_ptr(), torch.device(NAME, 0), host.nbytes()
-    )
+def _storage(host: Any) -> Any:
+    """A storage of the device in the memory of one of the CPU."""
+    address = host.data_ptr()
+    made = torch._C._construct_storage_from_data_pointer(address, torch.device(NAME, 0), host.nbytes())
     _live["new"] += 1
     if host.nbytes():
-        _live["bytes"] += host.nbytes() - (
-            _held[host.data_ptr()][1].nbytes() if host.data_ptr() in _held else 0
-        )
-        _held[host.data_ptr()] = StorageWeakRef(made), host
+        before = _held[address][1].nbytes() if address in _held else 0
+        _live["bytes"] += host.nbytes() - before
+        _held[address] = StorageWeakRef(made), host
     if _live["new"] > 64 or _live["bytes"] > _live["peak"]:
         _live["peak"] = max(_live["peak"], allocated())
     return made
 
 
-def _set(t, storage, like):
+def _set(tensor: Tensor, storage: Any, like: Tensor) -> Any:
     form = like.storage_offset(), like.size(), like.stride()
-    return aten.set_.source_Storage_storage_offset.redispatch(ON_CPU, t, storage, *form)
+    return aten.set_.source_Storage_storage_offset.redispatch(ON_CPU, tensor, storage, *form)
 
 
-def _wrapped(t, own=()):
+def _wrapped(value: Tensor, own: Sequence[Tensor] = ()) -> Any:
     """A result of the CPU as a tensor of this device, in the storage of the argument whose memory it has."""
-    mine = [
-        o.untyped_storage()
-        for o in own
-        if o.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() != 0
-    ]
-    return _set(
-        torch._C._acc.create_empty_tensor((0,), t.dtype), (mine or [_storage(t.untyped_storage())])[0], t
-    )
+    address = value.untyped_storage().data_ptr()
+    storage = None
+    for tensor in own:
+        if address and storage is None and tensor.untyped_storage().data_ptr() == address:
+            storage = tensor.untyped_storage()
+    if storage is None:
+        storage = _storage(value.untyped_storage())
+    return _set(torch._C._acc.create_empty_tensor((0,), value.dtype), storage, value)
 
 
-def _host(t):
+def _host(tensor: Tensor) -> Tensor:
     """A tensor of the CPU over the same memory."""
-    s = t.untyped_storage()
-    s = torch._C._construct_storage_from_data_pointer(s.data_ptr(), CPU, s.nbytes())
-    out = torch.empty(0, dtype=t.dtype, device=CPU).set_(s, t.storage_offset(), t.size(), t.stride())
-    return torch._neg_view(out) if t.is_neg() else out.conj() if t.is_conj() else out
+    mine = tensor.untyped_storage()
+    storage: Any = torch._C._construct_storage_from_data_pointer(mine.data_ptr(), CPU, mine.nbytes())
+    empty = torch.empty(0, dtype=tensor.dtype, device=CPU)
+    out = empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    if tensor.is_neg():
+        return torch._neg_view(out)
+    return out.conj() if tensor.is_conj() else out
 
 
-def _here(t):
-    return isinstance(t, torch.Tensor) and t.device.type == NAME
+def _here(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == NAME
 
 
 # Operators
-def _check(op, name, tensors):
-    strange = [t for t in tensors if not _here(t)]
+def _check(op: Any, name: str, tensors: list[Tensor]) -> None:
+    """RuntimeError if tensors of the CPU are among those that the device has to read."""
+    strange = [tensor for tensor in tensors if not _here(tensor)]
     if not strange or (name in INDEXED and _here(tensors[0])):
-        return [_tell("upload", f"{name} by an index of the CPU") for _ in strange]
-    if len(strange) > 1 or strange[0].dim() or name.removeprefix("_foreach_").rstrip("_") not in SCALARS:
-        found = " and ".join(sorted({str(t.device) for t in tensors}))
+        for _ in strange:
+            _tell("upload", f"{name} by an index of the CPU")
+        return
+    takes_scalar = name.removeprefix("_foreach_").rstrip("_") in SCALARS
+    if len(strange) > 1 or strange[0].dim() or not takes_scalar:
+        found = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found {found} (when calling {op})"
         )
 
 
-def _kernel(op, *args, **kwargs):
+def _is_waited_for(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether the host has to know the operator's result: also of an index by a mask."""
+    if name in WAITS:
+        return True
+    masks = (torch.bool, torch.uint8)
+    return name in INDEXED and any(getattr(index, "dtype", None) in masks for index in args[1])
+
+
+def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator: the CPU's, over the same memory."""
-    schema, name = op._schema, op._schema.name.removeprefix("aten::")
-    if name == "set_" or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
-        return op.redispatch(ON_CPU, *args, **kwargs)  # a view: only metadata
-    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+    schema = op._schema
+    name = schema.name.removeprefix("aten::")
+    views = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+    if name == "set_" or views:
+        return op.redispatch(ON_CPU, *args, **kwargs)  # only metadata
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
     _check(op, name, tensors)
-    if name in WAITS or (
-        name in INDEXED and any(getattr(t, "dtype", 0) in (torch.bool, torch.uint8) for t in args[1])
-    ):
+    if _is_waited_for(name, args):
         _arrive(told=name)
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    host = {
-        id(t): torch.empty_like(_host(t)) if writes and not t.numel() else _host(t)
-        for t in tensors
-        if _here(t)
-    }
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch._C.Generator)]
+    writes = any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
+    own = [tensor for tensor in tensors if _here(tensor)]
+    host = dict[int, Tensor]()
+    for tensor in own:
+        value = _host(tensor)
+        host[id(tensor)] = torch.empty_like(value) if writes and not tensor.numel() else value
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, _Own)]
     if given and given[0]._cdata not in _generators:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
 
-    def away(x):
-        return CPU if isinstance(x, torch.device) and x.type == NAME else host.get(id(x), x)
+    def away(value: Any) -> Any:
+        if isinstance(value, torch.device) and value.type == NAME:
+            return CPU
+        return host.get(id(value), value)
 
     args, kwargs = tree_map(away, (args, kwargs))
     kwargs.pop("pin_memory", None)
-    with _drawing() if torch.Tag.nondeterministic_seeded in op.tags and not given else nullcontext():
+    draws = torch.Tag.nondeterministic_seeded in op.tags and not given
+    with _drawing() if draws else nullcontext():
         out = op(*args, **kwargs)
-    own = [t for t in tensors if _here(t)]
-    for t in own:
-        if (t.shape, t.stride()) != ((h := host[id(t)]).shape, h.stride()):  # it was resized
-            _set(t, _storage((h := h.clone()).untyped_storage()), h)
-    same = {id(host[id(t)]): t for t in own}
-    return tree_map_only(torch.Tensor, lambda t: same[id(t)] if id(t) in same else _wrapped(t, own), out)
+    for tensor in own:
+        value = host[id(tensor)]
+        if (tensor.shape, tensor.stride()) != (value.shape, value.stride()):  # it was resized
+            value = value.clone()
+            host[id(tensor)] = value
+            _set(tensor, _storage(value.untyped_storage()), value)
+    same = {id(host[id(tensor)]): tensor for tensor in own}
+
+    def back(value: Tensor) -> Any:
+        return same[id(value)] if id(value) in same else _wrapped(value, own)
+
+    return tree_map_only(Tensor, back, out)
 
 
 @contextmanager
-def _drawing():
+def _drawing() -> Iterator[None]:
     """Operators without a generator draw from this device's own."""
     kept = torch.default_generator.get_state()
     torch.default_generator.set_state(_default.get_state())
@@ -320,7 +308,7 @@ def _drawing():
     torch.default_generator.set_state(kept)
 
 
-def _copy(target, source, non_blocking=False):
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if _here(target):
         if not _here(source) and not (non_blocking and _is_pinned(source)):
             _tell("upload", "from pageable memory" if non_blocking else "a blocking copy")
@@ -329,7 +317,8 @@ def _copy(target, source, non_blocking=False):
         _tell("late", "a copy to the host")
         with _order:
             _late.append((target.detach(), _host(source).clone()))
-            target.detach().unsqueeze(0).view(torch.uint8).fill_(0xA5) if target.is_contiguous() else None
+            if target.is_contiguous():
+                target.detach().unsqueeze(0).view(torch.uint8).fill_(0xA5)
     else:
         _arrive(told="a copy to the host")
         target.copy_(_host(source))
@@ -337,148 +326,194 @@ def _copy(target, source, non_blocking=False):
 
 
 def _to_copy(
-    x, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None
-):
-    value, device, form = (
-        _host(x) if _here(x) else x,
-        device or x.device,
-        memory_format or torch.preserve_format,
-    )
+    x: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    value = _host(x) if _here(x) else x
+    device = device or x.device
     if device.type == NAME and _here(x):
-        return _wrapped(aten._to_copy(value, dtype=dtype, memory_format=memory_format))
+        form = memory_format or torch.preserve_format
+        return _wrapped(aten._to_copy(value, dtype=dtype, memory_format=form))
     out = torch.empty_like(
-        value, dtype=dtype or x.dtype, memory_format=form, device="meta" if device.type == "meta" else CPU
+        value,
+        dtype=dtype or x.dtype,
+        memory_format=memory_format or torch.preserve_format,
+        device="meta" if device.type == "meta" else CPU,
     )
     if device.type == "meta":
         return out
-    return _copy(
-        _wrapped(out) if device.type == NAME else _pin(out) if non_blocking else out, x, non_blocking
-    )
+    if device.type == NAME:
+        out = _wrapped(out)
+    elif non_blocking:
+        out = _pin(out)
+    return _copy(out, x, non_blocking)
 
 
-def _is_pinned(x, device=None):
-    return (ref := _pinned.get(x.untyped_storage().data_ptr())) is not None and not ref.expired()
+def _is_pinned(x: Tensor, device: Any = None) -> bool:
+    ref = _pinned.get(x.untyped_storage().data_ptr())
+    return ref is not None and not ref.expired()
 
 
-def _pin(x, device=None):
+def _pin(x: Tensor, device: Any = None) -> Tensor:
     if not _is_pinned(x):
         x = x.clone()
-        for old in [a for a, ref in _pinned.items() if ref.expired()]:
+        for old in [address for address, ref in _pinned.items() if ref.expired()]:
             del _pinned[old]
         _pinned[x.untyped_storage().data_ptr()] = StorageWeakRef(x.untyped_storage())
     return x
 
 
-def _with_pinning(make):
-    return functools.wraps(make)(
-        lambda *a, pin_memory=False, **k: _pin(make(*a, **k)) if pin_memory else make(*a, **k)
-    )
+def _with_pinning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        out = make(*args, **kwargs)
+        return _pin(out) if pin_memory else out
+
+    return made
 
 
-def _convolution(*args):
-    return _wrapped(aten.convolution(*tree_map_only(torch.Tensor, _host, args)))
+def _convolution(*args: Any) -> Any:
+    return _wrapped(aten.convolution(*tree_map_only(Tensor, _host, args)))
 
 
-def _convolution_backward(grad, x, weight, *rest):
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Any, ...]:
     found = aten.convolution_backward(_host(grad), _host(x), _host(weight), [grad.shape[1]], *rest)
-    return tuple(None if t is None else _wrapped(t) for t in found)
+    return tuple(None if value is None else _wrapped(value) for value in found)
 
 
-def _recurrent(name, *args):
+def _recurrent(name: str, *args: Any) -> Any:
     from torch._decomp import decomposition_table
 
     return decomposition_table[getattr(aten, name).input](*args)
 
 
-def _cast(op, dtype, *args, **kwargs):
+def _cast(op: Any, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
     to = dtype or torch.get_autocast_dtype(NAME)
 
-    def fits(t):
-        return t.to(to) if _here(t) and t.is_floating_point() and t.dtype != torch.float64 else t
+    def fits(value: Tensor) -> Tensor:
+        casts = _here(value) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(to) if casts else value
 
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
-        return op(*tree_map_only(torch.Tensor, fits, args), **tree_map_only(torch.Tensor, fits, kwargs))
+        return op(*tree_map_only(Tensor, fits, args), **tree_map_only(Tensor, fits, kwargs))
 
 
 # torch.second
-class Generator(torch._C.Generator):
+_Own: Any = torch._C.Generator  # its type leaves out what is used here
+
+
+class Generator(_Own):  # type: ignore[misc]
     """torch.Generator, also for this device."""
 
-    def __new__(cls, device="cpu"):
+    seeded: int
+
+    def __new__(cls, device: Any = "cpu") -> Self:
         here = torch.device(device).type == NAME
-        self = super().__new__(cls, CPU if here else device)
+        self: Self = super().__new__(cls, CPU if here else device)
         if here:
             _generators[self._cdata] = self
             self.manual_seed(torch.initial_seed())
         return self
 
-    device = property(
-        lambda self: (
-            torch.device(NAME, 0) if self._cdata in _generators else torch._C.Generator.device.__get__(self)
-        )
-    )
+    @property
+    def device(self) -> torch.device:
+        """The device on which operators draw with it."""
+        own: torch.device = _Own.device.__get__(self)
+        return torch.device(NAME, 0) if self._cdata in _generators else own
 
-    def manual_seed(self, seed):
+    def manual_seed(self, seed: int) -> Self:
+        """Another sequence of numbers than the CPU's from the same seed."""
         super().manual_seed((seed ^ 0x5EC0D) if self._cdata in _generators else seed)
         self.seeded = seed
         return self
 
-    def initial_seed(self):
-        return self.seeded if self._cdata in _generators else super().initial_seed()
+    def initial_seed(self) -> int:
+        """The last seed."""
+        own: int = super().initial_seed()
+        return self.seeded if self._cdata in _generators else own
 
 
 class Stream:
     """All work is in order. Also the context managers of `torch.second`."""
 
-    device = property(lambda self: torch.device(NAME, 0))
-    wait_stream = wait_event = __exit__ = lambda self, *given: None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._of: list[Tensor] = []
 
-    def __init__(self, *args, **kwargs):
-        self._of = []
+    @property
+    def device(self) -> torch.device:
+        """The device of the stream."""
+        return torch.device(NAME, 0)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def record_event(self, event=None):
+    def __exit__(self, *given: object) -> None:
+        return None
+
+    def wait_stream(self, stream: Any = None) -> None:
+        """Nothing: work is in order."""
+
+    def wait_event(self, event: Any = None) -> None:
+        """Nothing: work is in order."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event behind the copies that are under way."""
         return (event or Event()).record(self)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
+        """Wait for all copies."""
         _arrive(told="Stream.synchronize")
 
-    def query(self):
+    def query(self) -> bool:
+        """Whether no copy is under way."""
         return not _late
 
 
 class Event(Stream):
     """Knows the copies that were under way when it was recorded; each `query` lets one of them arrive."""
 
-    def wait(self, stream=None):
-        """The device waits, not the host: what the device reads of the host's memory afterwards has arrived."""
+    def wait(self, stream: Any = None) -> None:
+        """The device waits, not the host: what it reads of the host's memory afterwards has arrived."""
         with _order:
             _arrive(self._count())
 
-    def elapsed_time(self, other):
+    def elapsed_time(self, other: Any) -> float:
+        """0 ms."""
         return 0.0
 
-    def record(self, stream=None):
+    def record(self, stream: Any = None) -> Self:
+        """Note the copies that are under way."""
         with _order:
             self._of = [target for target, _ in _late]
         return self
 
-    def _count(self):
-        return max((i for i, (t, _) in enumerate(_late, 1) if any(t is mine for mine in self._of)), default=0)
+    def _count(self) -> int:
+        """How many of the oldest copies have to arrive until all of its own have."""
+        count = 0
+        for number, (target, _) in enumerate(_late, 1):
+            if any(target is mine for mine in self._of):
+                count = number
+        return count
 
-    def query(self):
+    def query(self) -> bool:
+        """Whether its copies have arrived."""
         with _order:
             _arrive(min(1, self._count()))
             return not self._count()
 
-    def synchronize(self):
+    def synchronize(self) -> None:
+        """Wait for its copies."""
         with _order:
             _arrive(self._count(), told="Event.synchronize")
 
 
-def _module():
+def _module() -> types.SimpleNamespace:
     one = Stream()
     return types.SimpleNamespace(
         is_available=lambda: True,
@@ -512,85 +547,92 @@ def _module():
     )
 
 
-def install():
+def install() -> None:
     """Registers the device, once per process."""
     global _default
     if _libs:
         return
     from torch.utils import backend_registration as known
 
-    every, ours = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    _libs.extend((every, ours, hook := known._DummyPrivateUse1Hook(), guard := known._DummyDeviceGuard()))
-    known._setup_privateuseone_for_python_backend(NAME, module := _module(), hook, guard)
-    torch.Generator, _default = Generator, Generator(NAME)
+    module = _module()
+    hook = known._DummyPrivateUse1Hook()
+    guard = known._DummyDeviceGuard()
+    every = torch.library.Library("_", "IMPL")
+    ours = torch.library.Library("aten", "IMPL")
+    _libs.extend((every, ours, hook, guard))
+    known._setup_privateuseone_for_python_backend(NAME, module, hook, guard)
+    torch.Generator = Generator  # type: ignore[misc]
+    _default = Generator(NAME)
     module.default_generators = (_default,)
     every.fallback(_kernel, "PrivateUse1")
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    _register_kernels(ours)
+    _register_casts(ours)
+    for name in FACTORIES:
+        setattr(torch, name, _with_pinning(getattr(torch, name)))
+    torch.UntypedStorage.to = _moving(torch.UntypedStorage.to)  # type: ignore[method-assign]
 
-    def away(source, target, non_blocking=False):
+
+def _register_kernels(ours: torch.library.Library) -> None:
+    def away(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         return _copy(target, source, non_blocking)
 
-    for name, kernel in dict(
-        copy_=_copy,
-        _copy_from=away,
-        _to_copy=_to_copy,
-        convolution_overrideable=_convolution,
-        convolution_backward_overrideable=_convolution_backward,
-    ).items():
+    kernels: dict[str, Callable[..., Any]] = {
+        "copy_": _copy,
+        "_copy_from": away,
+        "_to_copy": _to_copy,
+        "convolution_overrideable": _convolution,
+        "convolution_backward_overrideable": _convolution_backward,
+    }
+    for name, kernel in kernels.items():
         ours.impl(name, kernel, "PrivateUse1")
     for name in ("lstm", "gru"):
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             ours.impl(f"{name}.input", functools.partial(_recurrent, name), key)
     ours.impl("_pin_memory", _pin, "CPU")
     ours.impl("is_pinned", _is_pinned, "CPU")
+
+
+def _register_casts(ours: torch.library.Library) -> None:
     for name in HALF + FULL:
+        dtype = torch.float32 if name in FULL else None
         for overload in getattr(aten, name).overloads():
             op = getattr(getattr(aten, name), overload)
             if "out" not in overload and "Dimname" not in str(op._schema):
-                ours.impl(
-                    op.name(),
-                    functools.partial(_cast, op, torch.float32 if name in FULL else None),
-                    "AutocastPrivateUse1",
-                )
-    for name in (
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "zeros",
-        "zeros_like",
-        "ones",
-        "full",
-        "rand",
-        "randn",
-    ):
-        setattr(torch, name, _with_pinning(getattr(torch, name)))
-    to = torch.UntypedStorage.to
-
-    def moved(self, *, device, non_blocking=False):
-        def bytes_of():
-            return torch.empty(0, dtype=torch.uint8, device=CPU).set_(
-                self
-            )  # torch has no allocator for this device
-
-        here = torch.device(device).type == NAME != self.device.type
-        return (
-            bytes_of().to(NAME).untyped_storage()
-            if here
-            else to(self, device=device, non_blocking=non_blocking)
-        )
-
-    torch.UntypedStorage.to = moved
+                ours.impl(op.name(), functools.partial(_cast, op, dtype), "AutocastPrivateUse1")
 
 
-def autoload(folder):
+def _moving(to: Callable[..., Any]) -> Callable[..., Any]:
+    """`UntypedStorage.to`, also to this device, for which torch has no allocator."""
+
+    def moved(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        if torch.device(device).type == NAME != self.device.type:
+            return torch.empty(0, dtype=torch.uint8, device=CPU).set_(self).to(NAME).untyped_storage()
+        return to(self, device=device, non_blocking=non_blocking)
+
+    return moved
+
+
+def autoload(folder: str | os.PathLike[str]) -> None:
     """Makes `import torch` install the device in processes with the folder on PYTHONPATH; this file is copied there."""
-    info = pathlib.Path(folder) / "second_device-0.dist-info"
+    info = Path(folder) / "second_device-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: second_device\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[torch.backends]\nsecond = second_device:install\n")
-    (pathlib.Path(folder) / "second_device.py").write_bytes(pathlib.Path(__file__).read_bytes())
+    (Path(folder) / "second_device.py").write_bytes(Path(__file__).read_bytes())
 
 
-if log := os.environ.get("SECOND_DEVICE_LOG"):
-    _logs.append(_all := Seen())
-    atexit.register(lambda: open(log, "a").writelines("\t".join(event) + "\n" for event in _all))
+def _log_everything(path: str) -> None:
+    """Append the events of the whole process to a file when the process ends."""
+    seen = Seen()
+    _logs.append(seen)
+
+    def written() -> None:
+        with open(path, "a") as file:
+            file.writelines("\t".join(event) + "\n" for event in seen)
+
+    atexit.register(written)
+
+
+if "SECOND_DEVICE_LOG" in os.environ:
+    _log_everything(os.environ["SECOND_DEVICE_LOG"])
