@@ -21,8 +21,8 @@ autocast, fused and foreach optimizers, pinned memory, torch.save and torch.load
 
 Not as on CUDA: one device only (autograd allows a Python backend no second index); kernels run at once and in order
 (no races between streams); no Inductor, CUDA graphs, NCCL, memory limit; a generator of this device is accepted by
-operators of the CPU; numbers are the CPU's up to rounding (1e-6), since some operators take other kernels. Written with
-torch 2.14; older versions were not tried.
+operators of the CPU; numbers are the CPU's up to rounding (1e-6), since some operators take other kernels; an exception
+in a hook on a tensor of a backward pass ends the process. Written with torch 2.14; older versions were not tried.
 """
 
 from __future__ import annotations
