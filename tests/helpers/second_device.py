@@ -249,6 +249,15 @@ def _is_waited_for(name: str, args: tuple[Any, ...]) -> bool:
     return name in INDEXED and any(getattr(index, "dtype", None) in masks for index in args[1])
 
 
+def _with_tensors(schema: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with tensors where torch gives a number for one, as in `x % 2`."""
+    found = list(args)
+    for place, (value, argument) in enumerate(zip(args, schema.arguments, strict=False)):
+        if isinstance(value, int | float | complex) and str(argument.type) == "Tensor":
+            found[place] = torch.tensor(value, device=CPU)
+    return tuple(found)
+
+
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator: the CPU's, over the same memory."""
     schema = op._schema
@@ -275,7 +284,7 @@ def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
             return CPU
         return host.get(id(value), value)
 
-    args, kwargs = tree_map(away, (args, kwargs))
+    args, kwargs = tree_map(away, (_with_tensors(schema, args), kwargs))
     kwargs.pop("pin_memory", None)
     draws = torch.Tag.nondeterministic_seeded in op.tags and not given
     with _drawing() if draws else nullcontext():
