@@ -141,7 +141,8 @@ class Action(Section):
     uses:        the members `args`, `generator`, `drawn`, `flipped` and `keep` of the site that it uses; for random
                  numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
     does:        what else it does. `freeze`: its modules' parameters require no gradient afterwards; `skip`: its
-                 module's forward is not called; `stop`: nothing after its module is computed
+                 module's forward is not called; `stop`: nothing after its module is computed; `pack`: a saved tensor
+                 is stored in another form, whole
     """
 
     action_name: ClassVar[str]
@@ -149,7 +150,7 @@ class Action(Section):
     observes: ClassVar[bool] = False
     scope: ClassVar[Literal["tensor", "value", "together", "module"]] = "tensor"
     uses: ClassVar[Collection[str]] = ()
-    does: ClassVar[Literal["freeze", "skip", "stop"] | None] = None
+    does: ClassVar[Literal["freeze", "skip", "stop", "pack"] | None] = None
 
     @abstractmethod
     def build(self, site: HookSite) -> Edit:

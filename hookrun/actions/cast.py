@@ -21,6 +21,7 @@ class Cast(Action):
 
     action_name = "cast"
     hook_types = frozenset({SAVED_TENSORS})
+    does = "pack"
     dtype: Literal["float16", "bfloat16", "float32"]
 
     def build(self, site: HookSite) -> Edit:

@@ -29,6 +29,7 @@ class Offload(Action):
 
     action_name = "offload"
     hook_types = frozenset({SAVED_TENSORS})
+    does = "pack"
     to: Literal["cpu", "disk"]
 
     @property

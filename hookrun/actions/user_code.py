@@ -222,7 +222,12 @@ def on_tensor(
     def states(x: Tensor) -> list[Tensor]:
         """Those of the global generators that may be drawn from; eight bytes at a time compare faster."""
         state = torch.default_generator.get_state().view(torch.int64)
-        return [state, torch.cuda.get_rng_state(x.device)] if x.is_cuda else [state]
+        if x.device.type == "cpu" or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return [state]
+        of_device = getattr(getattr(torch, x.device.type, None), "get_rng_state", None)
+        if of_device is None:
+            return [state]
+        return [state, of_device() if x.is_mps else of_device(x.device)]
 
     def on_tensor(x: Tensor) -> Any:
         is_real = holds_data(x)

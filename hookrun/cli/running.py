@@ -239,9 +239,9 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
             "start it without torchrun",
         )
     from hookrun.ranks.group import joined
-    from hookrun.tasks.run.session import device_named
+    from hookrun.tasks.run.session import device_of
 
-    device = device_named(compute.device).type
+    device = device_of(compute).type
     with joined(me, device, compute.timeout) as ranks, ranks.failures_told():
         yield ranks
         if not ranks.failed:  # a rank that dies at its end costs no page

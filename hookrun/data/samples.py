@@ -88,7 +88,7 @@ class TensorSamples(Samples):
         super().__init__(len(inputs), partial(_row, inputs, targets), classes=classes)
         self._inputs, self._targets = inputs, targets
 
-    def batch(self, indices: Sequence[int] | Tensor) -> Sample:
+    def batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Several samples by one indexing operation; indices may also be a tensor [B] int64."""
         rows = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.int64)
         return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)

@@ -345,6 +345,12 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module",
                 f"leave `{key}` out",
             )
+    if keys.index is not None and spec.action.does == "pack":
+        yield Problem(
+            f"{spec.where}.index",
+            f"cannot be used with {spec.action.action_name}, which packs the whole tensor",
+            "leave it out",
+        )
     if keys.when.of_samples and (why := _no_choice(spec)) is not None:
         yield Problem(
             f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",

@@ -250,6 +250,7 @@ class EnvRecord(Record):
     cpu_count: Count | None = None
     device: Name | None = None
     device_name: Name | None = None
+    cublas_workspace: Name | None = None
     threads: Count | None = None
     recorded: bool | None = None
     argv: Listing[Text] = []

@@ -375,8 +375,11 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
     """
     import torch
 
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     chosen = torch.device(device) if device is not None else accelerator or torch.device("cpu")
+    used = accelerator is not None and chosen.type == accelerator.type
+    named = getattr(torch.get_device_module(chosen), "get_device_name", None) if used else None
+    of_cuda = {"cublas_workspace": os.environ.get(WORKSPACE)} if chosen.type == "cuda" else {}
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -386,7 +389,8 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "device": str(chosen),
-        "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
+        "device_name": platform.processor() if named is None else named(chosen),
+        **of_cuda,
         "threads": torch.get_num_threads(),
         "argv": list(map(whole_characters, sys.argv if argv is None else argv)),
         "trusted": sorted(of_environment()),
@@ -401,6 +405,9 @@ def _version(package: str) -> str | None:
     except PackageNotFoundError:
         return None
 
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""The environment variable without which cuBLAS may give other sums in each run."""
 
 OUTPUTS = "outputs"
 

@@ -298,8 +298,8 @@ def free_job_memory() -> None:
     """Free the memory of the last job of this process, before the next job starts."""
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if torch is not None:
+        torch.accelerator.empty_cache()
 
 
 def _run_dir() -> Path:

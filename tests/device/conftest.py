@@ -7,12 +7,17 @@ tests/test_device.py starts a process for each file.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+import hookrun
+from hookrun.cli import main
+from hookrun.store.reader import Run
 
 NAME = os.environ.get("HOOKRUN_TEST_DEVICE", "second")
 FOLDER = Path(__file__).parent
@@ -50,3 +55,18 @@ def _nothing_stays() -> Iterator[None]:
     """Each test starts with the same numbers from the device's generator."""
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None) -> Callable[..., Run]:
+    """Run a command line on a device, by default the one under test, and open its directory."""
+    monkeypatch.chdir(tmp_path)
+    count = itertools.count(1)
+
+    def run(*overrides: str, on: str = NAME, code: int = 0) -> Run:
+        path = tmp_path / f"{on.replace(':', '_')}{next(count)}"
+        typed = [f"compute.device={on}", "compute.threads=1", f"hydra.run.dir={path}", *overrides]
+        assert main(typed) == code
+        return hookrun.open_run(path)
+
+    return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,25 @@ def written(path: Path, *batches: Mapping[str, Tensor], split: Any = "val", by_s
     run.close()
     run.set_status("done")
     return open_run(path)
+
+
+def numbers_of(run: Run) -> dict[str, Any]:
+    """What a run has written, in a form in which numbers can be compared up to rounding."""
+    captures = {
+        f"{hook}/{module}": (rows[:], rows.sample_ids, rows.steps, rows.calls)
+        for hook, modules in run.captures.items()
+        for module, rows in modules.items()
+    }
+    lines = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(run.path.glob("*.jsonl"))
+    }
+    predicted = run.predictions
+    return {
+        "captures": captures,
+        "lines": lines,
+        "predictions": None if predicted is None else predicted[:],
+        "attributions": dict(run.attributions),
+        "weights": weights(run) if (run.path / "checkpoints/last.safetensors").exists() else {},
+        "status": run.status["status"],
+    }

@@ -21,8 +21,8 @@ autocast, fused and foreach optimizers, pinned memory, torch.save and torch.load
 
 Not as on CUDA: one device only (autograd allows a Python backend no second index); kernels run at once and in order
 (no races between streams); no Inductor, CUDA graphs, NCCL, memory limit; a generator of this device is accepted by
-operators of the CPU; numbers are the CPU's up to rounding (1e-6), since some operators take other kernels. Written with
-torch 2.14; older versions were not tried.
+operators of the CPU; numbers are the CPU's up to rounding (1e-6), since some operators take other kernels; an exception
+in a hook on a tensor of a backward pass ends the process. Written with torch 2.14; older versions were not tried.
 """
 
 from __future__ import annotations
@@ -253,6 +253,15 @@ def _is_waited_for(name: str, args: tuple[Any, ...]) -> bool:
     return name in INDEXED and any(getattr(index, "dtype", None) in masks for index in args[1])
 
 
+def _with_tensors(schema: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with tensors where torch gives a number for one, as in `x % 2`."""
+    found = list(args)
+    for place, (value, argument) in enumerate(zip(args, schema.arguments, strict=False)):
+        if isinstance(value, int | float | complex) and str(argument.type) == "Tensor":
+            found[place] = torch.tensor(value, device=CPU)
+    return tuple(found)
+
+
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator: the CPU's, over the same memory."""
     schema = op._schema
@@ -279,7 +288,7 @@ def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
             return CPU
         return host.get(id(value), value)
 
-    args, kwargs = tree_map(away, (args, kwargs))
+    args, kwargs = tree_map(away, (_with_tensors(schema, args), kwargs))
     kwargs.pop("pin_memory", None)
     draws = torch.Tag.nondeterministic_seeded in op.tags and not given
     with _drawing() if draws else nullcontext():

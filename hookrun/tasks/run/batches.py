@@ -133,6 +133,17 @@ def moved(value: Any, device: torch.device | str, **options: Any) -> Any:
     return replaced(value, new) if new else value
 
 
+def pins(device: torch.device) -> bool:
+    """Whether tensors of the CPU can be pinned, so that the host does not wait for their copy to the device."""
+    if device.type in ("cpu", "mps"):  # mps shares the memory of the CPU
+        return False
+    try:
+        torch.empty(1, pin_memory=True)
+    except RuntimeError:
+        return False
+    return True
+
+
 class BatchSource(Protocol):
     """The settings and the device for which batches are made."""
 
@@ -219,6 +230,7 @@ class Batches:
         self.split = split
         self._seed = settings.seed
         self._batch_size = settings.data.samples_of_batch
+        self._pins = pins(prepared.device)
         self._generator = torch.Generator()
         if not ranks.is_main:
             ranks.meet()
@@ -241,12 +253,12 @@ class Batches:
             num_workers=settings.data.workers,
             worker_init_fn=left_to_main,
             generator=self._generator,
-            pin_memory=prepared.device.type == "cuda",
+            pin_memory=self._pins,
         )
         count, limit = -(-self.samples // self._batch_size), settings.train.limit_batches
         self._length = count if limit is None else min(limit, count)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
-        loads = self._loader.num_workers > 0 or self._loader.pin_memory or draws is not None or ranks.several
+        loads = self._loader.num_workers > 0 or draws is not None or ranks.several
         loads = loads or bool(settings.data.unstacked)
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         in_reach = self.samples if shuffle else self._length * self._batch_size
@@ -268,7 +280,8 @@ class Batches:
         batches = rest.split(self._batch_size) if len(rest) else ()
         if self._in_memory is not None:
             for at, ids in enumerate(batches, start):
-                yield self._batch(at, ids, *self._in_memory.batch(ids))
+                read = self._in_memory.batch(ids)
+                yield self._batch(at, ids, *(map(Tensor.pin_memory, read) if self._pins else read))
             return
         self._numbered.epoch = number
         self._indices[:] = [rows_of_rank(ids.tolist(), self._ranks.rank, self._ranks.size) for ids in batches]

@@ -52,7 +52,7 @@ from hookrun.tasks.run.endings import (
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.progress import Screen
 from hookrun.tasks.run.resuming import Resuming, require_same
-from hookrun.tasks.run.session import session
+from hookrun.tasks.run.session import determinism_notes, lost_generators, session
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.sharded.rank_fit import under_ranks
@@ -115,6 +115,7 @@ def run_under_hooks(
     settings, ranks = prepared.settings, run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, SHOWN)
+    screen.note(determinism_notes(settings.compute, prepared.device))
     sharded = ranks.several and settings.compute.strategy == "fsdp"
     repeats = prepared.task.repeats_passes
     reduced = ReducedGradients(stands_in=sharded or repeats) if ranks.several or repeats else None
@@ -148,6 +149,7 @@ def run_under_hooks(
             hooks.follow_parameters()
         if run_dir.resumed is not None:
             screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
+            screen.note(lost_generators(resuming.generators, prepared.device.type))
             chosen = {each.name: each.keys.when.rank for each in hooked if each.keys.when.rank is not None}
             screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
         context = RunContext(

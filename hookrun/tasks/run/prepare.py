@@ -36,7 +36,7 @@ from hookrun.tasks.metrics.losses import ActivationLoss, TrainLoss, load_loss, l
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
 from hookrun.tasks.metrics.metrics import Metric, load_metrics
 from hookrun.tasks.metrics.output import OutputReader
-from hookrun.tasks.run.session import device_named, session
+from hookrun.tasks.run.session import device_of, session
 from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
 from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
@@ -175,7 +175,7 @@ def build(
     parts = Parts(experiment, trust)
     parts.experiment = parts.tried(with_found_weights, experiment) or experiment
     settings = parts.experiment.settings
-    parts.device = parts.tried(device_named, settings.compute.device)
+    parts.device = parts.tried(device_of, settings.compute)
     info = parts.data = parts.tried(data.describe, settings.data, split) if with_data else None
     of_tokens = info is not None and info.tokenizer is not None
     classes = None if info is None else info.vocab_size or info.num_classes

@@ -55,11 +55,13 @@ _FREE_TO_COMPUTE = ("strategy", "timeout")
 class Resuming:
     """Saves and loads the states of one run.
 
-    around: makes a context manager in which the model has the weights to save
-    writer: writes the states of epochs, and the files that must be written before them, in the background
+    around:     makes a context manager in which the model has the weights to save
+    writer:     writes the states of epochs, and the files that must be written before them, in the background
+    generators: the states of the random generators that `begin` restores; without any if the run did not have this
+                rank before; None: there is nothing to restore
     """
 
-    def __init__(self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
+    def __init__(self, ready: Prepared, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
@@ -71,13 +73,13 @@ class Resuming:
         self._saved = time.monotonic()
         saved = run_dir.resumed
         self._waiting = dict[str, Any]()
-        self._generators: Mapping[str, Any] | None = None
+        self.generators: Mapping[str, Any] | None = None
         if saved is not None:
             with _fitting(saved):
                 of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
                 mine = for_rank(saved.part(RANKS), run_dir.ranks, of_batch)
                 self._waiting = with_sums(saved.part("held"), mine["sums"])
-                self._generators = mine.get("generators", {})
+                self.generators = mine.get("generators", {})
                 load_model(model, saved.part("model"))
                 # With resume_anyway the plan may have changed: the hooks in both plans are loaded.
                 hooks.load_state_dict(mine["hooks"], strict=False)
@@ -103,14 +105,14 @@ class Resuming:
 
     def begin(self) -> None:
         """Restore the random generators; call it when everything that draws random numbers has been built."""
-        if self._generators is not None and self._run_dir.resumed is not None:
+        if self.generators is not None and self._run_dir.resumed is not None:
             with _fitting(self._run_dir.resumed):
-                if self._generators:
-                    set_generators(self._generators)
+                if self.generators:
+                    set_generators(self.generators)
                 else:  # the run did not have this rank before
                     step = self._hooks.clock.step
                     torch.manual_seed(derived_seed(self._ready.settings.seed, self._run_dir.ranks.rank, step))
-            self._generators = None
+            self.generators = None
 
     def point(self, due: bool = False, *, in_background: bool = False) -> bool:
         """Save a state if one is due, or if a signal ends the run; call it wherever the run could be resumed.
@@ -148,7 +150,7 @@ class Resuming:
         try:
             with self.around():
                 mine = {
-                    "generators": generator_states(),
+                    "generators": {**generator_states(), "device": self._ready.device.type},
                     "hooks": self._hooks.state_dict(),
                     "sums": {
                         f"{name}.{place}": average.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,9 +13,10 @@ import numpy as np
 import torch
 import torch.utils.deterministic
 
-from hookrun.errors import nearest, spec_error
+from hookrun.errors import counted, nearest, spec_error
 from hookrun.runtime.rng import generators_kept
 from hookrun.spec.experiment import Compute
+from hookrun.store.run_dir import WORKSPACE
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> No
 
 def device_named(name: str) -> torch.device:
     """The device of this name; `auto` is the accelerator, if there is one. SpecError if the device is not present."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return accelerator or torch.device("cpu")
     there = {"auto", "cpu"} | ({accelerator.type} if accelerator else set())
@@ -67,6 +69,37 @@ def device_named(name: str) -> torch.device:
     raise spec_error(
         "compute.device", f"found {name!r}, which this machine does not have", nearest(name, there)
     )
+
+
+def device_of(compute: Compute) -> torch.device:
+    """The device `compute.device`. SpecError if it is not present.
+
+    For a deterministic run on CUDA the workspace of cuBLAS is set, which cuBLAS reads when it starts.
+    """
+    device = device_named(compute.device)
+    if compute.deterministic and device.type == "cuda" and not torch.cuda.is_initialized():
+        os.environ.setdefault(WORKSPACE, ":4096:8")
+    return device
+
+
+def determinism_notes(compute: Compute, device: torch.device) -> list[str]:
+    """What cannot be deterministic on the device though `compute.deterministic` asks for it."""
+    if not compute.deterministic or device.type != "cuda" or WORKSPACE in os.environ:
+        return []
+    return [
+        f"compute.deterministic: CUDA had started before {WORKSPACE} could be set, so sums of matrix products may "
+        f"differ between runs; start with {WORKSPACE}=:4096:8"
+    ]
+
+
+def _accelerator() -> tuple[str, Any]:
+    """The type of the machine's accelerator and its module of torch, such as `torch.cuda`; ("", None) if not in use."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return "", None
+    module = torch.get_device_module(device)
+    is_initialized = getattr(module, "is_initialized", None)  # mps has none, and is always in use
+    return ("", None) if is_initialized is not None and not is_initialized() else (device.type, module)
 
 
 def generator_states(*, python: bool = True) -> dict[str, Any]:
@@ -82,25 +115,53 @@ def generator_states(*, python: bool = True) -> dict[str, Any]:
         numpy_keys = torch.from_numpy(np.asarray(keys, dtype=np.int64))
         states["python"] = (version, python_words, gauss_next)
         states["numpy"] = (str(name), numpy_keys, int(position), int(has_gauss), gauss)
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        states["mps"] = torch.mps.get_rng_state()
+    kind, module = _accelerator()
+    if hasattr(module, "get_rng_state_all"):
+        states[kind] = module.get_rng_state_all()
+    elif kind:
+        states[kind] = module.get_rng_state()
     return states
 
 
+def lost_generators(states: Mapping[str, Any] | None, now: str) -> list[str]:
+    """Why a run that goes on with the generators of a state cannot equal the unbroken one.
+
+    states: those of a `Resuming`; now: the type of the run's device
+    """
+    before = (states or {}).get("device", now)
+    others = "what is drawn there, as by dropout or noise, is not what the unbroken run would have drawn"
+    if before != now:
+        return [
+            f"the state was saved on {before}, and the run goes on on {now}: {others}, and rounding may differ"
+        ]
+    kind, module = _accelerator()
+    if not states or kind != now:
+        return []
+    saved = states.get(kind, ())
+    then = 1 if isinstance(saved, torch.Tensor) else len(saved)
+    if then == module.device_count():
+        return []
+    return [
+        f"the state has the random generators of {counted(then, f'{now} device')}, and this machine has "
+        f"{module.device_count()}: on the others {others}"
+    ]
+
+
 def set_generators(states: Mapping[str, Any]) -> None:
-    """Set the states of the generators. States of accelerators that this machine does not have are ignored."""
+    """Set the states of the generators. States of devices that this machine does not have are ignored."""
     if "python" in states:
         version, words, gauss_next = states["python"]
         random.setstate((version, tuple(words.tolist()), gauss_next))
         name, keys, position, has_gauss, gauss = states["numpy"]
         np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if "mps" in states and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(states["mps"])
+    kind, module = _accelerator()
+    saved = states.get(kind)
+    if isinstance(saved, torch.Tensor):
+        module.set_rng_state(saved)
+    elif saved is not None:
+        for index, state in enumerate(saved[: module.device_count()]):
+            module.set_rng_state(state, index)
 
 
 @contextmanager
