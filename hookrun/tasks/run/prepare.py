@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.data.collate import WHERE as COLLATE
 from hookrun.data.info import SPLITS
-from hookrun.data.samples import IGNORED
+from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
@@ -43,6 +43,9 @@ from hookrun.trust.callables import Code
 from hookrun.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
 
+if TYPE_CHECKING:
+    from hookrun.tasks.under_hooks import TaskUnderHooks
+
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 MOST_CHECKED = 4_096
 """The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
@@ -65,6 +68,7 @@ class Prepared(Ready):
     trained:  the parameters that the task trains; None if it does not train
     lines:    lines about the task that are shown with the plan
     around:   what runs in place of what each hook does, see `Installation`; None: the hook itself
+    read:     the samples of the splits that were read before the run, to compare those of several ranks
     """
 
     trust: frozenset[str]
@@ -81,6 +85,20 @@ class Prepared(Ready):
     trained: Trained | None = None
     lines: tuple[str, ...] = ()
     around: Around | None = None
+    read: dict[Split, Samples] = field(default_factory=dict)
+
+    def samples(self, split: Split) -> Samples:
+        """The samples of a split. Raises SpecError as `hookrun.data.load` does."""
+        if split in self.read:
+            return self.read[split]
+        return data.load(self.settings.data, split, seed=self.settings.seed)
+
+    def read_splits(self) -> None:
+        """Read the splits of the task before the run."""
+        splits = cast("TaskUnderHooks", self.task).splits
+        for split in splits:
+            if self.data.sizes[split] != 0 or len(splits) == 1:
+                self.read[split] = self.samples(split)
 
     @property
     def runs(self) -> tuple[UsedRunRecord, ...]:
