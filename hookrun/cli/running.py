@@ -9,7 +9,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from omegaconf import DictConfig
 
@@ -31,9 +31,6 @@ from hookrun.sweeps.jobs import JobFailed, import_torch, make_missing_page, run_
 from hookrun.sweeps.needs import NeededRuns, previous_run
 from hookrun.tasks import Ready, refuse_ranks, task_of
 from hookrun.terminal import wait_is_over, waiting_for
-
-if TYPE_CHECKING:
-    from hookrun.tasks.run.prepare import Prepared
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
@@ -128,7 +125,7 @@ def _checked_and_run(
                 tasks.show_without_data(known, error, trust)
             raise
     if ranks.several:
-        require_equal(cast("Prepared", prepared), run_dir, ranks)
+        require_equal(prepared, run_dir, ranks)
     wait_is_over()
     if not ranks.is_main:
         return follow(prepared, ranks)
@@ -281,15 +278,17 @@ def agreed(ranks: Ranks) -> Iterator[None]:
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
 
 
-def require_equal(prepared: Prepared, run_dir: Path, ranks: Ranks) -> None:
+def require_equal(ready: Ready, run_dir: Path, ranks: Ranks) -> None:
     """Refuse the run if the ranks would not do the same one; every rank calls it."""
+    from hookrun.tasks.run.prepare import Prepared
     from hookrun.tasks.sharded import agreement
 
+    prepared = cast(Prepared, ready)  # as every task that several ranks do
     with agreed(ranks):
         if ranks.is_main:  # it may download the data for the other ranks
-            prepared.read_splits()
+            agreement.read_splits(prepared)
     with agreed(ranks):
-        prepared.read_splits()
+        agreement.read_splits(prepared)
         facts = agreement.facts_of_rank(prepared, run_dir)
     with agreed(ranks):
         agreement.require_equal(facts, ranks)

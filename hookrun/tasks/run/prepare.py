@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,6 @@ from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
 from hookrun.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
-
-if TYPE_CHECKING:
-    from hookrun.tasks.under_hooks import TaskUnderHooks
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 MOST_CHECKED = 4_096
@@ -92,13 +89,6 @@ class Prepared(Ready):
         if split in self.read:
             return self.read[split]
         return data.load(self.settings.data, split, seed=self.settings.seed)
-
-    def read_splits(self) -> None:
-        """Read the splits of the task before the run."""
-        splits = cast("TaskUnderHooks", self.task).splits
-        for split in splits:
-            if self.data.sizes[split] != 0 or len(splits) == 1:
-                self.read[split] = self.samples(split)
 
     @property
     def runs(self) -> tuple[UsedRunRecord, ...]:

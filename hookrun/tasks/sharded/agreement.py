@@ -38,8 +38,16 @@ _LAG = 5.0
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
+def read_splits(prepared: Prepared) -> None:
+    """Read the splits of the task, which then need not be read again for the run."""
+    task: Any = prepared.task  # a TaskUnderHooks
+    for split in task.splits:
+        if prepared.data.sizes[split] != 0 or len(task.splits) == 1:
+            prepared.read[split] = prepared.samples(split)
+
+
 def facts_of_rank(prepared: Prepared, run_dir: Path) -> dict[str, Any]:
-    """What has to be equal on every rank, by key path; reads the samples that are compared.
+    """What has to be equal on every rank, by key path; `read_splits` comes first.
 
     run_dir: the directory of the run as this rank names it, whose name may hold the time
     """
