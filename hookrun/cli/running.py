@@ -9,6 +9,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from omegaconf import DictConfig
 
@@ -123,6 +124,8 @@ def _checked_and_run(
                 wait_is_over()
                 tasks.show_without_data(known, error, trust)
             raise
+    if ranks.several:
+        require_equal(prepared, run_dir, ranks)
     wait_is_over()
     if not ranks.is_main:
         return follow(prepared, ranks)
@@ -273,6 +276,22 @@ def agreed(ranks: Ranks) -> Iterator[None]:
         if not ranks.is_main:
             raise RefusedByMain("refused by rank 0", code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+
+
+def require_equal(ready: Ready, run_dir: Path, ranks: Ranks) -> None:
+    """Refuse the run if the ranks would not do the same one; every rank calls it."""
+    from hookrun.tasks.run.prepare import Prepared
+    from hookrun.tasks.sharded import agreement
+
+    prepared = cast(Prepared, ready)  # as every task that several ranks do
+    with agreed(ranks):
+        if ranks.is_main:  # it may download the data for the other ranks
+            agreement.read_splits(prepared)
+    with agreed(ranks):
+        agreement.read_splits(prepared)
+        facts = agreement.facts_of_rank(prepared, run_dir)
+    with agreed(ranks):
+        agreement.require_equal(facts, ranks)
 
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
