@@ -14,6 +14,7 @@ from typing import IO, Any
 import pytest
 import torch
 from run_files import weights
+from two_nodes import Disk
 from warm_processes import Process, WarmProcesses
 
 from hookrun.store.captures.read import StoredCapture
@@ -76,8 +77,13 @@ class Workers:
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._processes]
 
-    def start(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> None:
-        """Start the command line in so many, one rank each; leave: they end afterwards, as those of a run do."""
+    def start(
+        self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False, disk: Disk | None = None
+    ) -> None:
+        """Start the command line in so many, one rank each; leave: they end afterwards, as those of a run do.
+
+        disk: rank 0 is on node 0, the other ranks are on node 1; the folder is that of their node
+        """
         port = unused_port()
         while len(self._processes) < ranks:
             self._processes.append(Worker.started(self._warm))
@@ -87,7 +93,9 @@ class Workers:
                 self._processes[rank] = Worker.started(self._warm)
             stdin = self._processes[rank].stdin
             about = environment(rank, ranks, port)
-            line = {"argv": list(argv), "environment": about, "folder": str(folder), "leaves": leave}
+            line: dict[str, Any] = {"argv": list(argv), "environment": about, "leaves": leave}
+            line["folder"] = str(folder if disk is None else disk.starts[min(rank, 1)])
+            line["mount"] = disk.mount if disk is not None and rank else []
             stdin.write(json.dumps(line) + "\n")
             stdin.flush()
         self._busy, self._leaves = ranks, leave
@@ -102,9 +110,11 @@ class Workers:
                     worker.process.wait()
         return Ended(*([each[key] for each in found] for key in ("code", "said", "collectives")))
 
-    def run(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> Ended:
+    def run(
+        self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False, disk: Disk | None = None
+    ) -> Ended:
         """Run the command line in so many processes."""
-        self.start(folder, *argv, ranks=ranks, leave=leave)
+        self.start(folder, *argv, ranks=ranks, leave=leave, disk=disk)
         return self.end()
 
     def kill(self, rank: int) -> None:
@@ -165,6 +175,12 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test's own folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    """A path behind which each of two nodes has a disk of its own."""
+    return Disk.made(tmp_path)
 
 
 @pytest.fixture(scope="session")

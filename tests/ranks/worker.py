@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
+from two_nodes import mount_own
+
 from hookrun.cli import main
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")
@@ -63,6 +65,9 @@ def run(command: dict[str, object]) -> dict[str, object]:
     environment = command["environment"]
     assert isinstance(environment, dict)
     os.environ.update(environment)
+    if mount := command["mount"]:
+        assert isinstance(mount, list)
+        mount_own(*mount)
     os.chdir(str(command["folder"]))
     argv = command["argv"]
     assert isinstance(argv, list)
