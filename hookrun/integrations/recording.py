@@ -25,7 +25,7 @@ from hookrun.runtime import Installation
 from hookrun.runtime.install import note_call
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.files import StoreError
-from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
+from hookrun.store.format import ENV, HOOKS, LEASE, LOCK, MODEL, PLAN, RECORDED
 from hookrun.store.lock import sole_writer
 from hookrun.store.reader import open_run
 from hookrun.store.records import MOST_COUNT, MOST_NAME
@@ -103,7 +103,7 @@ class Recording(Installation):
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
         self._owner = os.getpid()
         self._lock.enter_context(sole_writer(self.path))
-        if names := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
+        if names := sorted({entry.name for entry in self.path.iterdir()} - {LEASE, LOCK}):
             self._lock.close()
             raise StoreError(
                 f"{self.path} is not empty: it has {listed(names, _SHOWN)}. Choose another directory (run_dir)"

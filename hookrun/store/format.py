@@ -42,6 +42,8 @@ REPORT = "report.html"
 ERROR = "error.txt"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+LEASE = ".lease"
+"""The lock on a file system that has none."""
 OUTPUT = "HOOKRUN_OUTPUT"
 """The environment variable with the folder of all outputs."""
 JOB = "job.json"
@@ -53,7 +55,7 @@ SWEEP = "sweep.json"
 RECORDED = "recorded"
 """A key in env.json of a run in a user's own loop, which may log a line twice."""
 
-NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
+NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, LEASE, REPORT})
 """Files of a run directory that its manifest leaves out: they change after it is written."""
 
 PREDICTED = ("predictions", "output")

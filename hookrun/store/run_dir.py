@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ from hookrun.store.format import (
     encode,
 )
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
-from hookrun.store.records import STREAMS, Status, fitting, read_record, typed_record
+from hookrun.store.records import STREAMS, Status, fitting, grouped, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
 from hookrun.trust import of_environment
 from hookrun.version import __version__
@@ -69,12 +70,15 @@ MOST_REASON = 200_000
 _SHORT = 500
 """The length of a reason that fits into the disk block of the old status.json in any case."""
 
+MOST_KEPT = 256
+"""The number of lines of hooks that a rank keeps before those of all ranks are written."""
+
 
 class RunDir:
     """The directory of a running run. `create` makes one.
 
-    Rank 0 writes to it. The other ranks write only their captured rows; they keep the lines of their hooks until
-    `take_kept` sends them to rank 0.
+    Rank 0 writes to it. The other ranks write only their captured rows. Where there are several, each keeps the lines
+    of its hooks until `take_kept`, in which rank 0 writes those of all in the order of the steps.
 
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
@@ -105,7 +109,7 @@ class RunDir:
         self.ended = False
         self._lines = {name: Lines(path / name) for name in STREAMS}
         self._writers: dict[str, CaptureWriter] = {}
-        self._kept = list[tuple[str, Any]]()
+        self._kept = list[list[Any]]()  # stream, when, line
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
@@ -246,19 +250,38 @@ class RunDir:
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a line for each record to a file of `STREAMS`, all of them or none.
 
-        Ranks other than 0 keep them as plain JSON values, since an action may record numbers of NumPy and torch; rank 0
+        Several ranks keep them, as plain JSON values, since an action may record numbers of NumPy and torch; rank 0
         writes the metrics, which are means over all ranks.
         """
-        if self.ranks.is_main:
+        if not self.ranks.several or (stream == METRICS and self.ranks.is_main):
             self._lines[stream].extend(records)
         elif stream != METRICS:
-            self._kept += [(stream, decode(encode(record).encode())) for record in records]
+            for record in records:
+                line = decode(encode(record).encode())
+                self._kept.append([stream, self._when(line), line])
+
+    def _when(self, line: Mapping[str, Any]) -> list[int]:
+        """The epoch and step of a line of a hook; the lines of a sample have the number of the batch."""
+        step = line.get("step")
+        return [self.batches, 0] if step is None else [line.get("epoch") or 0, step]
+
+    @property
+    def keeps_many(self) -> bool:
+        """Whether this rank keeps so many lines that `take_kept` should be called."""
+        return len(self._kept) > MOST_KEPT
 
     def take_kept(self) -> None:
-        """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank must call it."""
-        kept, self._kept = self.ranks.gathered(self._kept), []
-        for stream, line in chain.from_iterable(kept[1:]) if self.ranks.is_main else ():
-            self.append(stream, [line])
+        """Rank 0 writes the lines that the ranks keep, which are of one pass; every rank must call it."""
+        kept, self._kept = self._kept, []
+        of_ranks = self.ranks.gathered([] if self.ranks.is_main else kept)
+        if self.ranks.is_main:
+            self._write_kept([*kept, *chain.from_iterable(of_ranks[1:])])
+
+    def _write_kept(self, kept: Sequence[list[Any]]) -> None:
+        """Append lines in the order of their steps; those of one step stay in the order of the ranks."""
+        ordered = sorted(kept, key=itemgetter(1))
+        for stream, lines in grouped(ordered, itemgetter(0)).items():
+            self._lines[stream].extend([line for _, _, line in lines])
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
@@ -298,6 +321,8 @@ class RunDir:
                 stack.callback(lines.sync)
             for writer in self._writers.values():
                 stack.callback(writer.close)
+            if self.ranks.is_main:  # after a failure no rank takes them
+                self._write_kept(self._kept)
 
     def flush(self) -> None:
         """Wait until the captures and predictions so far are on the disk."""

@@ -195,6 +195,32 @@ def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Pat
     assert first == second and len(open_run(tmp_path).stats) == 2
 
 
+def test_lines_of_several_ranks_are_in_the_order_of_steps_also_after_a_failure(tmp_path: Path) -> None:
+    sent = list[Any]()
+    other, main = RunDir(tmp_path, ranks=Two(1, sent)), RunDir.create(tmp_path)
+    main.set_status("running")
+    main.ranks = Two(0, sent)
+    for step in range(200):
+        other.append("stats.jsonl", [{"hook": "h", "epoch": 0, "step": step, "of_rank": 1}])
+        main.append("stats.jsonl", [{"hook": "h", "epoch": 0, "step": step, "of_rank": 0}])
+    assert not main.keeps_many
+    for sample in range(100):
+        other.append("samples.jsonl", [{"split": "val", "sample": 2 * sample + 1}])
+        main.append("samples.jsonl", [{"split": "val", "sample": 2 * sample}])
+        other.batches = main.batches = sample + 1
+    assert main.keeps_many and other.keeps_many, "they are to be written before there are more"
+    other.take_kept()
+    main.take_kept()
+    main.append("stats.jsonl", [{"hook": "last", "epoch": 0, "step": 200}])
+    main.close()  # no other rank is there to take it
+    run = open_run(tmp_path)
+    both = [(step, rank) for step in range(200) for rank in range(2)]
+    assert [(line["step"], line["of_rank"]) for line in run.stats[:-1]] == both
+    assert run.stats[-1]["hook"] == "last" and [line["sample"] for line in run.samples.lines] == list(
+        range(200)
+    )
+
+
 def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
     main = RunDir.create(tmp_path)
     main.write_pictures([{"split": "val", "sample": 0, "png": ""}])

@@ -75,12 +75,37 @@ def repeat_line(name: str) -> Callable[[Path], object]:
     return repeated
 
 
+def exchange_lines(run: Path) -> None:
+    index = run / "captures/index.jsonl"
+    first, second, *rest = index.read_text().splitlines(keepends=True)
+    index.write_text("".join([second, first, *rest]))
+
+
+def line_of_another_run(run: Path) -> None:
+    """The last line and its shard are those of another run."""
+    other = RunDir.create(run.with_name(f"{run.name}-other"))
+    for value in range(3):
+        other.captures.add(
+            "h", "m", torch.full((2, 3), -value), sample_ids=[0, 1], epoch=0, step=value, call=0
+        )
+        other.captures.flush()
+    other.close()
+    shutil.copy(shard(other.path, 2), shard(run, 2))
+    lines, others = ((each / "captures/index.jsonl").read_text().splitlines() for each in (run, other.path))
+    (run / "captures/index.jsonl").write_text("\n".join([*lines[:2], others[2], ""]))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda run: shard(run, 1).unlink(), "000001.safetensors is missing"),
     "cut off": (lambda run: shard(run, 1).write_bytes(shard(run, 1).read_bytes()[:-7]), "its index says"),
     "one bit": (lambda run: flip(shard(run, 1)), "000001.safetensors was changed: its SHA-256 is"),
     "the plan": (lambda run: (run / "plan.json").write_text("{"), "plan.json"),
     "a shard twice": (repeat_line("captures/index.jsonl"), "the shard '000002.safetensors' is in an earlier"),
+    "two lines exchanged": (exchange_lines, "index.jsonl, line 1: it does not follow the line before it"),
+    "a line of another run": (
+        line_of_another_run,
+        "index.jsonl, line 3: it does not follow the line before it",
+    ),
     "no shard in a line": (change("captures/index.jsonl", '"rows": 4', '"rows": -4'), "index.jsonl, line 1"),
     "a line that is not JSON": (change("metrics.jsonl", "1}", "1}}"), "metrics.jsonl, line 1: not JSON"),
 }
@@ -96,6 +121,30 @@ def test_damaged_files_are_named_and_no_others(run, tmp_path, capsys) -> None:
         bad = [line for line in printed.splitlines() if line.startswith("BAD: ")]
         assert len(bad) == 1 and said in bad[0], kind
         assert printed.endswith("1 bad\n"), kind
+
+
+def test_the_lines_of_a_resumed_run_follow_those_before(tmp_path: Path) -> None:
+    def add(run: RunDir, step: int) -> None:
+        run.captures.add(
+            "h", "m", torch.full((2,), float(step)), sample_ids=[0, 1], epoch=0, step=step, call=0
+        )
+        run.captures.flush()
+
+    first = RunDir.create(tmp_path / "run")
+    add(first, 0)
+    position = first.position()
+    add(first, 1)
+    first.close()
+    again = RunDir.reopen(tmp_path / "run", position)
+    again.set_status("running")
+    add(again, 2)
+    again.close()
+    assert verify(again.path).bad == []
+    exchange_lines(again.path)
+    assert "does not follow the line before" in verify(again.path).bad[0]
+    index = again.path / "captures/index.jsonl"
+    index.write_text("".join(index.read_text().splitlines(keepends=True)[:1]))
+    assert "does not follow the line before" in verify(again.path).bad[0], "and where the first one is gone"
 
 
 def test_every_bad_shard_is_listed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

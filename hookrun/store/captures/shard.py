@@ -57,6 +57,8 @@ class Entry:
 class Shard:
     """A line of an index: a file that is complete on disk, its size and hash, and its entries.
 
+    follows: the SHA-256 of the shard in the line before; None in the first line, and by earlier versions in all
+
     Its rows must fit into its bytes; unknown keys of the line are dropped.
     """
 
@@ -66,6 +68,7 @@ class Shard:
     columns: Annotated[tuple[Name, ...], Field(max_length=64)]
     entries: Listing[Entry]
     version: _Count = VERSION
+    follows: Sha256 | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -116,16 +119,22 @@ def read_index(folder: Path, notes: list[str] | None = None) -> list[Shard]:
     """The shards listed in the indexes of a folder.
 
     The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
-    describe a shard, and for two lines of one shard.
+    describe a shard, for two lines of one shard, and for a line that does not follow the one before it.
 
     notes: gets a note on each last line that is cut off
     """
     shards = dict[str, Shard]()
     for name in index_names(folder):
+        before = None
         for number, record in read_lines(folder / name, folder.parent, notes):
             place = f"{folder / name}, line {number}"
             shard = fitting(f"{place}: it does not describe a shard", record, Shard)
             if shard.file in shards:
                 raise StoreError(f"{place}: the shard {shard.file!r} is in an earlier line too")
+            if shard.follows not in (None, before):
+                raise StoreError(
+                    f"{place}: it does not follow the line before it: a line was exchanged or removed"
+                )
+            before = shard.sha256
             shards[shard.file] = shard
     return list(shards.values())

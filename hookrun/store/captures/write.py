@@ -20,7 +20,7 @@ from hookrun.errors import reason
 from hookrun.store.background import Background
 from hookrun.store.captures.shard import RowKind, index_name, shard_name
 from hookrun.store.captures.tensor_file import Chunks, as_bytes, dtype_name, unstorable, write_tensors
-from hookrun.store.files import Lines, StoreError, make_folder, replacing
+from hookrun.store.files import Lines, StoreError, make_folder, read_lines, replacing
 from hookrun.store.format import COLUMNS, FIRING, VERSION
 from hookrun.store.states.position import IndexPosition
 from hookrun.values.containers import leaves
@@ -123,6 +123,9 @@ class CaptureWriter:
         }
         self.shards = goes_on.shards
         self._index = Lines(folder / index_name(own), durable=True)
+        self._newest: str | None = None  # the SHA-256 of the newest shard
+        for _, line in read_lines(self._index.path, folder.parent) if goes_on.shards else ():
+            self._newest = line["sha256"]
         self._shard_bytes = shard_bytes
         self._rank = rank
         self._named = partial(shard_name, own)
@@ -276,7 +279,9 @@ class CaptureWriter:
         with replacing(self.folder / name) as file:
             size = write_tensors(file, tensors, digest=digest)
         shard = {"version": VERSION, "shard": name, "sha256": digest.hexdigest(), "bytes": size}
-        self._index.extend([{**shard, "columns": self._columns, "entries": entries}])
+        line = {**shard, "follows": self._newest, "columns": self._columns, "entries": entries}
+        self._index.extend([line])
+        self._newest = digest.hexdigest()
         self.shards += 1
         self._rows_written += sum(run.rows for run in runs)
 

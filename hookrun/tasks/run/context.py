@@ -224,6 +224,11 @@ class RunContext:
         if self.ranks.several and self._may_stop:
             self.sink.stop = agreed_stop(self.hooks.stopped, self.ranks)
 
+    def write_records(self) -> None:
+        """Write the records of hooks so far; every rank calls it."""
+        self.sink.settle()
+        self.run_dir.take_kept()
+
     def autocast(self) -> AbstractContextManager[Any]:
         """A context manager for automatic mixed precision, if configured."""
         dtype = self._autocast_dtype
@@ -351,6 +356,7 @@ class RunContext:
             raise HookrunError(f"the data has no samples in its {batches.split} split")
         if self.ranks.several:  # in training, each rank has changed its own buffers
             self.ranks.from_main(list(self.model.buffers()))
+            self.write_records()  # the steps of the pass are numbered anew
         clock, training, saves = self.hooks.clock, self.model.training, holding is not None
         at = PartialPass(clock.step, holding or {})
         sums = {f"holding.{name}": each for name, each in at.holding.items() if isinstance(each, Average)}

@@ -175,8 +175,7 @@ def run_under_hooks(
         with ending(*last), listening():
             with in_this_process():
                 perform(context)
-            sink.settle()
-            run_dir.take_kept()
+            context.write_records()
             if ranks.several:
                 effects_of_all(hooks, ranks)
                 bytes_of_all(sink.bytes, sink.of_rows, ranks)

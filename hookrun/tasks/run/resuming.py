@@ -126,9 +126,14 @@ class Resuming:
         """
         signal, minutes = pending(), self._checkpoint.every.minutes
         late = minutes is not None and self.seconds >= 60 * minutes
-        number, saves = self._run_dir.ranks.largest(
-            [0 if signal is None else signal.signum, due or late or signal is not None]
+        due = due or late or signal is not None
+        run_dir = self._run_dir
+        number, saves, is_full = run_dir.ranks.largest(
+            [0 if signal is None else signal.signum, due, run_dir.keeps_many]
         )
+        if is_full and not saves:
+            self._hooks.sink.settle()
+            run_dir.take_kept()
         if saves:
             self.save(in_background=in_background and not number)
         self.writer.put_newest(after=self._pause)

@@ -152,6 +152,6 @@ def _after_epoch(training: Training) -> None:
             training.scheduler.step()
     training.epoch, training.batches, training.values = training.epoch + 1, 0, None
     training.means.clear()
-    context.run_dir.take_kept()
+    context.write_records()
     every = settings.checkpoint.every.epochs
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)
