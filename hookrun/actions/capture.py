@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf, OrOne
-from hookrun.values.tensors import as_real, holds_data, widened
+from hookrun.values.tensors import as_real, holds_data, on_device, widened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +99,7 @@ class Capture(Action):
                 return
 
             def changed(x: Tensor) -> Any:
-                some = x.detach() if rows is None else x.detach()[rows.to(x.device)]
+                some = x.detach() if rows is None else x.detach()[on_device(rows, x.device)]
                 if not (x.is_floating_point() or x.is_complex()):
                     return some
                 return reduce(lambda tensor, change: change(tensor), changes, some)

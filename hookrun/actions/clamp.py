@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from pydantic import model_validator
@@ -10,6 +11,7 @@ from pydantic import model_validator
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Bound, check_order
 from hookrun.actions.values import Ramp, numbers
+from hookrun.values.tensors import check_broadcast, nearest_finite
 
 HALF_MAX = 65504  # the largest finite float16; every other dtype that can be clamped reaches further
 
@@ -56,15 +58,30 @@ class Clamp(Action):
             return constant
         import torch
 
-        # the numbers of a Ramp are finite
-        given = 0.0 if isinstance(bound, Ramp) else bound
-        endless = torch.tensor(given, device="cpu", dtype=torch.float64).isinf()
+        if isinstance(bound, Ramp):  # its numbers are finite
 
-        def within_dtype(x: Any) -> Any:
-            value, top = constant(x), torch.finfo(x.dtype).max
-            return torch.where(endless.to(x.device), value, value.clamp(-top, top))
+            def within_dtype(x: Any) -> Any:
+                top = torch.finfo(x.dtype).max
+                return constant(x).clamp(-top, top)
 
-        return within_dtype
+            return within_dtype
+
+        of_dtype = {dtype: site.prepared(field, partial(_within, dtype)) for dtype in nearest_finite(0)}
+
+        def prepared(x: Any) -> Any:
+            value = of_dtype.get(x.dtype, constant)(x)
+            check_broadcast(value, x)
+            return value
+
+        return prepared
+
+
+def _within(dtype: Any, value: Any) -> Any:
+    """Numbers beyond the range of a dtype as the largest ones in it; infinite ones stay infinite."""
+    import torch
+
+    top = torch.finfo(dtype).max
+    return torch.where(value.isinf(), value, value.clamp(-top, top))
 
 
 def _may_overflow(bound: Any) -> bool:

@@ -14,7 +14,7 @@ from hookrun.actions.stats import measuring
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
 from hookrun.values.containers import readable, tensors
-from hookrun.values.tensors import require_whole
+from hookrun.values.tensors import on_device, require_whole
 
 
 def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
@@ -26,7 +26,7 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
     holds = _holding(site)
 
     def edit_rows(x: Tensor) -> Any:
-        mask = holds(x).reshape(-1, *[1] * (x.dim() - 1))
+        mask = on_device(holds(x), x.device).reshape(-1, *[1] * (x.dim() - 1))
         # The other rows are detached: a gradient of 0 times an infinite derivative would be NaN.
         new = edit(torch.where(mask, x, x.detach()) if x.requires_grad else x)
         return None if new is None else torch.where(mask, new, x)
@@ -37,7 +37,7 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
             raise ValueError("`when` chooses samples, and which ones is not known while the model is traced")
         if not len(rows):
             return site.untouched(x)
-        places = rows.to(x.device)
+        places = on_device(rows, x.device)
         new = edit(x[places])
         return None if new is None else x.index_put((places,), new)
 
@@ -58,7 +58,7 @@ def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
         if rows is None or not len(rows):
             site.found_nothing()
             return None
-        return observe(copied(value, lambda tensor: tensor.detach()[rows.to(tensor.device)]))
+        return observe(copied(value, lambda tensor: tensor.detach()[on_device(rows, tensor.device)]))
 
     return observe_rows
 
@@ -72,11 +72,14 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
         raise ValueError(
             "`when` chooses samples: torch.vmap maps over them, and this action cannot choose among them"
         )
-    return None if known is None else known.nonzero().squeeze(1).cpu()
+    return None if known is None else known.cpu().nonzero().squeeze(1)
 
 
 def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
-    """A function from what the action sees [rows, ...] to whether the conditions hold for each row, [rows] bool."""
+    """A function from what the action sees [rows, ...] to whether the conditions hold for each row, [rows] bool.
+
+    The result is on the CPU if they depend on the data only, which is known there, and else on the device of the values.
+    """
     when, clock, has_values = site.spec.keys.when, site.clock, site.has_values
     condition, reads_data = when.value, when.data is not None and has_values
     measure = measuring(() if condition is None else (condition.of,))
@@ -90,10 +93,12 @@ def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
                 f"`when` chooses samples and needs a row for each sample{known}, the tensor has shape {list(x.shape)}"
             )
         require_whole(x)
+        if condition is None and reads_data:
+            return _of_data(site)
         mask = torch.full((len(x),), condition is None, device=x.device)
         if condition is not None and x.numel():
             mask = condition.holds(torch.vmap(lambda row: measure(row)[condition.of])(x.detach()))
-        return mask & _of_data(site).to(x.device) if reads_data else mask
+        return mask & on_device(_of_data(site), x.device) if reads_data else mask
 
     return holds
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hookrun.runtime.clock import RowsOfRank
 from hookrun.values.containers import readable
+from hookrun.values.tensors import on_device
 
 Draw = Callable[[int, np.random.Generator], Any]
 """(size, generator) -> an array [k] int64 of different numbers below size."""
@@ -115,11 +116,14 @@ class Faulty:
         faults = faults.unique(dim=0)
         elements, places = faults[:, 0].unique(return_inverse=True)
         masks = torch.zeros_like(elements).index_add_(0, places, torch.ones_like(places) << faults[:, 1])
-        at = torch.unravel_index(elements.to(self.x.device), (1, *self.x.shape))
+        table = torch.stack([*torch.unravel_index(elements, (1, *self.x.shape)), masks])
+        *at, masks = on_device(table, self.x.device).unbind()
         new = self.x.resolve_neg().clone()  # whose gradient passes straight through
         integers = new.detach().view(_INTEGERS[8 * self.x.element_size()]).unsqueeze(0)
-        integers[at] ^= masks.to(integers)
-        before, after = (each.detach().unsqueeze(0)[at].cpu()[places].tolist() for each in (self.x, new))
+        old = integers[tuple(at)]
+        integers[tuple(at)] = flipped = old ^ masks.to(old.dtype)
+        values = torch.stack([old, flipped]).cpu()[:, places].view(self.x.dtype)
+        before, after = values.tolist()
         names = ("sample", "element", "bit", "before", "after")
         columns = self.ids(faults[:, 0]), (faults[:, 0] + self.start).tolist(), faults[:, 1].tolist()
         rows = zip(*columns, before, after, strict=True)

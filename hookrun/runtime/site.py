@@ -383,9 +383,10 @@ class HookSite(SiteValues):
         if policy != "error" or not self.has_values:
             self.emit(record)
             return
+        record["ok"] = passed = bool(ok)  # read once: the host waits for it
         checked = {**dict(zip(RECORD_KEYS, self._start(), strict=True)), **record}
         record["last_good"] = self.sink.last_good.before(checked)
-        if not ok:
+        if not passed:
             self.emit(record)
             at = f" at {self.current.at}" if self.current.at else ""
             raise CheckFailed(

@@ -26,7 +26,14 @@ from hookrun.runtime.checkpointing import require_no_checkpoint
 from hookrun.runtime.clock import Clock, CurrentCall
 from hookrun.runtime.part import no_batch, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn
-from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
+from hookrun.values.tensors import (
+    check_broadcast,
+    computable,
+    holds_data,
+    in_form_of,
+    ordinary_tensors,
+    scalars,
+)
 
 
 class SiteValues:
@@ -172,8 +179,7 @@ class SiteValues:
             case Tensor():
                 return self._in_form(source)
             case None if isinstance(given, Ramp):
-                number = self._following(given)
-                return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
+                return partial(_number_in_form, self._following(given))
             case None:
                 return self._in_form(torch.tensor(given, dtype=torch.float64))
         return partial(self._rows, source, is_whole=given.at is not None)
@@ -395,6 +401,15 @@ class SiteValues:
         self._draws.load_state_dict(draws)
         if self.calls is not None:
             self.calls.go_on_from(total)
+
+
+def _number_in_form(number: Callable[[Tensor], Tensor | float], like: Tensor) -> Tensor:
+    """The present number as a tensor [] in dtype and on device of a tensor."""
+    now = number(like)
+    if isinstance(now, Tensor) or like.is_cpu:
+        return in_form_of(torch.as_tensor(now, dtype=torch.float64), like)
+    # made there: a number of the CPU would have to be copied at each firing; added, since filling refuses an overflow
+    return (computable(like.new_zeros(())) + now).to(like.dtype)
 
 
 def _form(value: Any) -> str:

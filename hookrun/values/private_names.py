@@ -23,11 +23,13 @@ NAMES = {
         "torch:UntypedStorage": "_cdata",
         "torch:_C": "_DisableFuncTorch _current_graph_task_id _dispatch_key_parse",
         "torch:_C._autograd": "_top_saved_tensors_default_hooks _get_creation_meta CreationMeta",
+        "torch.amp:GradScaler": "_found_inf_per_device",
         "torch:_C._functorch": "maybe_current_level maybe_get_bdim get_unwrapped is_functorch_wrapped_tensor "
         "is_batchedtensor is_functionaltensor",
         "torch._prims_common": "suggest_memory_format",
         "torch._subclasses.fake_tensor": "FakeCopyMode FakeTensorMode is_fake unset_fake_temporarily",
         "torch._utils": "_functionalize_sync",
+        "torch.amp:GradScaler": "_found_inf_per_device",
         "torch.autograd": "_unsafe_preserve_version_counter",
         "torch.autograd:Variable": "_execution_engine",
         "torch.nn:Module": "_call_impl _compiled_call_impl _modules _parameters _forward_hooks _forward_pre_hooks "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype
+    from torch import Tensor, device, dtype
 
 
 def elements(x: Tensor) -> Tensor:
@@ -168,6 +168,30 @@ def in_form_of(source: Tensor, like: Tensor) -> Tensor:
             "the value is complex and the tensor is real: give its real part or its absolute value"
         )
     return source.to(device=like.device, dtype=like.dtype)
+
+
+def on_device(x: Tensor, where: device) -> Tensor:
+    """The tensor on a device. From the CPU it goes through pinned memory, so that the host does not wait for the copy."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    if x.device == where:
+        return x
+    accelerator = torch.accelerator.current_accelerator()
+    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type
+    if not pins or torch.compiler.is_compiling() or not holds_data(x):
+        return x.to(where)
+    with unset_fake_temporarily():  # in a trial run nothing else is a fake tensor's
+        pinned = x.pin_memory()
+    return pinned.to(where, non_blocking=True)
+
+
+def on_cpu(given: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, detached, in the CPU's memory; the host waits once for each device, not for each tensor."""
+    found = [x.detach() for x in given]
+    last = {x.device: number for number, x in enumerate(found)}
+    # a device copies in order: when its last copy has arrived, all have
+    return [x.to("cpu", non_blocking=number != last[x.device]) for number, x in enumerate(found)]
 
 
 def require_whole(x: Tensor) -> None:

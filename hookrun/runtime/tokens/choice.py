@@ -14,6 +14,7 @@ from hookrun.actions.base import TokenRows
 from hookrun.errors import nearest
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
+from hookrun.values.tensors import on_device
 
 TWICE = -2
 """The position of a span whose text a sample has more than once; -1: it does not have the span."""
@@ -52,7 +53,7 @@ class Chosen:
         if device.type == "cpu":
             return self._indices
         if (indices := self._on.get(device)) is None:
-            indices = self._on[device] = tuple(index.to(device, non_blocking=True) for index in self._indices)
+            indices = self._on[device] = tuple(on_device(index, device) for index in self._indices)
         return indices
 
 

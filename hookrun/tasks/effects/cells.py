@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.values.containers import members, rebuild, tensors
+from hookrun.values.tensors import on_cpu
 
 MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
@@ -318,12 +319,11 @@ class Cells:
         reading.see(output)
         (plain,) = reading.copies_of(output, 1)
         if is_new or not self._over_split:
-            self._keep(PLAIN, batch, plain)
+            self._keep([PLAIN], batch, [plain])
         after = self._draws()
         if self._against is not None and is_new:
             scores = predicted_rows(self._against, batch.split).of(ids, Generator()).to(batch.target.device)
-            (clean,) = reading.copies_of(scores, 1, whole=True)
-            self._keep(CLEAN, batch, clean)
+            self._keep([CLEAN], batch, reading.copies_of(scores, 1, whole=True))
         if self._estimated and is_new:
             again()
             self._estimate(batch)
@@ -365,13 +365,11 @@ class Cells:
             except Exception:  # whatever the model's own code raises for more rows than the batch has
                 fits = self._together[entry] = False
             if fits:
-                for number, copy in zip(numbers, copies, strict=False):
-                    self._keep(str(number), batch, copy)
+                self._keep(map(str, numbers), batch, copies[: len(numbers)])
                 return
         for number, job in zip(numbers, jobs, strict=True):
             again()
-            (copy,) = self._copies(batch, [job])
-            self._keep(str(number), batch, copy)
+            self._keep([str(number)], batch, self._copies(batch, [job]))
 
     def _copies(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None = None) -> list[Any]:
         """What the metric is computed from, for each job, from one pass with a copy of the batch for each."""
@@ -399,13 +397,15 @@ class Cells:
             if passes is not None:
                 passes.copies = 1
 
-    def _keep(self, place: str, batch: Batch, copy: Any) -> None:
-        """Keep the metric of each sample of a batch, or the rows of a metric over the whole split."""
+    def _keep(self, places: Iterable[str], batch: Batch, copies: Sequence[Any]) -> None:
+        """Keep the metric of each sample of a batch, or the rows of a metric over the whole split, for each copy."""
+        reading = self._reading
         if self._over_split:
-            self._rows[place].add(None, self._reading.rows(copy), ids=batch.ids, split=batch.split)
-        else:
-            values = self._reading.values(copy)
-            self._columns[place][batch.ids] = values.detach().to("cpu", torch.float64)
+            for place, copy in zip(places, copies, strict=True):
+                self._rows[place].add(None, reading.rows(copy), ids=batch.ids, split=batch.split)
+            return
+        for place, values in zip(places, on_cpu(map(reading.values, copies)), strict=True):
+            self._columns[place][batch.ids] = values.double()
 
     # ---- random numbers --------------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ def _numbers_like(leaf: Any, device: torch.device | str, classes: int = 2, *, le
     if not isinstance(leaf, Tensor) or leaf.is_nested:
         return leaf
     if not leaf.is_floating_point():
-        return (torch.arange(leaf.numel(), device=device) % classes).reshape(leaf.shape).to(leaf.dtype)
+        return (torch.arange(leaf.numel(), device="cpu") % classes).reshape(leaf.shape).to(device, leaf.dtype)
     if device == "meta":
         return torch.empty_like(leaf, device=device)
     numbers = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0), device="cpu")

@@ -24,6 +24,7 @@ from hookrun.store.format import SAMPLES
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.metrics.output import OutputReader
 from hookrun.tasks.run.batches import Batch, Batches
+from hookrun.values.tensors import on_cpu
 
 MOST_WORST = 16
 """How many samples with the highest loss get a picture."""
@@ -82,20 +83,23 @@ class SampleNames:
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
             return {}
-        columns = {"class": target.tolist()}
+        columns = {"class": target}
         named = self.reader.named(output)
-        if (place := self.reader.place(named, target, "scores")) is None:
-            return columns
-        scores = place.of(named).detach()
-        if scores.dim() == 1:  # those of the one sample of a batch that is not stacked
+        place = self.reader.place(named, target, "scores")
+        scores = None if place is None else place.of(named).detach()
+        if scores is not None and scores.dim() == 1:  # those of the one sample of a batch that is not stacked
             scores = scores[None]
-        if self.reader.classes not in (None, scores.shape[1]):  # it may be an embedding
-            return columns
-        columns["predicted_class"] = scores.argmax(1).tolist()
-        if all(0 <= label < scores.shape[1] for label in columns["class"]):
-            losses = F.cross_entropy(scores.float(), target.to(torch.int64), reduction="none")
-            columns["loss"] = losses.tolist()
-        return columns
+        # they may be an embedding
+        if scores is not None and self.reader.classes in (None, scores.shape[1]):
+            labels, classes = target.to(torch.int64), scores.shape[1]
+            known = labels.clamp(0, classes - 1)
+            columns["predicted_class"] = scores.argmax(1)
+            columns["loss"] = F.cross_entropy(scores.float(), known, reduction="none")
+            columns["has_loss"] = (known == labels).all()
+        read = dict(zip(columns, on_cpu(columns.values()), strict=True))
+        if not read.pop("has_loss", True):
+            del read["loss"]
+        return {name: values.tolist() for name, values in read.items()}
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""

@@ -15,10 +15,15 @@ from hookrun.values.containers import tensors
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Whether every element of the floating-point or complex tensors is finite.
+    """Whether every element of the floating-point or complex tensors is finite; the host waits once for each device."""
+    return not any(wrong.item() for wrong in nonfinite_on(values).values())
 
-    It takes one fused pass over the tensors of each device, and one read from the device. It is the test of
-    GradScaler with a scale of 1, which does not change the tensors.
+
+def nonfinite_on(values: Iterable[Tensor]) -> dict[torch.device, Tensor]:
+    """Device -> a float32 tensor [] on it: 0 if every element of the tensors there is finite, else 1.
+
+    It takes one fused pass over the tensors of each device. It is the test of GradScaler with a scale of 1, which does
+    not change the tensors.
     """
     alike = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
     for value in map(_plain, values):
@@ -30,8 +35,8 @@ def all_finite(values: Iterable[Tensor]) -> bool:
         # a dtype or layout that the test does not support, such as that of an expanded tensor
         except (RuntimeError, NotImplementedError):
             if any(not_finite(value) for value in group):
-                return False
-    return not any(wrong.item() for wrong in wrong_on.values())
+                wrong_on[device].fill_(1)
+    return wrong_on
 
 
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")  # explicit: torch's defaults may be others

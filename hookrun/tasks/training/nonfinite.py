@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from hookrun.config.validation import join
 from hookrun.errors import HookrunError, listed, reason
-from hookrun.hook_types import FORWARD, FORWARD_PRE
+from hookrun.hook_types import FORWARD, FORWARD_PRE, OPTIMIZER_STEP_PRE
 from hookrun.plan.plan import PlannedHook, passed_on
 from hookrun.runtime import Installation
 from hookrun.runtime.apply_action import Op
@@ -31,7 +31,7 @@ from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.observers import Observe, matches, new_nodes, planned
 from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.run.session import generator_states, set_generators
-from hookrun.tasks.training.finite import all_finite, not_finite
+from hookrun.tasks.training.finite import all_finite, nonfinite_on, not_finite
 from hookrun.tasks.training.optimizers import clip
 from hookrun.values.containers import tensors
 
@@ -77,6 +77,9 @@ class FiniteSteps:
         self._group: Sequence[Batch] = ()
         self._losses: Sequence[Tensor] = ()
         self._in_epoch = 0
+        self._stepped = False
+        specs = (hook.spec for hook in plan.hooks if not hook.spec.action.observes)
+        self._edits_last = OPTIMIZER_STEP_PRE in {spec.hook_type for spec in specs}
         optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
 
     def state_dict(self) -> dict[str, int]:
@@ -97,32 +100,48 @@ class FiniteSteps:
         """
         self._group, self._losses = group, losses
         scaler = self._context.scaler  # one that is not enabled only steps the optimizer
-        scale = scaler.get_scale()
-        try:
-            # Checked here too, since a scaler that overflows does not call the hook.
-            if scaler.is_enabled() and not all_finite(losses):
-                raise _NotFinite
+        overflows = self._tell_scaler() if scaler.is_enabled() else []
+        self._stepped = False
+        with suppress(_NotFinite):
             scaler.step(self._optimizer)
-        except _NotFinite:
+        if self._stepped:
+            scaler.update()
+            return "stepped"
+        scale = scaler.get_scale()
+        if not any(overflow.item() for overflow in overflows) or not all_finite(losses):
             scaler.update(scale)  # needed before the scaler's next step; keeps the scale
             return self._left_out()
         scaler.update()
-        if scaler.get_scale() >= scale:
-            return "stepped"
         return self._left_out() if scale <= LEAST_SCALE else "overflow"
+
+    def _tell_scaler(self) -> list[Tensor]:
+        """Let the scaler skip the step for losses and clipped gradients, too; returns what it had found, by device.
+
+        The host then waits for the device once in a step: where the scaler reads whether to skip it.
+        """
+        found = self._context.scaler._found_inf_per_device(self._optimizer)
+        overflows = list(found.values())
+        for device, wrong in nonfinite_on(self._checked()).items():
+            found[device] = wrong.maximum(found.get(device, wrong))
+        return overflows
+
+    def _checked(self) -> list[Tensor]:
+        """The losses and gradients of the step."""
+        trained = (each for group in self._optimizer.param_groups for each in group["params"])
+        return [*self._losses, *(each.grad for each in trained if each.grad is not None)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """torch's pre-hook of the optimizer."""
         overflow = getattr(optimizer, "found_inf", None)  # set if the optimizer itself skips the step
         if overflow is not None and overflow.item():
             return
-        trained = (each for group in optimizer.param_groups for each in group["params"])
-        gradients = [each.grad for each in trained if each.grad is not None]
-        finite = all_finite([*self._losses, *gradients])
-        if self._context.sharded:  # each rank has only parts of the gradients
-            finite = not self._context.ranks.largest([not finite])[0]
-        if not finite:
-            raise _NotFinite
+        if not self._context.scaler.is_enabled() or self._edits_last:  # else the scaler has read it
+            finite = all_finite(self._checked())
+            if self._context.sharded:  # each rank has only parts of the gradients
+                finite = not self._context.ranks.largest([not finite])[0]
+            if not finite:
+                raise _NotFinite
+        self._stepped = True
 
     def _left_out(self) -> Outcome:
         context = self._context
