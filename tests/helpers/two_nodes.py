@@ -135,7 +135,12 @@ def agents(
     """
     started = list[Agent]()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    launcher += ["--master-addr=127.0.0.1", f"--master-port={port}", f"--max-restarts={restarts}"]
+    launcher += [
+        f"--nproc-per-node={2 // nodes}",
+        "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+        f"--max-restarts={restarts}",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     try:
         for node in range(2):
