@@ -134,9 +134,9 @@ def agents(
     own_disk: node 1 has its own disk; otherwise both see that of node 0
     """
     started = list[Agent]()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
     launcher += [
-        f"--nproc-per-node={2 // nodes}",
+        "--nproc-per-node=1",
         "--master-addr=127.0.0.1",
         f"--master-port={port}",
         f"--max-restarts={restarts}",
