@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from omegaconf import DictConfig
 
 from hookrun import tasks
+from hookrun.cli.restarts import begun_before, tell_begun
 from hookrun.compose.compose import claimed, parsed_run, place_run, plain_run, planned, refuse_used
 from hookrun.compose.errors import composed, explained, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, opened
@@ -35,24 +37,36 @@ _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may differ when a run is resumed."""
 
+_TELLING = 60.0
+"""Seconds that a rank that cannot begin waits for the others, to tell them why."""
+
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Resume an unfinished run; returns the exit code."""
-    folder = named_folder(resume.name, outputs_folder())
-    if _is_done(folder):
-        if is_main():
-            if asked.overrides:
-                print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
-            remove_left_states(folder)
-            make_missing_page(folder)
-        return DONE
-    shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
-    if typed := [text for text in asked.overrides if text in shown]:
-        raise spec_error(
-            "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
-        )
-    with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
-        return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
+    with told_to_ranks():
+        folder = named_folder(resume.name, outputs_folder())
+        if _is_done(folder):
+            if is_main():
+                if asked.overrides:
+                    print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
+                remove_left_states(folder)
+                make_missing_page(folder)
+            return DONE
+        shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
+        if typed := [text for text in asked.overrides if text in shown]:
+            raise spec_error(
+                "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
+            )
+    return run_again(asked, folder, trust, resume)
+
+
+def run_again(asked: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
+    """Go on with the unfinished run in the folder; returns the exit code."""
+    with ExitStack() as stack:
+        with told_to_ranks():
+            again, cfg = stack.enter_context(composed_again(asked, folder, anyway=resume.anyway))
+            experiment = parsed_run(cfg)
+        return run_once(again, cfg, experiment, trust, resume, folders=asked)
 
 
 def run_once(
@@ -72,8 +86,12 @@ def run_once(
     shows = tasks.task_of(experiment).shows
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
-    if shows and not is_main():  # rank 0 shows it
-        return DONE
+    if not is_main():
+        if shows:  # rank 0 shows it
+            return DONE
+    elif not shows and resume is None and (left := begun_before(Path(cfg.hydra.runtime.output_dir))):
+        print(f"torchrun has started the run again: it goes on in {left}")
+        return run_again(asked, left, trust, Resume(str(left)))
     needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
     try:
         with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
@@ -123,6 +141,8 @@ def _checked_and_run(
                 wait_is_over()
                 tasks.show_without_data(known, error, trust)
             raise
+    if ranks.several:
+        require_equal(prepared, run_dir, ranks)
     wait_is_over()
     if not ranks.is_main:
         return follow(prepared, ranks)
@@ -134,6 +154,7 @@ def _checked_and_run(
         if resume is not None and _is_done(run_dir):  # another process has just finished it
             ranks.gathered([None, None])
             return DONE
+        tell_begun(run_dir)
         is_new = needs.missing
         needs.make()
         if is_new:  # again, now that the runs exist from which its values come
@@ -248,6 +269,22 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
             ranks.meet()
 
 
+@contextmanager
+def told_to_ranks() -> Iterator[None]:
+    """A block before the ranks are joined: one of several that fails in it joins the others, so that all end."""
+    try:
+        yield
+    except HookrunError as error:
+        if (me := started()) is not None and me.size > 1:
+            import_torch()
+            from hookrun.ranks.group import joined
+            from hookrun.tasks.run.session import device_named
+
+            with joined(me, device_named("auto").type, _TELLING) as ranks, ranks.failures_told():
+                ranks.gathered([str(error), error.exit_code])  # as `agreed` does
+        raise
+
+
 class RefusedByMain(JobFailed):
     """Rank 0 refused the experiment and reports why; this rank ends with the same exit code and prints nothing."""
 
@@ -273,6 +310,22 @@ def agreed(ranks: Ranks) -> Iterator[None]:
         if not ranks.is_main:
             raise RefusedByMain("refused by rank 0", code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+
+
+def require_equal(ready: Ready, run_dir: Path, ranks: Ranks) -> None:
+    """Refuse the run if the ranks would not do the same one; every rank calls it."""
+    from hookrun.tasks.run.prepare import Prepared
+    from hookrun.tasks.sharded import agreement
+
+    prepared = cast(Prepared, ready)  # as every task that several ranks do
+    with agreed(ranks):
+        if ranks.is_main:  # it may download the data for the other ranks
+            agreement.read_splits(prepared)
+    with agreed(ranks):
+        agreement.read_splits(prepared)
+        facts = agreement.facts_of_rank(prepared, run_dir)
+    with agreed(ranks):
+        agreement.require_equal(facts, ranks)
 
 
 def follow(prepared: Ready, ranks: Ranks) -> int:

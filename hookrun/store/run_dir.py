@@ -133,8 +133,10 @@ class RunDir:
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
         """Make the directory, or use one that does not hold a run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
-        names = (STATUS, PLAN, *STREAMS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
-        there = [name for name in names if (folder / name).exists()]
+        indexes = [
+            f"{name}/{index}" for name in (CAPTURES, PREDICTIONS) for index in index_names(folder / name)
+        ]
+        there = [name for name in (STATUS, PLAN, *STREAMS, *indexes) if (folder / name).exists()]
         if there:
             raise StoreError(
                 f"{folder} already holds a run: it has {', '.join(there)}. "

@@ -17,3 +17,4 @@ class PredictTask(EvaluateTask):
 
     task_name: ClassVar[str] = "predict"
     scores: ClassVar[bool] = False
+    writes_rows: ClassVar[bool] = True

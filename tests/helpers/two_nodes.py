@@ -134,8 +134,13 @@ def agents(
     own_disk: node 1 has its own disk; otherwise both see that of node 0
     """
     started = list[Agent]()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    launcher += ["--master-addr=127.0.0.1", f"--master-port={port}", f"--max-restarts={restarts}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
+    launcher += [
+        "--nproc-per-node=1",
+        "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+        f"--max-restarts={restarts}",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     try:
         for node in range(2):

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -78,11 +78,18 @@ class Workers:
         return [worker.process.pid for worker in self._processes]
 
     def start(
-        self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False, disk: Disk | None = None
+        self,
+        folder: Path,
+        *argv: str,
+        ranks: int = 2,
+        leave: bool = False,
+        disk: Disk | None = None,
+        last: Sequence[str] = (),
     ) -> None:
         """Start the command line in so many, one rank each; leave: they end afterwards, as those of a run do.
 
         disk: rank 0 is on node 0, the other ranks are on node 1; the folder is that of their node
+        last: more of the command line of the last rank
         """
         port = unused_port()
         while len(self._processes) < ranks:
@@ -93,7 +100,11 @@ class Workers:
                 self._processes[rank] = Worker.started(self._warm)
             stdin = self._processes[rank].stdin
             about = environment(rank, ranks, port)
-            line: dict[str, Any] = {"argv": list(argv), "environment": about, "leaves": leave}
+            line: dict[str, Any] = {
+                "argv": [*argv, *(last if rank == ranks - 1 else ())],
+                "environment": about,
+                "leaves": leave,
+            }
             line["folder"] = str(folder if disk is None else disk.starts[min(rank, 1)])
             line["mount"] = disk.mount if disk is not None and rank else []
             stdin.write(json.dumps(line) + "\n")
@@ -110,11 +121,9 @@ class Workers:
                     worker.process.wait()
         return Ended(*([each[key] for each in found] for key in ("code", "said", "collectives")))
 
-    def run(
-        self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False, disk: Disk | None = None
-    ) -> Ended:
-        """Run the command line in so many processes."""
-        self.start(folder, *argv, ranks=ranks, leave=leave, disk=disk)
+    def run(self, folder: Path, *argv: str, **how: Any) -> Ended:
+        """Run the command line in so many processes, see `start`."""
+        self.start(folder, *argv, **how)
         return self.end()
 
     def kill(self, rank: int) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from two_nodes import Disk, agents
 
 import hookrun
+from hookrun.cli import main
+from hookrun.ranks import Ranks
+from hookrun.store.files import StoreError
+from hookrun.tasks.run.execute import execute_as_rank
 
 SMALL = (
     "model=cnn",
@@ -17,10 +26,17 @@ SMALL = (
     "compute.threads=1",
     "compute.timeout=60",
 )
+EVALUATE = (*SMALL, "task=evaluate", "train.limit_batches=2")
+TRAIN = (
+    *SMALL,
+    "train.epochs=1",
+    "train.limit_batches=4",
+    "train.checkpoint={every: {steps: 1}, keep: 9, keep_done: true}",
+)
+CAPTURE = "+hooks.rows={select: fc, hook: forward, action: capture"
 
 
-def test_each_node_has_its_own_disk_at_the_same_path(workers: Any, disk: Disk, free_port: Any) -> None:
-    """So do the processes that the tests keep, and those of torchrun."""
+def test_each_node_has_its_own_disk_at_the_same_path(disk: Disk, free_port: Any) -> None:
     for number, folder in enumerate(disk.folders):
         (folder / "name").write_text(f"disk of node {number}")
     show = f"import os; print('{{', os.environ['RANK'], open('{disk.path}/name').read(), '}}')"
@@ -28,8 +44,145 @@ def test_each_node_has_its_own_disk_at_the_same_path(workers: Any, disk: Disk, f
         assert [node.wait() for node in nodes] == [0, 0], [node.said() for node in nodes]
         assert "{ 0 disk of node 0 }" in nodes[0].said()
         assert "{ 1 disk of node 1 }" in nodes[1].said()
-    argv = (*SMALL, "task=evaluate", f"hydra.run.dir={disk.path}/run")
-    ended = workers.run(disk.path.parent, *argv, disk=disk)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "+hooks.seen={select: fc, hook: forward, action: stats}",
+        "+hooks.checked={select: fc, hook: forward, action: check}",
+        CAPTURE + ", when: {rank: 0}}",
+        "+hooks.rows={select: fc.weight, hook: weight, action: capture}",
+    ],
+)
+def test_a_run_that_rank_0_alone_writes_needs_no_shared_disk(workers: Any, disk: Disk, hook: str) -> None:
+    ended = workers.run(disk.path.parent, *EVALUATE, hook, f"hydra.run.dir={disk.path}/run", disk=disk)
     assert ended.codes == [0, 0], ended.said
     assert hookrun.open_run(disk.folders[0] / "run").status["status"] == "done"
-    assert not (disk.folders[1] / "run").exists()
+    assert list(disk.folders[1].iterdir()) == []
+
+
+@pytest.mark.parametrize("typed", [CAPTURE + "}", CAPTURE + ", when: {rank: [0, 1]}}", "task=predict"])
+def test_a_run_that_each_rank_writes_is_refused_without_one(workers: Any, disk: Disk, typed: str) -> None:
+    ended = workers.run(disk.path.parent, *EVALUATE, typed, f"hydra.run.dir={disk.path}/run", disk=disk)
+    assert ended.codes == [2, 2], ended.said
+    assert "rank 1 on " in ended.said[0] and "does not see the run directory of rank 0" in ended.said[0]
+    assert hookrun.open_run(disk.folders[0] / "run").status["exit_code"] == 2
+    assert list(disk.folders[1].iterdir()) == []
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_node_without_the_directory_that_is_resumed_ends_all(
+    workers: Any, disk: Disk, lacking: int
+) -> None:
+    folder = disk.path / "run"
+    assert workers.run(disk.path.parent, *TRAIN, f"hydra.run.dir={folder}", disk=disk).codes == [0, 0]
+    cut(disk.folders[0] / "run", 1)
+    if lacking == 0:
+        shutil.move(disk.folders[0] / "run", disk.folders[1] / "run")
+    ended = workers.run(disk.path.parent, f"resume={folder}", disk=disk)
+    assert ended.codes == [(lacking == 0 and 2) or 1, 2], ended.said
+    assert f"there is no directory {folder}" in ended.said[0]
+    assert ("rank 1 cannot run the experiment, and rank 0 can" in ended.said[0]) is (lacking == 1)
+
+
+def test_ranks_resume_from_one_state(workers: Any, disk: Disk) -> None:
+    """A node whose disk holds an older copy of the run is refused."""
+    folder = disk.path / "run"
+    assert workers.run(disk.path.parent, *TRAIN, f"hydra.run.dir={folder}", disk=disk).codes == [0, 0]
+    cut(disk.folders[0] / "run", 2)
+    shutil.copytree(disk.folders[0] / "run", disk.folders[1] / "run")
+    ended = workers.run(disk.path.parent, f"resume={folder}", disk=disk)
+    assert ended.codes == [2, 2], ended.said
+    assert "rank 1 on" in ended.said[0]
+
+
+def cut(run: Path, states: int) -> None:
+    """As if the run had failed after its first states."""
+    for state in sorted(run.glob("checkpoints/state_*"))[states:]:
+        shutil.rmtree(state)
+    (run / "status.json").write_text(json.dumps({"status": "failed"}))
+
+
+DIES = """
+import os
+import sys
+from hookrun.cli import main
+from hookrun.tasks.run.resuming import Resuming
+
+kept = Resuming.point
+
+def dies(self, *args, **options):
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], self._hooks.clock.step) == ("1", "0", 3):
+        os.kill(os.getpid(), 9)
+    return kept(self, *args, **options)
+
+Resuming.point = dies
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
+    workers: Any, disk: Disk, free_port: Any, same: Any
+) -> None:
+    """Rank 1 is killed in the middle of an epoch; nobody names the directory."""
+    start = disk.starts[0]
+    argv = (*TRAIN, CAPTURE + "}")
+    assert workers.run(start, *argv, "hydra.run.dir=whole").codes == [0, 0]
+    script = start / "dies.py"
+    script.write_text(DIES)
+    with agents(disk, free_port(), *argv, restarts=1, own_disk=False, program=[str(script)]) as nodes:
+        assert [node.wait() for node in nodes] == [0, 0], [node.said() for node in nodes]
+        said = nodes[0].said()
+    (folder,) = (each for each in (start / "outputs").iterdir() if not each.is_symlink())
+    assert f"torchrun has started the run again: it goes on in {folder}" in said
+    assert "resumed from state_00000" in said
+    one, other = hookrun.open_run(start / "whole"), hookrun.open_run(folder)
+    assert other.status["status"] == "done"
+    same.weights(one, other, atol=0.0)
+    assert one.metrics == other.metrics
+    assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
+
+
+def test_a_restart_in_a_typed_directory_resumes_the_same_configuration_only(
+    cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("model=cnn", "data=digits", *TRAIN[3:], "hydra.run.dir=run")
+    assert main(list(argv)) == 0
+    cut(cwd / "run", 1)
+    assert main(list(argv)) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert main([*argv, "seed=1"]) == 2
+    assert "is of another configuration" in capsys.readouterr().err
+    assert main(list(argv)) == 0
+    assert "resumed from state_000001" in capsys.readouterr().out
+    cut(cwd / "run", 0)
+    assert main(list(argv)) == 0
+    assert "the run starts from the beginning" in capsys.readouterr().out
+    assert hookrun.open_run(cwd / "run").status["status"] == "done"
+
+
+class SecondRank(Ranks):
+    """Rank 1 of a run whose rank 0 reads a state with the digest of another one."""
+
+    rank = 1
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+
+    def gathered(self, plain: Any) -> list[Any]:
+        return [[str(self.run), ["state_000001", "00000000"]]]
+
+
+def test_a_rank_that_reads_another_state_is_refused(cwd: Path) -> None:
+    assert main(["model=cnn", "data=digits", *TRAIN[3:], "hydra.run.dir=run"]) == 0
+    with pytest.raises(StoreError, match=r"state_000001 is another state .* rank 0 reads \(rank 1\)"):
+        execute_as_rank(None, SecondRank(cwd / "run"))  # type: ignore[arg-type]
+
+
+def test_what_another_rank_left_refuses_a_new_run(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cwd / "run" / "captures").mkdir(parents=True)
+    (cwd / "run" / "captures" / "index_1.jsonl").write_text("")
+    assert main(["model=cnn", "data=digits", "task=evaluate", "hydra.run.dir=run"]) != 0
+    assert "already holds a run: it has captures/index_1.jsonl" in capsys.readouterr().err

@@ -58,14 +58,16 @@ _APPLIED = "applied"
 class SavedState:
     """A state that was read.
 
-    path:  its folder
-    about: the run that it belongs to: a mapping of plain values
-    tree:  what was saved, tensors on the CPU
+    path:   its folder
+    about:  the run that it belongs to: a mapping of plain values
+    tree:   what was saved, tensors on the CPU
+    digest: a checksum of all of it
     """
 
     path: Path
     about: Mapping[str, Any]
     tree: Mapping[str, Any]
+    digest: str = ""
 
     def part(self, name: str) -> Any:
         """One part of what was saved. StoreError where it is missing."""
@@ -168,7 +170,9 @@ def read_state(run: Path, name: str) -> SavedState:
 
 def _whole(path: Path, run: Path, content: dict[str, Any]) -> SavedState:
     """The state whose file of values has this content. ValueError if either file was changed."""
-    if content.pop("digest", None) != _digest(encode(content)) or not isinstance(content.get("about"), dict):
+    known = content.pop("digest", None)
+    digest = _digest(encode(content))
+    if known != digest or not isinstance(content.get("about"), dict):
         raise ValueError(f"the content of {STATE} was changed")
     file = path / TENSORS
     if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
@@ -177,7 +181,7 @@ def _whole(path: Path, run: Path, content: dict[str, Any]) -> SavedState:
         tree = unflatten(content["tree"], partial(read_tensor, tensors))
         if not isinstance(tree, dict):
             raise ValueError(f"it holds a {type(tree).__name__}")
-        return SavedState(path, content["about"], tree)
+        return SavedState(path, content["about"], tree, digest)
 
 
 def _digest(text: str) -> str:

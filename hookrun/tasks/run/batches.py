@@ -144,6 +144,9 @@ class BatchSource(Protocol):
     def device(self) -> torch.device:
         """The device of the batches."""
 
+    def samples(self, split: Split) -> Samples:
+        """The samples of a split."""
+
 
 Seeded = Callable[[int], AbstractContextManager[None]]
 
@@ -185,12 +188,13 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         if self.seeded is None and self.collate is stacked:
             read = self.samples.batch(numbers)
         if read is None:
-            samples = [self._sample(number) for number in numbers]
+            samples = [self.sample(number) for number in numbers]
             with self._drawing(numbers[0], "collate"):
                 read = self.collate(samples)
         return (torch.tensor(indices), *read)
 
-    def _sample(self, number: int) -> Any:
+    def sample(self, number: int) -> Any:
+        """One sample as the batches of the epoch have it."""
         with self._drawing(number):
             return self.samples[number]
 
@@ -199,6 +203,14 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         if self.seeded is None:
             return nullcontext()
         return self.seeded(derived_seed(self.seed, self.epoch, *key))
+
+
+def numbered(settings: Settings, samples: Samples) -> _Numbered:
+    """The samples with their ids, drawn as in a run with these settings."""
+    draws: Seeded | None = seeded if samples.draws else None
+    if settings.data.name == data.PYTHON or settings.data.has_own_collate:
+        draws = all_seeded
+    return _Numbered(samples, settings.seed, draws, collate_of(settings.data))
 
 
 class Batches:
@@ -220,17 +232,10 @@ class Batches:
         self._seed = settings.seed
         self._batch_size = settings.data.samples_of_batch
         self._generator = torch.Generator()
-        if not ranks.is_main:
-            ranks.meet()
-        samples = data.load(settings.data, split, seed=settings.seed)
-        if ranks.is_main:
-            ranks.meet()  # rank 0 may have downloaded the data for the other ranks
+        samples = prepared.samples(split)
         self.data = samples
         self.samples = len(samples)
-        draws: Seeded | None = seeded if samples.draws else None
-        if settings.data.name == data.PYTHON or settings.data.has_own_collate:
-            draws = all_seeded
-        self._numbered = _Numbered(samples, settings.seed, draws, collate_of(settings.data))
+        self._numbered = numbered(settings, samples)
         self._shuffle, self._ranks = shuffle, ranks
         # The numbers of the samples of each batch of the current epoch that this rank loads.
         self._indices = list[list[int]]()
@@ -246,7 +251,8 @@ class Batches:
         count, limit = -(-self.samples // self._batch_size), settings.train.limit_batches
         self._length = count if limit is None else min(limit, count)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
-        loads = self._loader.num_workers > 0 or self._loader.pin_memory or draws is not None or ranks.several
+        loads = self._loader.num_workers > 0 or self._loader.pin_memory or ranks.several
+        loads = loads or self._numbered.seeded is not None
         loads = loads or bool(settings.data.unstacked)
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         in_reach = self.samples if shuffle else self._length * self._batch_size

@@ -31,11 +31,18 @@ from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.signals import listening, shielded
+from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, METRICS, MODEL, PLAN
 from hookrun.store.records import MetricsLine, read_records
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.store.scores import result
-from hookrun.store.states.files import newest_state, read_state, remove_states, remove_unfinished
+from hookrun.store.states.files import (
+    SavedState,
+    newest_state,
+    read_state,
+    remove_states,
+    remove_unfinished,
+)
 from hookrun.tasks.base import Ready, goal_of
 from hookrun.tasks.loggers import LoggedRun, Loggers
 from hookrun.tasks.metrics.losses import ActivationLoss
@@ -54,6 +61,7 @@ from hookrun.tasks.run.progress import Screen
 from hookrun.tasks.run.resuming import Resuming, require_same
 from hookrun.tasks.run.session import session
 from hookrun.tasks.run.sink import RunSink
+from hookrun.tasks.sharded.agreement import require_shared_disk
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.sharded.rank_fit import under_ranks
 from hookrun.tasks.sharded.sharding import shard
@@ -81,7 +89,9 @@ def execute(
     run_dir.ranks = ranks
     with failure_recorded(run_dir), ranks.failures_told():
         run_dir.set_status("running")
-        ranks.gathered([str(run_dir.path), None if run_dir.resumed is None else run_dir.resumed.path.name])
+        state = run_dir.resumed
+        ranks.gathered([str(run_dir.path), None if state is None else [state.path.name, state.digest]])
+        require_shared_disk(run_dir.path, ranks, ready, resumes=state is not None)
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         run_dir.see_ranks(ready.settings.compute.timeout)
@@ -222,7 +232,8 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
         place, state = ranks.gathered(None)[0]
         if place is None:  # another process has just finished the run
             return 0
-        saved = None if state is None else read_state(Path(place), state)
+        require_shared_disk(Path(place), ranks, ready, resumes=state is not None)
+        saved = None if state is None else _same_state(Path(place), state, ranks)
         position = None if saved is None else saved.part("files")
         run_dir = RunDir(Path(place), ready.settings.compute.capture_buffer * 2**20, ranks, position)
         run_dir.resumed = saved
@@ -230,6 +241,18 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
             stopped = ready.task.execute(ready, run_dir)
         run_dir.see_ranks(ready.settings.compute.timeout)
     return 0 if stopped is None else STOPPED
+
+
+def _same_state(run: Path, state: tuple[str, str], ranks: Ranks) -> SavedState:
+    """The state from which rank 0 resumes the run. StoreError if this rank reads another one.
+
+    state: its name and its digest
+    """
+    name, digest = state
+    saved = read_state(run, name)
+    if saved.digest != digest:
+        raise StoreError(f"{saved.path} is another state than the one that rank 0 reads (rank {ranks.rank})")
+    return saved
 
 
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:

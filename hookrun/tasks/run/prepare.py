@@ -15,7 +15,7 @@ from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.data.collate import WHERE as COLLATE
 from hookrun.data.info import SPLITS
-from hookrun.data.samples import IGNORED
+from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
@@ -65,6 +65,7 @@ class Prepared(Ready):
     trained:  the parameters that the task trains; None if it does not train
     lines:    lines about the task that are shown with the plan
     around:   what runs in place of what each hook does, see `Installation`; None: the hook itself
+    read:     the samples of the splits that were read before the run, to compare those of several ranks
     """
 
     trust: frozenset[str]
@@ -81,6 +82,13 @@ class Prepared(Ready):
     trained: Trained | None = None
     lines: tuple[str, ...] = ()
     around: Around | None = None
+    read: dict[Split, Samples] = field(default_factory=dict)
+
+    def samples(self, split: Split) -> Samples:
+        """The samples of a split. Raises SpecError as `hookrun.data.load` does."""
+        if split in self.read:
+            return self.read[split]
+        return data.load(self.settings.data, split, seed=self.settings.seed)
 
     @property
     def runs(self) -> tuple[UsedRunRecord, ...]:

@@ -267,17 +267,18 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
         if key.startswith("files."):
             lines.append(f"{key.removeprefix('files.')}: its content has changed")
         elif not key.startswith("at."):
-            lines.append(f"{key}: {_shown(before)} then, {_shown(now)} now")
+            lines.append(f"{key}: {shown(before)} then, {shown(now)} now")
     if lines:
-        shown = "\n".join(f"    {line}" for line in first_lines(lines))
+        listed = "\n".join(f"    {line}" for line in first_lines(lines))
         raise spec_error(
             "resume",
-            f"{saved.path} is of another run:\n{shown}",
+            f"{saved.path} is of another run:\n{listed}",
             "undo the change, or type resume_anyway=true: the results will differ from those of the original run",
         )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The value in an error message, cut if it is long."""
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 

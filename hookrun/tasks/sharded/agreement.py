@@ -1,0 +1,177 @@
+"""What the ranks of a run must have in common, compared before it: settings, plan, weights, versions, files, data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookrun.data import Split
+from hookrun.errors import first_lines, spec_error
+from hookrun.ranks import Ranks
+from hookrun.store.captures.tensor_file import dtype_name, unstorable
+from hookrun.store.format import STATUS, differences, encode
+from hookrun.tasks.base import Ready
+from hookrun.tasks.run.batches import numbered
+from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.resuming import about, shown
+from hookrun.values.containers import members
+
+_OWN = {"compute": ("device", "threads", "capture_buffer"), "data": ("workers",)}
+"""Keys that may differ from rank to rank, since the values computed do not depend on them."""
+
+_HEAD = 2**20
+"""Bytes at the start of a tensor of which a checksum sees the order."""
+
+_LAG = 5.0
+"""Seconds after which what rank 0 has written must be seen by the other ranks."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def read_splits(prepared: Prepared) -> None:
+    """Read the splits of the task, which then need not be read again for the run."""
+    task: Any = prepared.task  # a TaskUnderHooks
+    for split in task.splits:
+        if prepared.data.sizes[split] != 0 or len(task.splits) == 1:
+            prepared.read[split] = prepared.samples(split)
+
+
+def facts_of_rank(prepared: Prepared, run_dir: Path) -> dict[str, Any]:
+    """What has to be equal on every rank, by key path; `read_splits` comes first.
+
+    run_dir: the directory of the run as this rank names it, whose name may hold the time
+    """
+    facts = about(prepared, run_dir)
+    facts["train"]["checkpoint"] = prepared.settings.train.checkpoint.model_dump(mode="json")
+    facts["compute"]["strategy"] = prepared.settings.compute.strategy
+    for section, keys in _OWN.items():
+        for key in keys:
+            del facts[section][key]
+    facts["compute"]["type of device"] = prepared.device.type
+    for hook in facts[
+        "hooks"
+    ].values():  # the trial run of a hook with `when.rank` sees nothing on other ranks
+        hook["targets"] = [target["path"] for target in hook["targets"]]
+    facts["parameters"] = _weights(prepared.model)
+    facts["samples"] = {split: _samples(prepared, split) for split in prepared.read}
+    named = encode(str(run_dir)).strip('"')
+    return json.loads(encode(facts).replace(named, "the run directory"))
+
+
+def require_equal(facts: Mapping[str, Any], ranks: Ranks) -> None:
+    """Raise SpecError with each fact that differs from that of rank 0, on every rank; every rank calls it."""
+    digests = ranks.gathered(hashlib.sha256(encode(facts).encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    first, *others = map(json.loads, ranks.gathered(encode(facts)))
+    lines = [
+        f"rank {rank} has {key} {shown(its)}, rank 0 has {shown(own)}"
+        for rank, other in enumerate(others, 1)
+        for key, own, its in differences(first, other)
+    ]
+    raise spec_error(
+        "compute.strategy",
+        "the processes would not do the same run:\n"
+        + "\n".join(f"    {line}" for line in first_lines(lines)),
+        "start all of them with the same settings, files and versions",
+    )
+
+
+def require_shared_disk(run: Path, ranks: Ranks, ready: Ready, *, resumes: bool) -> None:
+    """Raise SpecError on every rank if ranks other than 0 use the directory `run` and one does not see it.
+
+    Each has to read the status that rank 0 has just written, and waits a few seconds for a disk that lags. Every rank
+    calls it.
+    """
+    if not ranks.several or not (resumes or _every_rank_writes(ready)):
+        return
+    path, end = run / STATUS, time.monotonic() + _LAG
+    written = ranks.gathered(_text(path))[0]
+    while (seen := _text(path)) != written and time.monotonic() < end:
+        time.sleep(0.05)
+    for rank, host in enumerate(ranks.gathered(None if seen == written else platform.node())):
+        if host is not None:
+            raise spec_error(
+                "hydra.run.dir",
+                f"rank {rank} on {host} does not see the run directory of rank 0, {run}",
+                "it has to be on a disk that all nodes share, since each rank reads or writes there",
+            )
+
+
+def _every_rank_writes(ready: Ready) -> bool:
+    """Whether ranks other than 0 write rows: those that a hook captures, or those of the task."""
+    if ready.task.writes_rows or not isinstance(ready, Prepared):
+        return ready.task.writes_rows
+    for hook in ready.plan.hooks:
+        chosen = hook.spec.keys.when.rank
+        if hook.spec.action.captures and (any(chosen) if chosen else hook.spec.hook_type.of_rows):
+            return True
+    return False
+
+
+def _text(path: Path) -> str | None:
+    """The content of a small file; None if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _weights(model: nn.Module) -> dict[str, str]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: " ".join(_content(each)) for name, each in tensors}
+
+
+def _samples(prepared: Prepared, split: Split) -> dict[str, Any]:
+    """The number of samples, and the content of the first, the middle and the last one.
+
+    Random transforms draw as in the first epoch. Of a sample that is another one each time that it is read, since a
+    user's own code draws from a generator of its own, only the form counts.
+    """
+    samples = numbered(prepared.settings, prepared.samples(split))
+    count = len(samples.samples)
+    facts: dict[str, Any] = {"number": count}
+    places = {"first": 0, "middle": count // 2, "last": count - 1} if count else {}
+    for name, number in places.items():
+        try:
+            sample, again = (list(map(_content, members(samples.sample(number)))) for _ in range(2))
+        except Exception as error:  # of a user's own code; the run fails if it needs the sample
+            facts[name] = f"cannot be read: {type(error).__name__}"
+            continue
+        forms = ", ".join(form for form, _ in sample)
+        content = "".join(checksum for _, checksum in sample)
+        facts[name] = (
+            f"{zlib.crc32(content.encode()):08x} ({forms})" if sample == again else f"random ({forms})"
+        )
+    return facts
+
+
+def _content(value: Any) -> tuple[str, str]:
+    """The form of a value, such as its dtype and shape, and a checksum of its content.
+
+    That of a tensor is made from the sum of its 64-bit words, which is fast, and the CRC-32 of its first bytes.
+    """
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.require(value, requirements="W"))
+    if not isinstance(value, Tensor):
+        return type(value).__name__, repr(value) if isinstance(value, _PLAIN) else ""
+    form = f"{dtype_name(value.dtype)} {list(value.shape)}"
+    if unstorable(value):
+        return form, ""
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    if content.storage_offset() % 8:
+        content = content.clone()
+    words = content[: len(content) // 8 * 8].view(torch.int64)
+    head = torch.cat([content[:_HEAD], content[-8:]])
+    order = zlib.crc32(head.numpy().tobytes())
+    return form, f"{zlib.crc32(encode(int(words.sum())).encode(), order):08x}"
