@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -23,7 +25,7 @@ from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.ranks import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
-from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences
+from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences, encode
 from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
@@ -141,8 +143,15 @@ def _checked_and_run(
                 wait_is_over()
                 tasks.show_without_data(known, error, trust)
             raise
+        if ranks.several and ranks.is_main:
+            from hookrun.tasks.sharded.agreement import read_splits
+
+            read_splits(prepared)  # first on one rank, which may download the data for the others
     if ranks.several:
-        require_equal(prepared, run_dir, ranks)
+        from hookrun.tasks.sharded.agreement import facts_of_rank
+
+        with agreed(ranks) as facts:
+            facts |= facts_of_rank(prepared, run_dir)
     wait_is_over()
     if not ranks.is_main:
         return follow(prepared, ranks)
@@ -281,7 +290,7 @@ def told_to_ranks() -> Iterator[None]:
             from hookrun.tasks.run.session import device_named
 
             with joined(me, device_named("auto").type, _TELLING) as ranks, ranks.failures_told():
-                ranks.gathered([str(error), error.exit_code])  # as `agreed` does
+                ranks.gathered([[str(error), error.exit_code], ""])  # as `agreed` does
         raise
 
 
@@ -290,42 +299,34 @@ class RefusedByMain(JobFailed):
 
 
 @contextmanager
-def agreed(ranks: Ranks) -> Iterator[None]:
-    """A block that has to succeed on every one of several ranks.
+def agreed(ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """A block that has to succeed on every one of several ranks, and to put the same facts into what it gets.
 
     An error on rank 0 is raised there, and RefusedByMain on the other ranks. If only another rank fails, rank 0 raises
-    HookrunError with that rank's message.
+    HookrunError with that rank's message; for facts that differ, SpecError with each of them.
     """
+    facts = dict[str, Any]()
     failure: HookrunError | None = None
     try:
-        yield
+        yield facts
     except HookrunError as error:
         failure = error
-    outcomes = ranks.gathered(None if failure is None else [str(failure), failure.exit_code])
+    mine = encode(facts)
+    told = None if failure is None else [str(failure), failure.exit_code]
+    outcomes = ranks.gathered([told, sha256(mine.encode()).hexdigest()])
     if failure is not None and ranks.is_main:
         raise failure
-    failed = next(((rank, each) for rank, each in enumerate(outcomes) if each is not None), None)
+    failed = next(((rank, each) for rank, (each, _) in enumerate(outcomes) if each is not None), None)
     if failed is not None:
         rank, (text, code) = failed
         if not ranks.is_main:
             raise RefusedByMain("refused by rank 0", code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+    if len({digest for _, digest in outcomes}) > 1:
+        from hookrun.tasks.sharded.agreement import differing_ranks
 
-
-def require_equal(ready: Ready, run_dir: Path, ranks: Ranks) -> None:
-    """Refuse the run if the ranks would not do the same one; every rank calls it."""
-    from hookrun.tasks.run.prepare import Prepared
-    from hookrun.tasks.sharded import agreement
-
-    prepared = cast(Prepared, ready)  # as every task that several ranks do
-    with agreed(ranks):
-        if ranks.is_main:  # it may download the data for the other ranks
-            agreement.read_splits(prepared)
-    with agreed(ranks):
-        agreement.read_splits(prepared)
-        facts = agreement.facts_of_rank(prepared, run_dir)
-    with agreed(ranks):
-        agreement.require_equal(facts, ranks)
+        differing = differing_ranks([json.loads(each) for each in ranks.gathered(mine)])
+        raise differing if ranks.is_main else RefusedByMain("refused by rank 0", differing.exit_code)
 
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
