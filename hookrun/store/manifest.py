@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hookrun.errors import MOST_LISTED, listed
@@ -33,14 +34,19 @@ if TYPE_CHECKING:
     from hookrun.store.captures.tensor_file import Crc32
 
 
-def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
+def write_manifest(
+    folder: Path, written: Set[str] = frozenset(), seen: Mapping[str, tuple[int, str]] = MappingProxyType({})
+) -> str:
     """Write manifest.json, atomically, and return its SHA-256.
 
     Hashes of shards are taken from their index, where they were stored at writing. Entries that are not regular files
-    (such as links) are left out. StoreError if a file cannot be read, the manifest cannot be written, or a shard or one
-    of the files `written` is missing.
+    (such as links) are left out. StoreError if a file cannot be read, the manifest cannot be written, a shard is
+    missing or cut off, or one of the files `written` or `seen` is missing.
+
+    seen: path -> bytes and SHA-256 of files that were read before and are not read again
     """
-    known = {
+    known = {(path, size): sha256 for path, (size, sha256) in seen.items()}
+    known |= {
         (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
         for name in (CAPTURES, PREDICTIONS)
         for index in index_names(folder / name)
@@ -51,7 +57,8 @@ def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
         path: (size, known[path, size]) if (path, size) in known else hashed(folder / path, folder)
         for path, size in there
     }
-    if gone := sorted({path for path, _ in known}.union(written) - files.keys()):
+    cut_off = {path for path, size in known if path not in files or files[path][0] != size}
+    if gone := sorted(cut_off | (written - files.keys())):
         raise StoreError(f"{folder} has lost files that were written to it: {listed(gone, MOST_LISTED)}")
     content = {
         "files": {path: {"bytes": size, "sha256": sha256} for path, (size, sha256) in sorted(files.items())}

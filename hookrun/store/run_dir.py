@@ -12,6 +12,8 @@ import json
 import os
 import platform
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import whole_characters
 from hookrun.ranks import ALONE, Ranks, own_rank
-from hookrun.store.captures.shard import index_names
+from hookrun.store.captures.shard import index_name, index_names
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -33,7 +35,9 @@ from hookrun.store.files import (
     os_errors,
     os_reason,
     overwrite_json,
+    read_lines,
     replacing,
+    require_size,
     sync_folder,
     write_json,
 )
@@ -54,7 +58,7 @@ from hookrun.store.format import (
     decode,
     encode,
 )
-from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
+from hookrun.store.manifest import hashed, manifest_faults, read_manifest, require_unchanged, write_manifest
 from hookrun.store.records import STREAMS, Status, fitting, grouped, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
 from hookrun.trust import of_environment
@@ -67,6 +71,9 @@ if TYPE_CHECKING:
 
 MOST_REASON = 200_000
 """Most characters of the reason in status.json."""
+
+_LOOKS_AGAIN = 0.2
+"""Seconds after which a file of another rank that is not there is looked for again."""
 
 _SHORT = 500
 """The length of a reason that fits into the disk block of the old status.json in any case."""
@@ -114,7 +121,13 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self._written = {f"{name}/{INDEX}" for name, before in self._before.items() if before.shards}
+        self._written = {
+            f"{name}/{index_name(rank)}"
+            for name, before in self._before.items()
+            for rank, part in enumerate(before.parts)
+            if part.shards
+        }
+        self._of_ranks = dict[str, Any]()
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -238,17 +251,74 @@ class RunDir:
         """The file must be there when the run ends."""
         self._written.add(path.relative_to(self.path).as_posix())
 
+    def see_ranks(self, within: float) -> None:
+        """Wait until rank 0 sees all that the ranks have written; every rank calls it, after `close`.
+
+        within: seconds to wait for a disk that shows late what another node has written
+
+        StoreError on rank 0 for a file that it does not see whole, and for captured rows that are in no index.
+        """
+        of_ranks = self.ranks.gathered([platform.node(), {} if self.ranks.is_main else self._indexes()])
+        end = time.monotonic() + within
+        while self.ranks.largest([bool(unseen := self._unseen(of_ranks))])[0]:
+            if unseen and time.monotonic() > end:
+                raise StoreError(unseen)
+            time.sleep(_LOOKS_AGAIN)
+        for _, indexes in of_ranks:
+            self._of_ranks |= indexes
+        if self.ranks.several and self.ranks.is_main and CAPTURES in self._writers:
+            self._require_rows()
+
+    def _indexes(self) -> dict[str, Any]:
+        """The indexes of this rank -> bytes and SHA-256."""
+        names = [
+            f"{name}/{index_name(self.ranks.rank)}" for name in self._before if self._writer(name).shards
+        ]
+        return {name: list(hashed(self.path / name, self.path)) for name in names}
+
+    def _unseen(self, of_ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """What another rank has written and rank 0 does not see whole; ``""`` if it sees everything."""
+        for rank, (host, indexes) in enumerate(of_ranks if self.ranks.is_main else ()):
+            for name, (size, sha256) in indexes.items():
+                index = self.path / name
+                try:
+                    require_unchanged(index, self.path, size, sha256, says=f"rank {rank}")
+                    for _, shard in read_lines(index, self.path):
+                        name, size = f"{index.parent.name}/{shard['shard']}", shard["bytes"]
+                        require_size(self.path / name, self.path, size, says="its index")
+                except StoreError as error:
+                    return (
+                        f"rank {rank} on {host} wrote {name} ({size:,} bytes), which rank 0 does not see: the run "
+                        f"directory has to be on a disk that all nodes share ({error})"
+                    )
+        return ""
+
+    def _require_rows(self) -> None:
+        """StoreError if the indexes do not hold as many rows as the ranks say that they have captured."""
+        rows = Counter[tuple[str, str]]()
+        for name in index_names(self.path / CAPTURES):
+            for _, shard in read_lines(self.path / CAPTURES / name, self.path):
+                for entry in shard["entries"]:
+                    rows[entry["hook"], entry["module"]] += entry["rows"]
+        for (hook, module), count in self.captures.counts.items():
+            if count.rows != rows[hook, module]:
+                there = f"{self.path / CAPTURES} has {rows[hook, module]:,}"
+                raise StoreError(
+                    f"the ranks captured {count.rows:,} rows of {hook} at {module!r}, and {there}"
+                )
+
     def write_manifest(self) -> None:
         """Write manifest.json: sizes and hashes of all files at the end of the run, before the final status.
 
-        Only the status and the report may be written afterwards. StoreError if that fails, or if a file is missing that
-        this process has written, or Hydra before it.
+        Only the status and the report may be written afterwards. StoreError if that fails, or if a file is missing or
+        cut off that this process or another rank has written, or Hydra before it.
         """
         if self.ranks.is_main:
             self._require_same_place()
             lines = {name for name, lines in self._lines.items() if lines.count}
             indexes = {f"{name}/{INDEX}" for name, writer in self._writers.items() if writer.shards}
-            self._manifest = write_manifest(self.path, self._written | lines | indexes)
+            written = self._written | lines | indexes
+            self._manifest = write_manifest(self.path, written, self._of_ranks)
 
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a line for each record to a file of `STREAMS`, all of them or none.

@@ -30,9 +30,17 @@ KINDS: dict[str, tuple[int, list[str]]] = {"run": (8, []), "sweep": (3, ["-m"])}
 """How many start at once, and what is typed."""
 # One process forks a child for each start; they wait for the same moment.
 RACE = """
-import json, os, sys, time
+import errno, fcntl, json, os, sys, time
 
 from hookrun.cli import main
+
+
+def refuse(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+if sys.argv[2] == "without locks":
+    fcntl.flock = refuse
 
 ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
 
@@ -77,14 +85,25 @@ def program(text: str, *arguments: object) -> list[str]:
 def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tuple[Path, dict[str, list[int]]]:
     """The directories of the starts of each kind, and their exit codes."""
     folder = tmp_path_factory.mktemp("raced")
-    done = warm.run(RACE, json.dumps(KINDS), cwd=folder)
+    done = warm.run(RACE, json.dumps(KINDS), "with locks", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_many_starts_writes_and_the_others_change_nothing(kind: str, raced) -> None:
-    folder, (codes, starts) = raced[0], (raced[1][kind], KINDS[kind][0])
+    assert_one_wrote(kind, raced[0], raced[1][kind], KINDS[kind][0])
+
+
+def test_one_of_several_starts_writes_on_a_file_system_without_locks(tmp_path: Path, warm) -> None:
+    done = warm.run(RACE, json.dumps({"run": (3, [])}), "without locks", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_one_wrote("run", tmp_path, json.loads(done.stdout.splitlines()[-1])["run"], 3)
+    assert not (tmp_path / "run/.lease").exists()
+
+
+def assert_one_wrote(kind: str, folder: Path, codes: list[int], starts: int) -> None:
+    """One start has ended with 0 and its configuration is there; the others were refused."""
     assert sorted(codes) == [0] + [2] * (starts - 1)
     winner = codes.index(0)
     run_dir = folder / kind / ("0" if kind == "sweep" else "")

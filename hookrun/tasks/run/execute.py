@@ -94,7 +94,7 @@ def execute(
         require_shared_disk(run_dir.path, ranks, ready, resumes=state is not None)
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
-        ranks.meet()  # the captures of the other ranks are on disk now
+        run_dir.see_ranks(ready.settings.compute.timeout)
         objective = None
         if goal is not None and stopped is None:
             objective = result(read_records(run_dir.path / METRICS, MetricsLine), goal).model_dump()
@@ -241,7 +241,7 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
         run_dir.resumed = saved
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
-        ranks.meet()
+        run_dir.see_ranks(ready.settings.compute.timeout)
     return 0 if stopped is None else STOPPED
 
 
