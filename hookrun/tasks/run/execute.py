@@ -52,7 +52,7 @@ from hookrun.tasks.run.endings import (
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.progress import Screen
 from hookrun.tasks.run.resuming import Resuming, require_same
-from hookrun.tasks.run.session import determinism_notes, lost_generators, session
+from hookrun.tasks.run.session import determinism_notes, devices_of, lost_generators, on_device, session
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.sharded.rank_fit import under_ranks
@@ -123,7 +123,11 @@ def run_under_hooks(
     sink = RunSink(run_dir, screen.say, opened)
     hooked = [hook.spec for hook in prepared.plan.hooks]
     sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
-    model = prepared.model.to(prepared.device)
+    model = on_device(prepared.model, prepared.device)
+    if placed := devices_of(model):
+        screen.note(
+            [f"the model stays where it is, on {' and '.join(placed)}; batches go to {prepared.device}"]
+        )
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
         opened.open(loggers if ranks.is_main else (), logged),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.deterministic
+from torch import nn
 
 from hookrun.errors import counted, nearest, spec_error
 from hookrun.runtime.rng import generators_kept
@@ -90,6 +91,18 @@ def determinism_notes(compute: Compute, device: torch.device) -> list[str]:
         f"compute.deterministic: CUDA had started before {WORKSPACE} could be set, so sums of matrix products may "
         f"differ between runs; start with {WORKSPACE}=:4096:8"
     ]
+
+
+def devices_of(model: nn.Module) -> list[str]:
+    """The devices of a model that was put on several, as by a `device_map` or as stages of a pipeline; else none."""
+    mapped = getattr(model, "hf_device_map", {})  # accelerate's: what it offloads has no device of its own
+    devices = set(map(str, mapped.values())) or {str(each.device) for each in model.parameters()}
+    return sorted(devices) if len(devices) > 1 else []
+
+
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on the device; one that is on several devices is left there, and moves values by itself."""
+    return model if devices_of(model) else model.to(device)
 
 
 def _accelerator() -> tuple[str, Any]:
