@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,9 +154,13 @@ def of_commands() -> Iterator[Count]:
         before, after = seen_in(argv, few), seen_in(argv, many)
         waits = (len(after.waits) - len(before.waits)) / (many - few)
         uploads = (len(after.uploads) - len(before.uploads)) / (many - few)
-        often = [where for kind, _, where in after if kind != "late"]
-        places = sorted({where for where in often if often.count(where) >= many})
-        yield Count(name, waits, uploads, tuple(places))
+        more = places_of(after) - places_of(before)
+        yield Count(name, waits, uploads, tuple(sorted(more)))
+
+
+def places_of(seen: Any) -> Counter[str]:
+    """How often each place in the code waited or uploaded."""
+    return Counter(where for kind, _, where in seen if kind != "late")
 
 
 def shown(counts: list[Count]) -> str:
