@@ -13,6 +13,7 @@ import hookrun
 from hookrun.spec.experiment import Compute
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import environment
+from hookrun.sweeps import jobs
 from hookrun.tasks.run import batches
 from hookrun.tasks.run.session import generator_states, lost_generators, session, set_generators
 
@@ -94,3 +95,12 @@ def test_the_environment_names_the_device(device: torch.device, tmp_path: Path) 
     named = torch.get_device_module(device).get_device_name()
     assert environment([], str(device))["device_name"] == named
     assert environment([], "cpu")["device_name"] != named
+
+
+def test_memory_that_a_job_has_freed_is_given_back_before_the_next_one(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied = list[bool]()
+    monkeypatch.setattr(torch.get_device_module(device), "empty_cache", lambda: emptied.append(True))
+    jobs.free_job_memory()
+    assert emptied == [True]
