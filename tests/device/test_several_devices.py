@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.store.reader import Run
+from hookrun.tasks.run.resuming import load_model, model_state
 
 
 class Piped(nn.Module):
@@ -231,3 +232,29 @@ def test_a_run_leaves_a_device_map_of_accelerate_as_it_is(
     found = numbers_of(run(*argv))
     assert "the model stays where it is, on cpu and" in " ".join(capsys.readouterr().out.split())
     assert_equal(found, expected, tolerance=1e-4)
+
+
+class Averaging(nn.Module):
+    """Replaces its buffer by another tensor, of another shape, in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(x)
+        self.seen = found.detach().mean(0)
+        return found
+
+
+def test_a_buffer_of_a_state_comes_back_to_the_device_of_its_module(device: torch.device) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Averaging())
+    model[1].to(device)
+    model[1](model[0](torch.randn(2, 4)).to(device))
+    state = model_state(model, trains=False)
+    again = nn.Sequential(nn.Linear(4, 4), Averaging())
+    again[1].to(device)
+    load_model(again, {"buffers": {name: each.cpu() for name, each in state["buffers"].items()}})
+    assert again[1].seen.device.type == device.type
+    assert torch.equal(again[1].seen.cpu(), model[1].seen.cpu())

@@ -17,8 +17,8 @@ from hookrun.store.run_dir import WORKSPACE
 from hookrun.tasks.run import session as session_module
 from hookrun.tasks.run.session import (
     all_seeded,
-    determinism_notes,
     device_named,
+    device_notes,
     device_of,
     generator_states,
     seeded,
@@ -119,11 +119,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda")
 
 
+def notes(compute: Compute, device: torch.device) -> list[str]:
+    return list(device_notes(compute, device, torch.nn.Linear(1, 1)))
+
+
 def test_a_deterministic_run_sets_the_workspace_of_cublas_before_cuda_starts(cuda: torch.device) -> None:
     compute = Compute(device="cuda")
     assert device_of(compute) == cuda
     assert os.environ[WORKSPACE] == ":4096:8"
-    assert determinism_notes(compute, cuda) == []
+    assert notes(compute, cuda) == []
 
 
 def test_the_user_s_workspace_is_kept(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +141,12 @@ def test_a_workspace_that_comes_too_late_is_told(cuda: torch.device, monkeypatch
     compute = Compute(device="cuda")
     device_of(compute)
     assert WORKSPACE not in os.environ
-    (note,) = determinism_notes(compute, cuda)
+    (note,) = notes(compute, cuda)
     assert note.startswith(
         "compute.deterministic: CUDA had started before CUBLAS_WORKSPACE_CONFIG could be set"
     )
-    assert determinism_notes(Compute(device="cuda", deterministic=False), cuda) == []
-    assert determinism_notes(compute, torch.device("cpu")) == []
+    assert notes(Compute(device="cuda", deterministic=False), cuda) == []
+    assert notes(compute, torch.device("cpu")) == []
 
 
 def test_a_run_that_is_not_deterministic_sets_no_workspace(cuda: torch.device) -> None:
