@@ -12,6 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.measure import OURS, OtherOutputs, Settings, Ways, judged, measured
 from benchmarks.picture import picture
 from benchmarks.table import BEGIN, END, PICTURE, readme_table, written
+from benchmarks.works import of_subject
 
 README = Path(__file__).parents[1] / "README.md"
 MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
@@ -89,3 +90,17 @@ def test_the_readme_has_the_markers_of_the_table() -> None:
     assert table in written(README.read_text(encoding="utf-8"), table)
     with pytest.raises(ValueError, match="benchmark"):
         written("# a readme", table)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the machine has an accelerator")
+def test_rows_of_a_gpu_say_that_there_is_none(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "bench.json"
+    assert main(["device", "--row", "stats_in_training", "--json", str(out)]) == 0
+    assert "missing: this machine has no GPU" in capsys.readouterr().out
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["reached"] is None and row["target"] == 1.01
+
+
+def test_all_subjects_together_leave_out_the_device() -> None:
+    assert not any("device" in work.subjects for work in of_subject("all"))
+    assert len(list(of_subject("device"))) == 3

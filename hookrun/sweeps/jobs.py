@@ -298,8 +298,9 @@ def free_job_memory() -> None:
     """Free the memory of the last job of this process, before the next job starts."""
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.accelerator.empty_cache()
+    empty_cache = None if torch is None else getattr(torch.get_device_module(), "empty_cache", None)
+    if empty_cache is not None:  # the CPU has none
+        empty_cache()
 
 
 def _run_dir() -> Path:

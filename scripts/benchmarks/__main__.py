@@ -1,4 +1,4 @@
-"""Measures one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|ranks|lm|effects|peers]``."""
+"""Measures one subject or all: ``scripts/bench [hooks|start|…|device]``, see SUBJECTS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from benchmarks.machine import machine
 from benchmarks.measure import OtherOutputs, Result, Settings
 from benchmarks.picture import picture
 from benchmarks.table import as_json, readme_table, shown, write_readme
-from benchmarks.works import SUBJECTS, of_subject
+from benchmarks.waits import Count, of_commands, of_hooks
+from benchmarks.waits import shown as shown_counts
+from benchmarks.works import DEVICE, SUBJECTS, of_subject
+from benchmarks.works.device import accelerator
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -45,9 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         found.append(result)
         print(f"\n{shown(result)}", flush=True)
+    counts = list[Count]()
+    if args.subject == DEVICE and not args.row and accelerator() is None:
+        for counted in (of_hooks, of_commands):
+            part = list(counted())
+            print(f"\n{str(counted.__doc__).splitlines()[0]}\n\n{shown_counts(part)}", flush=True)
+            counts += part
     command = shlex.join(["scripts/bench", *_without_files(given)])
     if args.json:
-        args.json.write_text(as_json(command, about, found), encoding="utf-8")
+        args.json.write_text(as_json(command, about, found, counts), encoding="utf-8")
         print(f"\nwritten to {args.json}")
     if args.readme:
         write_readme(args.readme, readme_table(command, about, found), picture(found))

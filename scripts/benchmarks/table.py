@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import OURS, Result, Timing
+from benchmarks.waits import Count
 
 PICTURE = ".github/benchmark.svg"
 BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
@@ -35,10 +36,16 @@ def seconds(value: float) -> str:
     return f"{value * 1e6:.1f} µs"
 
 
-def as_json(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """All measurements as JSON."""
+def as_json(
+    command: str, machine: Mapping[str, Any], results: Sequence[Result], counts: Sequence[Count] = ()
+) -> str:
+    """All measurements as JSON. counts: what was counted on the second device."""
     rows = [{**asdict(each), "ratio": each.ratio, "reached": each.reached} for each in results]
-    return json.dumps({"command": command, **machine, "rows": rows}, indent=1, ensure_ascii=False) + "\n"
+    counted = {"waits": [asdict(each) for each in counts]} if counts else {}
+    return (
+        json.dumps({"command": command, **machine, "rows": rows, **counted}, indent=1, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def readme_table(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:

@@ -62,16 +62,16 @@ def written(path: Path, *batches: Mapping[str, Tensor], split: Any = "val", by_s
 
 def numbers_of(run: Run) -> dict[str, Any]:
     """What a run has written, in a form in which numbers can be compared up to rounding."""
-    captures = {
-        f"{hook}/{module}": (rows[:], rows.sample_ids, rows.steps, rows.calls)
-        for hook, modules in run.captures.items()
-        for module, rows in modules.items()
-    }
+    captures = dict[str, Any]()
+    for hook, modules in run.captures.items():
+        stored: Any
+        for module, stored in modules.items():
+            captures[f"{hook}/{module}"] = stored[:], stored.sample_ids, stored.steps, stored.calls
     lines = {
         path.name: [json.loads(line) for line in path.read_text().splitlines()]
         for path in sorted(run.path.glob("*.jsonl"))
     }
-    predicted = run.predictions
+    predicted: Any = run.predictions
     return {
         "captures": captures,
         "lines": lines,

@@ -59,7 +59,7 @@ from hookrun.tasks.run.endings import (
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.progress import Screen
 from hookrun.tasks.run.resuming import Resuming, require_same
-from hookrun.tasks.run.session import determinism_notes, lost_generators, session
+from hookrun.tasks.run.session import device_notes, on_device, session
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.agreement import require_shared_disk
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
@@ -125,7 +125,6 @@ def run_under_hooks(
     settings, ranks = prepared.settings, run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, SHOWN)
-    screen.note(determinism_notes(settings.compute, prepared.device))
     sharded = ranks.several and settings.compute.strategy == "fsdp"
     repeats = prepared.task.repeats_passes
     reduced = ReducedGradients(stands_in=sharded or repeats) if ranks.several or repeats else None
@@ -133,7 +132,8 @@ def run_under_hooks(
     sink = RunSink(run_dir, screen.say, opened)
     hooked = [hook.spec for hook in prepared.plan.hooks]
     sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
-    model = prepared.model.to(prepared.device)
+    model = on_device(prepared.model, prepared.device)
+    screen.note(device_notes(settings.compute, prepared.device, model))
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
         opened.open(loggers if ranks.is_main else (), logged),
@@ -159,7 +159,7 @@ def run_under_hooks(
             hooks.follow_parameters()
         if run_dir.resumed is not None:
             screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
-            screen.note(lost_generators(resuming.generators, prepared.device.type))
+            screen.note(resuming.notes)
             chosen = {each.name: each.keys.when.rank for each in hooked if each.keys.when.rank is not None}
             screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
         context = RunContext(

@@ -21,6 +21,7 @@ from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
 from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.prepare import build
+from hookrun.tasks.run.session import on_device
 from hookrun.tasks.under_hooks import TaskUnderHooks
 from hookrun.trust import read_once
 
@@ -107,4 +108,6 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
     assert (
         built.model is not None and built.data is not None and built.device is not None
     )  # or it was refused
-    return built.model.to(built.device), ExperimentData(built.experiment.settings, built.data, built.device)
+    return on_device(built.model, built.device), ExperimentData(
+        built.experiment.settings, built.data, built.device
+    )

@@ -32,7 +32,7 @@ from hookrun.store.states.tree import NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.run.prepare import Prepared
-from hookrun.tasks.run.session import generator_states, set_generators
+from hookrun.tasks.run.session import generator_states, lost_generators, set_generators
 from hookrun.tasks.sharded.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.version import __version__
 
@@ -55,10 +55,9 @@ _FREE_TO_COMPUTE = ("strategy", "timeout")
 class Resuming:
     """Saves and loads the states of one run.
 
-    around:     makes a context manager in which the model has the weights to save
-    writer:     writes the states of epochs, and the files that must be written before them, in the background
-    generators: the states of the random generators that `begin` restores; without any if the run did not have this
-                rank before; None: there is nothing to restore
+    around: makes a context manager in which the model has the weights to save
+    writer: writes the states of epochs, and the files that must be written before them, in the background
+    notes:  why a resumed run cannot equal the unbroken one
     """
 
     def __init__(self, ready: Prepared, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
@@ -73,13 +72,15 @@ class Resuming:
         self._saved = time.monotonic()
         saved = run_dir.resumed
         self._waiting = dict[str, Any]()
-        self.generators: Mapping[str, Any] | None = None
+        self._generators: Mapping[str, Any] | None = None
+        self.notes: list[str] = []
         if saved is not None:
             with _fitting(saved):
                 of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
                 mine = for_rank(saved.part(RANKS), run_dir.ranks, of_batch)
                 self._waiting = with_sums(saved.part("held"), mine["sums"])
-                self.generators = mine.get("generators", {})
+                self._generators = mine.get("generators", {})
+                self.notes = lost_generators(self._generators, ready.device.type)
                 load_model(model, saved.part("model"))
                 # With resume_anyway the plan may have changed: the hooks in both plans are loaded.
                 hooks.load_state_dict(mine["hooks"], strict=False)
@@ -105,14 +106,14 @@ class Resuming:
 
     def begin(self) -> None:
         """Restore the random generators; call it when everything that draws random numbers has been built."""
-        if self.generators is not None and self._run_dir.resumed is not None:
+        if self._generators is not None and self._run_dir.resumed is not None:
             with _fitting(self._run_dir.resumed):
-                if self.generators:
-                    set_generators(self.generators)
+                if self._generators:
+                    set_generators(self._generators)
                 else:  # the run did not have this rank before
                     step = self._hooks.clock.step
                     torch.manual_seed(derived_seed(self._ready.settings.seed, self._run_dir.ranks.rank, step))
-            self.generators = None
+            self._generators = None
 
     def point(self, due: bool = False, *, in_background: bool = False) -> bool:
         """Save a state if one is due, or if a signal ends the run; call it wherever the run could be resumed.
@@ -319,7 +320,9 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
         if there is not None and fits and 0 not in there.stride():  # an expanded buffer cannot be written
             there.copy_(saved)
         else:  # a module may replace a buffer by another tensor at any time
-            module._buffers[last] = saved.to(next((each.device for each in model.parameters()), saved.device))
+            near = (there, *module.parameters(), *model.parameters())
+            device = next((each.device for each in near if each is not None), saved.device)
+            module._buffers[last] = saved.to(device)
 
 
 @contextmanager

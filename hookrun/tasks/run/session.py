@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.deterministic
+from torch import nn
 
 from hookrun.errors import counted, nearest, spec_error
 from hookrun.runtime.rng import generators_kept
@@ -82,14 +83,27 @@ def device_of(compute: Compute) -> torch.device:
     return device
 
 
-def determinism_notes(compute: Compute, device: torch.device) -> list[str]:
-    """What cannot be deterministic on the device though `compute.deterministic` asks for it."""
-    if not compute.deterministic or device.type != "cuda" or WORKSPACE in os.environ:
-        return []
-    return [
-        f"compute.deterministic: CUDA had started before {WORKSPACE} could be set, so sums of matrix products may "
-        f"differ between runs; start with {WORKSPACE}=:4096:8"
-    ]
+def devices_of(model: nn.Module) -> list[str]:
+    """The devices of a model that was put on several, as by a `device_map` or as stages of a pipeline; else none."""
+    mapped = getattr(model, "hf_device_map", {})  # accelerate's: what it offloads has no device of its own
+    devices = set(map(str, mapped.values())) or {str(each.device) for each in model.parameters()}
+    return sorted(devices) if len(devices) > 1 else []
+
+
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on the device; one that is on several devices is left there, and moves values by itself."""
+    return model if devices_of(model) else model.to(device)
+
+
+def device_notes(compute: Compute, device: torch.device, model: nn.Module) -> Iterator[str]:
+    """What a run does not do on its device though it is usual or asked for."""
+    if compute.deterministic and device.type == "cuda" and WORKSPACE not in os.environ:
+        yield (
+            f"compute.deterministic: CUDA had started before {WORKSPACE} could be set, so sums of matrix products may "
+            f"differ between runs; start with {WORKSPACE}=:4096:8"
+        )
+    if placed := devices_of(model):
+        yield f"the model stays where it is, on {' and '.join(placed)}; batches go to {device}"
 
 
 def _accelerator() -> tuple[str, Any]:
@@ -123,12 +137,13 @@ def generator_states(*, python: bool = True) -> dict[str, Any]:
     return states
 
 
-def lost_generators(states: Mapping[str, Any] | None, now: str) -> list[str]:
+def lost_generators(states: Mapping[str, Any], now: str) -> list[str]:
     """Why a run that goes on with the generators of a state cannot equal the unbroken one.
 
-    states: those of a `Resuming`; now: the type of the run's device
+    states: those of a `Resuming`; none: the run did not have this rank before
+    now:    the type of the run's device
     """
-    before = (states or {}).get("device", now)
+    before = states.get("device", now)
     others = "what is drawn there, as by dropout or noise, is not what the unbroken run would have drawn"
     if before != now:
         return [

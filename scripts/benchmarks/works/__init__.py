@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Result, Settings
-from benchmarks.works import capture, effects, hooks, lm, loop, peers, ranks, selectors, start, stats
+from benchmarks.works import capture, device, effects, hooks, lm, loop, peers, ranks, selectors, start, stats
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class Work:
         return self.measure.__name__
 
 
+DEVICE = "device"
+"""The subject that needs a GPU, or counts waits on a device that changes the process: not one of `all`."""
+
 _ROWS = {
     ("selectors",): selectors.ROWS,
     ("start",): start.ROWS,
@@ -34,11 +37,25 @@ _ROWS = {
     ("loop",): loop.ROWS,
     ("ranks",): ranks.ROWS,
     ("capture",): capture.ROWS,
+    (DEVICE,): device.ROWS,
 }
 WORKS = tuple(Work(measure, subjects) for subjects, rows in _ROWS.items() for measure in rows)
-SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "ranks", "lm", "effects", "peers")
+SUBJECTS = (
+    "hooks",
+    "start",
+    "selectors",
+    "capture",
+    "stats",
+    "loop",
+    "ranks",
+    "lm",
+    "effects",
+    "peers",
+    DEVICE,
+)
 
 
 def of_subject(subject: str) -> Iterator[Work]:
-    """The rows of one subject; ``all``: all rows."""
-    return (work for work in WORKS if subject == "all" or subject in work.subjects)
+    """The rows of one subject; ``all``: all rows except those of `device`."""
+    of_all = subject == "all"
+    return (work for work in WORKS if subject in work.subjects or (of_all and DEVICE not in work.subjects))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import nullcontext
 from typing import Any
@@ -12,9 +13,13 @@ import torch
 
 from hookrun.errors import SpecError
 from hookrun.spec.experiment import Compute
+from hookrun.store.run_dir import WORKSPACE
+from hookrun.tasks.run import session as session_module
 from hookrun.tasks.run.session import (
     all_seeded,
     device_named,
+    device_notes,
+    device_of,
     generator_states,
     seeded,
     session,
@@ -102,3 +107,49 @@ def test_seeded_blocks_repeat_and_restore_the_generators() -> None:
     with seeded(2**32 + 7):
         assert float(torch.rand(())) == first[0]
     assert draws() == outside
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """CUDA as the device that is asked for, which has not started."""
+    monkeypatch.setattr(session_module, "device_named", lambda name: torch.device(name))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setenv(WORKSPACE, "")
+    monkeypatch.delenv(WORKSPACE)
+    return torch.device("cuda")
+
+
+def notes(compute: Compute, device: torch.device) -> list[str]:
+    return list(device_notes(compute, device, torch.nn.Linear(1, 1)))
+
+
+def test_a_deterministic_run_sets_the_workspace_of_cublas_before_cuda_starts(cuda: torch.device) -> None:
+    compute = Compute(device="cuda")
+    assert device_of(compute) == cuda
+    assert os.environ[WORKSPACE] == ":4096:8"
+    assert notes(compute, cuda) == []
+
+
+def test_the_user_s_workspace_is_kept(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    device_of(Compute(device="cuda"))
+    assert os.environ[WORKSPACE] == ":16:8"
+
+
+def test_a_workspace_that_comes_too_late_is_told(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    compute = Compute(device="cuda")
+    device_of(compute)
+    assert WORKSPACE not in os.environ
+    (note,) = notes(compute, cuda)
+    assert note.startswith(
+        "compute.deterministic: CUDA had started before CUBLAS_WORKSPACE_CONFIG could be set"
+    )
+    assert notes(Compute(device="cuda", deterministic=False), cuda) == []
+    assert notes(compute, torch.device("cpu")) == []
+
+
+def test_a_run_that_is_not_deterministic_sets_no_workspace(cuda: torch.device) -> None:
+    device_of(Compute(device="cuda", deterministic=False))
+    device_of(Compute(device="cpu"))
+    assert WORKSPACE not in os.environ
