@@ -30,16 +30,18 @@ def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.d
     moved.zero_()
     assert torch.equal(copy.wait(), x)
     assert copy.tensor.stride() == x.stride()
-    assert copy.is_complete()
+    assert copy.under_way is not None and copy.under_way.is_complete()
 
 
 @is_second
 def test_clones_are_released_while_later_tensors_are_copied(device: torch.device) -> None:
     copies, x = HostCopies(device), torch.ones(3).to(device)
-    clone = weakref.ref(copies.begin(x)._source)
+    under_way = copies.begin(x).under_way
+    assert under_way is not None
+    clone = weakref.ref(under_way.source)
     for _ in range(3):
         copies.begin(x)
-    assert clone() is None
+    assert clone() is None and under_way.source is None
 
 
 def test_a_state_is_written_with_the_content_at_the_call(device: torch.device) -> None:
@@ -125,9 +127,24 @@ def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeyp
     monkeypatch.setattr(host_copies, "MOST_HELD", 1_000)
     monkeypatch.setattr(second_device.Event, "query", lambda self: False)
     copies, small, large = HostCopies(device), torch.zeros(100).to(device), torch.zeros(1_000).to(device)
-    begun = [copies.begin(small) for _ in range(3)]
-    assert [copy._source is None for copy in begun] == [True, False, False]
-    begun.append(copies.begin(large))
-    assert [copy._source is None for copy in begun] == [True, True, True, False]
-    begun.append(copies.begin(small))
-    assert [copy._source is None for copy in begun] == [True, True, True, True, False]
+    begun = [copies.begin(small).under_way for _ in range(3)]
+
+    def waits() -> list[bool]:
+        return [each is not None and each.source is not None for each in begun]
+
+    assert waits() == [False, True, True]
+    begun.append(copies.begin(large).under_way)
+    assert waits() == [False, False, False, True]
+    begun.append(copies.begin(small).under_way)
+    assert waits() == [False, False, False, False, True]
+
+
+def test_memory_of_the_host_is_free_once_its_copy_is_complete(device: torch.device) -> None:
+    """Also if nothing is copied after it."""
+    copies, memory = HostCopies(device), host_copies.host_memory(12)
+    freed = weakref.ref(memory)
+    storage = weakref.ref(memory.untyped_storage())
+    copy = copies.begin(torch.ones(3).to(device), memory)
+    assert copy.wait().tolist() == [1, 1, 1]
+    del copy, memory
+    assert freed() is None and storage() is None

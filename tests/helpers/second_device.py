@@ -511,6 +511,7 @@ class Event(Stream):
         """Wait for its copies."""
         with _order:
             _arrive(self._count(), told="Event.synchronize")
+            self._of = []
 
 
 def _module() -> types.SimpleNamespace:
