@@ -297,6 +297,7 @@ class HookSite(Protocol):
     module: the module, or the one that owns the parameter
     seed:   for the hook at this module; the same in every run of the experiment
     reads_arguments: on `forward` and `forward_pre` it needs the arguments of the module call; `build` may set it
+    stores_rows: what is kept is written to a run directory
 
     Of what follows, `args`, `generator`, `drawn`, `flipped` and `keep` are for actions that name them in `uses`; for
     others they raise HookError.
@@ -308,6 +309,7 @@ class HookSite(Protocol):
     module: Module
     seed: int
     reads_arguments: bool
+    stores_rows: bool
 
     def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
         """A function that gives the value of `field` as an operand for its argument; the fastest form of a number.

@@ -37,7 +37,8 @@ class Capture(Action):
     """Record the value at that moment, detached, with its containers.
 
     dtype:  dtype in which floating-point tensors are stored, for complex ones that of both parts; by default their own
-    device: device on which they are kept in memory; by default their own
+    device: device on which they are kept in memory; by default their own. `cpu` waits for an accelerator;
+            a run directory gets the rows of any device while the model goes on
     reduce: store less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` reduce these dimensions, by default all except
             the first; `{topk: 5}` stores the 5 largest elements of the last dimension, `values` in descending
             order, and where they are, `indices`;
@@ -128,16 +129,19 @@ class Capture(Action):
             change = reduced if count is None else partial(_largest, count)
             changes.append(widened)
             changes.append(change if width is None else _projection(width, site.seed))
-        if self.device is not None or self.dtype is not None:
+        device = (
+            None if site.stores_rows else self.device
+        )  # a run writes rows of any device, without waiting for it
+        if device is not None or self.dtype is not None:
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
 
             def converted(x: Any) -> Any:
                 if isinstance(x, Largest):
                     return Largest(*map(converted, x))
                 if not (x.is_floating_point() or x.is_complex()):
-                    return x.to(self.device or x.device)
+                    return x.to(device or x.device)
                 real, restored = as_real(x)
-                return restored(real.to(device=self.device or x.device, dtype=dtype or real.dtype))
+                return restored(real.to(device=device or x.device, dtype=dtype or real.dtype))
 
             changes.append(converted)
         return changes

@@ -113,6 +113,7 @@ class HookSite(SiteValues):
     ) -> None:
         super().__init__(hook, path, module, clock, seed, calls, current, has_values=sink.has_values)
         self.sink = sink
+        self.stores_rows = sink.stores_rows
         self.fired = 0
         self.fired_in_graphs: Tensor | None = None
         self.idle = 0

@@ -329,7 +329,8 @@ class Compute(Section):
     """Device, precision and distribution of the computation.
 
     `precision` other than fp32 is automatic mixed precision; `compile` is torch.compile; `capture_buffer` is the memory
-    in MiB for captured rows that wait to be written to disk; if a slow disk fills it, the model waits.
+    in MiB for captured rows that wait to be written to disk, pinned for those of an accelerator; if a slow disk fills
+    it, the model waits.
 
     strategy: how a run is split over the processes of torchrun: `ddp` has the whole model in each process, `fsdp`
               shards parameters, gradients and the optimizer's state

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from threading import Lock
 from typing import Any
 
@@ -19,36 +20,53 @@ MOST_HELD = 2**26
 """The most bytes of a device's memory that wait to be copied. A larger tensor waits for all others."""
 
 
-class HostCopy:
-    """A copy of a tensor in memory of the host.
+@dataclass(eq=False, slots=True)
+class UnderWay:
+    """A copy that a device makes.
 
-    tensor: the copy, complete once `wait` has returned
+    source: what is copied; None: the copy is complete
+    size:   of the source in bytes
+    ended:  the event of the device behind the copy
     """
 
-    __slots__ = ("_ended", "_source", "tensor")
+    source: Tensor | None
+    size: int
+    ended: Any
 
-    def __init__(self, tensor: Tensor, source: Tensor | None = None, ended: Any = None) -> None:
-        self.tensor = tensor
-        self._source = source  # None: the copy is complete
-        self._ended = ended
-
-    def wait(self) -> Tensor:
-        """Wait until the copy is complete, and return it; from any thread. RuntimeError if the device has failed."""
-        if self._source is not None:
-            self._ended.synchronize()
-            self._source = None
-        return self.tensor
+    def wait(self) -> None:
+        """Wait until the copy is complete; from any thread. RuntimeError if the device has failed."""
+        if self.source is not None:
+            self.ended.synchronize()
+            self.source = None
 
     def is_complete(self) -> bool:
         """Whether `wait` would return at once."""
-        if self._source is not None and self._ended.query():
-            self._source = None
-        return self._source is None
+        if self.source is not None and self.ended.query():
+            self.source = None
+        return self.source is None
+
+
+@dataclass(eq=False, slots=True)
+class HostCopy:
+    """A copy of a tensor in memory of the host.
+
+    tensor:    the copy, complete once `wait` has returned
+    under_way: None: it was complete from the beginning
+    """
+
+    tensor: Tensor
+    under_way: UnderWay | None = None
+
+    def wait(self) -> Tensor:
+        """Wait until the copy is complete, and return it; from any thread. RuntimeError if the device has failed."""
+        if self.under_way is not None:
+            self.under_way.wait()
+        return self.tensor
 
     def wait_on(self, device: torch.device) -> None:
         """Let the device, instead of the program, wait before its next work."""
-        if self._source is not None:
-            self._ended.wait(torch.get_device_module(device).current_stream(device))
+        if self.under_way is not None and self.under_way.source is not None:
+            self.under_way.ended.wait(torch.get_device_module(device).current_stream(device))
 
 
 class HostCopies:
@@ -57,15 +75,18 @@ class HostCopies:
     A copy has the content of the moment at which it was begun: the tensor is cloned on the current stream, where an
     operation that changes it in place comes later. Without a clone the current stream would have to wait for the copy,
     which takes some twenty times longer. A clone lives until its copy is complete; each new copy looks at the others.
+
+    AttributeError or RuntimeError if the device has no streams.
     """
 
     def __init__(self, device: torch.device) -> None:
+        module = torch.get_device_module(device)
         self._device = device
-        self._module = torch.get_device_module(device)
-        self._stream = self._module.Stream(device)
+        self._stream = module.Stream(device)
+        self._using, self._current = module.stream, module.current_stream
         # A thread that waits for an event of CUDA takes a whole core, unless the event is a blocking one.
-        self._options = {"blocking": True} if device.type == "cuda" else {}
-        self._begun = deque[HostCopy]()
+        self._event = partial(module.Event, blocking=True) if device.type == "cuda" else module.Event
+        self._begun = deque[UnderWay]()
         self._held = 0
         self._lock = Lock()
 
@@ -82,21 +103,21 @@ class HostCopies:
             if memory is None:
                 memory = host_memory(tensor.nbytes)
             target = memory.view(clone.dtype).as_strided(clone.shape, clone.stride())
-            self._stream.wait_stream(self._module.current_stream(self._device))
-            with self._module.stream(self._stream):
+            self._stream.wait_stream(self._current(self._device))
+            with self._using(self._stream):
                 target.copy_(clone, non_blocking=True)
-            ended = self._module.Event(**self._options)
+            ended = self._event()
             ended.record(self._stream)
-            copy = HostCopy(target, clone, ended)
-            self._begun.append(copy)
-            self._held += target.nbytes
-            return copy
+            under_way = UnderWay(clone, clone.nbytes, ended)
+            self._begun.append(under_way)
+            self._held += under_way.size
+            return HostCopy(target, under_way)
 
     def _make_room(self, size: int) -> None:
         """Release the clones of complete copies, and wait for the oldest ones while there is no room."""
         while self._begun and (self._held + size > MOST_HELD or self._begun[0].is_complete()):
             oldest = self._begun.popleft()
-            self._held -= oldest.tensor.nbytes
+            self._held -= oldest.size
             oldest.wait()
 
 

@@ -144,6 +144,21 @@ def test_later_changes_in_place_are_not_captured(tmp_path: Path, device: torch.d
         assert torch.allclose(found[name], rows, atol=1e-4), name
 
 
+@is_second
+@pytest.mark.parametrize("device_key", [None, "cpu"])
+def test_a_run_does_not_wait_for_what_its_hooks_capture(tmp_path, device, device_key: str | None) -> None:
+    hook = {"select": "*", "hook": "forward", "action": "capture", "device": device_key, "batch_dim": 0}
+    model, x = InPlace().to(device), torch.randn(6, 5).to(device)
+    with hookrun.record(model, {"out": hook}, tmp_path / "run") as recording:
+        with second_device.watch() as seen:
+            for _ in range(3):
+                model(x)
+                recording.step()
+        assert not seen.waits, seen
+        assert len(seen) == 9, seen
+    assert hookrun.open_run(tmp_path / "run").captures["out"]["relu"][:].shape == (18, 5)
+
+
 class Disk:
     """A disk that writes nothing until it may."""
 

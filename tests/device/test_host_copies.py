@@ -30,16 +30,18 @@ def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.d
     moved.zero_()
     assert torch.equal(copy.wait(), x)
     assert copy.tensor.stride() == x.stride()
-    assert copy.is_complete()
+    assert copy.under_way is not None and copy.under_way.is_complete()
 
 
 @is_second
 def test_clones_are_released_while_later_tensors_are_copied(device: torch.device) -> None:
     copies, x = HostCopies(device), torch.ones(3).to(device)
-    clone = weakref.ref(copies.begin(x)._source)
+    under_way = copies.begin(x).under_way
+    assert under_way is not None
+    clone = weakref.ref(under_way.source)
     for _ in range(3):
         copies.begin(x)
-    assert clone() is None
+    assert clone() is None and under_way.source is None
 
 
 def test_a_state_is_written_with_the_content_at_the_call(device: torch.device) -> None:
@@ -96,9 +98,23 @@ def test_gradients_of_offloaded_tensors_are_those_of_the_cpu(
     """Alone, and together with a hook that reads or made what is offloaded."""
     expected, _ = gradients("cpu", *hooks)
     found, _ = gradients(device, *hooks)
-    assert len(found) == len(expected) == 6
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=1e-3, rtol=1e-3)
+    assert len(found) == 6
+    assert are_close(found, expected)
+
+
+def are_close(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether they are equal up to rounding."""
+    return all(
+        torch.allclose(one, other, atol=1e-3, rtol=1e-3) for one, other in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*never fired")
+def test_saved_tensors_hooks_of_the_user_get_complete_copies(device: torch.device) -> None:
+    expected, _ = gradients("cpu")
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        found, _ = gradients(device, OFFLOAD)
+    assert are_close(found, expected)
 
 
 @is_second
@@ -116,7 +132,7 @@ def test_offloaded_tensors_that_are_read_too_early_are_noticed(device: torch.dev
     expected, _ = gradients("cpu", OFFLOAD)
     monkeypatch.setattr(HostCopy, "wait_on", lambda self, device: None)
     found, _ = gradients(device, OFFLOAD)
-    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(found, expected, strict=True))
+    assert not are_close(found, expected)
 
 
 @is_second
@@ -125,9 +141,24 @@ def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeyp
     monkeypatch.setattr(host_copies, "MOST_HELD", 1_000)
     monkeypatch.setattr(second_device.Event, "query", lambda self: False)
     copies, small, large = HostCopies(device), torch.zeros(100).to(device), torch.zeros(1_000).to(device)
-    begun = [copies.begin(small) for _ in range(3)]
-    assert [copy._source is None for copy in begun] == [True, False, False]
-    begun.append(copies.begin(large))
-    assert [copy._source is None for copy in begun] == [True, True, True, False]
-    begun.append(copies.begin(small))
-    assert [copy._source is None for copy in begun] == [True, True, True, True, False]
+    begun = [copies.begin(small).under_way for _ in range(3)]
+
+    def waits() -> list[bool]:
+        return [each is not None and each.source is not None for each in begun]
+
+    assert waits() == [False, True, True]
+    begun.append(copies.begin(large).under_way)
+    assert waits() == [False, False, False, True]
+    begun.append(copies.begin(small).under_way)
+    assert waits() == [False, False, False, False, True]
+
+
+def test_memory_of_the_host_is_free_once_its_copy_is_complete(device: torch.device) -> None:
+    """Also if nothing is copied after it."""
+    copies, memory = HostCopies(device), host_copies.host_memory(12)
+    freed = weakref.ref(memory)
+    storage = weakref.ref(memory.untyped_storage())
+    copy = copies.begin(torch.ones(3).to(device), memory)
+    assert copy.wait().tolist() == [1, 1, 1]
+    del copy, memory
+    assert freed() is None and storage() is None

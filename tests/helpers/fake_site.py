@@ -38,7 +38,7 @@ class FakeSite:
         self.action = action
         self.hook_name, self.hook_type, self.path = "h", FORWARD, "fc"
         self.seed = 5
-        self.reads_arguments = False
+        self.reads_arguments = self.stores_rows = False
         self.module = module if module is not None else nn.Identity()
         self.args = args
         self.values = values or {}

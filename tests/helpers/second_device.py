@@ -16,7 +16,9 @@ wait, upload and late copy as `kind<TAB>what<TAB>where` when it ends.
 As on CUDA: operators refuse tensors of the CPU, except one [] tensor where TensorIterator allows it (arithmetic and
 comparison of two, not clamp, cat, stack), indices of x[i], and copies. Generators of the CPU are refused. A copy to the
 host with non_blocking=True goes to pinned memory and arrives late: until an event or stream of this device is waited
-for, or any other wait, the host's tensor holds bytes 0xA5. Seeds give other numbers than on the CPU. GradScaler,
+for, or any other wait, the host's tensor holds bytes 0xA5. If it was begun on a stream that is not the current one by
+itself (`with torch.second.stream(side)`), it gets what the source holds when it arrives, and never arrives if the
+source's memory was released before. Seeds give other numbers than on the CPU. GradScaler,
 autocast, fused and foreach optimizers, pinned memory, torch.save and torch.load, deepcopy, float64 and complex work.
 
 Not as on CUDA: one device only (autograd allows a Python backend no second index); kernels run at once and in order
@@ -96,7 +98,10 @@ FACTORIES = _names("empty empty_like empty_strided zeros zeros_like ones full ra
 
 _libs: list[Any] = []
 _logs: list[Seen] = []
-_late: deque[tuple[Tensor, Tensor]] = deque()
+_late: deque[tuple[Tensor, Tensor, StorageWeakRef | None]] = deque()
+"""Target, source, and the memory of a source that is read late."""
+_aside: list[Stream] = []
+"""The streams of open `with torch.second.stream(…)`."""
 _order = threading.RLock()
 """Copies arrive one after the other, also if several threads wait."""
 """(tensor of the host, its value) of each copy under way."""
@@ -162,8 +167,9 @@ def _arrive(count: int | None = None, told: str | None = None) -> None:
         _tell("wait", told)
     with _order, torch.inference_mode():  # it may write to tensors that were made in this mode
         for _ in range(len(_late) if count is None else count):
-            target, value = _late.popleft()
-            target.copy_(value)
+            target, value, memory = _late.popleft()
+            if memory is None or not memory.expired():
+                target.copy_(value)
 
 
 # Memory: a storage of this device is a second name for the memory of a storage of the CPU, held while it lives.
@@ -325,7 +331,10 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     elif non_blocking and _is_pinned(target):
         _tell("late", "a copy to the host")
         with _order:
-            _late.append((target.detach(), _host(source).clone()))
+            if _aside:
+                _late.append((target.detach(), _host(source), StorageWeakRef(source.untyped_storage())))
+            else:
+                _late.append((target.detach(), _host(source).clone(), None))
             if target.is_contiguous():
                 target.detach().unsqueeze(0).view(torch.uint8).fill_(0xA5)
     else:
@@ -499,13 +508,13 @@ class Event(Stream):
     def record(self, stream: Any = None) -> Self:
         """Note the copies that are under way."""
         with _order:
-            self._of = [target for target, _ in _late]
+            self._of = [target for target, *_ in _late]
         return self
 
     def _count(self) -> int:
         """How many of the oldest copies have to arrive until all of its own have."""
         count = 0
-        for number, (target, _) in enumerate(_late, 1):
+        for number, (target, *_) in enumerate(_late, 1):
             if any(target is mine for mine in self._of):
                 count = number
         return count
@@ -520,6 +529,14 @@ class Event(Stream):
         """Wait for its copies."""
         with _order:
             _arrive(self._count(), told="Event.synchronize")
+            self._of = []
+
+
+@contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    _aside.append(stream)
+    yield
+    _aside.pop()
 
 
 def _module() -> types.SimpleNamespace:
@@ -552,7 +569,7 @@ def _module() -> types.SimpleNamespace:
         reset_peak_memory_stats=lambda device=None: peak(reset=True),
         current_stream=lambda device=None: one,
         default_stream=lambda device=None: one,
-        stream=lambda stream: stream,
+        stream=_on_stream,
     )
 
 

@@ -384,6 +384,40 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(tmp_path, monkeypatch
     assert writer.shards == 4
 
 
+MEASURED = """
+import sys
+from pathlib import Path
+
+import torch
+
+from hookrun.store.captures.write import BUFFERS, CaptureWriter
+
+
+def of_process(name):
+    return 1024 * int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0])
+
+
+torch.set_num_threads(1)
+buffer, rows = 2**24, torch.ones(64, 5_000)
+writer = CaptureWriter(Path(sys.argv[1]), buffer // BUFFERS)
+for step in range(6 * buffer // rows.nbytes):
+    if step == 1:
+        Path("/proc/self/clear_refs").write_text("5")  # the highest value of memory is the present one
+        before = of_process("VmRSS")
+    writer.add("f", "a", rows, sample_ids=range(64), epoch=0, step=step, call=0)
+writer.close()
+print((of_process("VmHWM") - before) / buffer)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_the_memory_of_a_process_that_captures_is_bounded_by_the_buffer(tmp_path, warm) -> None:
+    """It captures six times as much."""
+    done = warm.run(MEASURED, str(tmp_path / "captures"))
+    assert done.returncode == 0, done.stderr
+    assert 0.5 < float(done.stdout) < 2, done.stdout
+
+
 def test_a_refused_shard_and_those_that_wait_are_lost_and_leave_no_file(tmp_path, monkeypatch) -> None:
     refusing, allowed = threading.Event(), threading.Event()
     replace = os.replace
