@@ -78,7 +78,7 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
 def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
     """A function from what the action sees [rows, ...] to whether the conditions hold for each row, [rows] bool.
 
-    The result is on the CPU if they depend on the data only, which is known there, and else on the device of the values.
+    It is on the device of the values, or on the CPU if the conditions are about the data only, which are known there.
     """
     when, clock, has_values = site.spec.keys.when, site.clock, site.has_values
     condition, reads_data = when.value, when.data is not None and has_values

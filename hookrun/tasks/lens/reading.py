@@ -40,7 +40,7 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.prepare import as_call
-from hookrun.values.tensors import computable
+from hookrun.values.tensors import computable, on_device, read_together
 
 AT_ONCE = 2**24
 """The number of logits that are computed at once: positions x vocabulary."""
@@ -76,13 +76,16 @@ class ScoredPositions:
         return computable(tensor[self.rows])
 
 
+_DIFFERS = "differs"
+
 Reading = dict[str, Tensor]
-"""What was computed for one part at N positions, on the CPU.
+"""What was computed for one part at N positions, on the CPU when it has been read.
 
 top, probabilities:         [N, k], the tokens with the largest logits, and their probabilities
 answer_logit, wrong_logit:  [N]
 right:                      [N] bool, whether the most probable token is the answer
 kl:                         [N], KL(output || part) in nats; missing where it is not compared with the output
+answer, wrong:              [N], the tokens of `ScoredPositions`; only of the model's own output
 """
 
 Readings = dict[Part | None, Reading]
@@ -126,30 +129,42 @@ class Lens:
         Raises HookrunError if the logits cannot be computed as the model does.
         """
         assert seen.scores is not None
-        blocks, kept = dict[Part | None, list[Reading]](), set[Part | None]()
+        blocks = dict[Part | None, list[Reading]]()
         at_once = max(1, AT_ONCE // len(self._weight))
         for start in range(0, len(asked.answer), at_once):
             places = slice(start, start + at_once)
             some = asked.at(places)
-            scores, expected = self._checked(seen, output, some)
+            scores, expected, differs = self._compared(seen, output, some)
             within = rounding(seen.scores.dtype, scores)
             for part, logits in self._scored(seen.at(places), scores, expected, sources):
                 compared = expected if sources is None and part is not None else None
-                blocks.setdefault(part, []).append(self._reading(logits, some, compared))
-                if part != REST or bool((logits.abs() > within).any()):
-                    kept.add(part)
-        return {
-            part: {name: torch.cat([read[name] for read in reads]) for name in reads[0]}
-            for part, reads in blocks.items()
-            if part in kept
-        }
+                read = self._reading(logits, some, compared)
+                if part is None:
+                    read |= {"answer": some.answer, "wrong": some.wrong, _DIFFERS: differs}
+                if part == REST:
+                    read[_DIFFERS] = (logits.abs() > within).any(-1)
+                blocks.setdefault(part, []).append(read)
+        found = self._read_together(blocks)
+        if found[None].pop(_DIFFERS).any():
+            raise self._unknown_change()
+        if REST in found and not found[REST].pop(_DIFFERS).any():
+            del found[REST]
+        return found
 
-    def _checked(
+    def _read_together(self, blocks: Mapping[Part | None, Sequence[Reading]]) -> Readings:
+        """The blocks of each part in one, on the CPU: the host waits once."""
+        found = Readings()
+        for part, reads in blocks.items():
+            found[part] = {name: torch.cat([read[name] for read in reads]) for name in reads[0]}
+        arrived = iter(read_together(values for read in found.values() for values in read.values()))
+        return {part: dict(zip(read, arrived, strict=False)) for part, read in found.items()}
+
+    def _compared(
         self, seen: ObservedForward, output: Tensor, asked: ScoredPositions
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The model's logits [n, V] before a soft cap, and its output [n, V].
 
-        Raises HookrunError if the output is not what the lens computes from that of the unembedding.
+        And whether it is not what the lens computes from that of the unembedding, [n] bool.
         """
         assert seen.scores is not None
         scores = asked.of(seen.scores) * self._factor
@@ -159,12 +174,15 @@ class Lens:
                     "a hook changes the model's output after the soft cap on the logits, but contributions add up "
                     f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
                 )
-            return scores, asked.of(output)
-        if output.shape == seen.scores.shape:
-            expected = asked.of(output)
-            if not bool(((self._capped(scores) - expected).abs() > rounding(output.dtype, expected)).any()):
-                return scores, expected
-        raise HookrunError(
+            return scores, asked.of(output), torch.zeros_like(asked.answer, dtype=torch.bool)
+        if output.shape != seen.scores.shape:
+            raise self._unknown_change()
+        expected = asked.of(output)
+        off = (self._capped(scores) - expected).abs() > rounding(output.dtype, expected)
+        return scores, expected, off.any(-1)
+
+    def _unknown_change(self) -> HookrunError:
+        return HookrunError(
             f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
             "does not know: name the module that computes the model's output with task.unembed"
         )
@@ -231,7 +249,7 @@ class Lens:
         if output is not None:
             terms = F.kl_div(logs, F.log_softmax(output, dim=-1), reduction="none", log_target=True)
             read["kl"] = terms.sum(-1).clamp_min(0)
-        return {name: values.cpu() for name, values in read.items()}
+        return read
 
 
 def cap_of(model: nn.Module) -> float | None:
@@ -279,10 +297,13 @@ class Reader:
         if batch.data.of_tokens:
             answer = batch.target[sequences, columns]
             if batch.wrong is not None:  # it stands beside an answer only
-                wrong = batch.wrong.to(sequences.device)[sequences].masked_fill(answer == IGNORED, IGNORED)
+                wrong = on_device(batch.wrong, sequences.device)[sequences].masked_fill(
+                    answer == IGNORED, IGNORED
+                )
         asked = ScoredPositions((sequences, columns), answer, wrong)
         with context.autocast():
             readings = lens.read(seen, main_tensor(output), asked, self._sources)
+        asked = ScoredPositions(rows, readings[None]["answer"], readings[None]["wrong"])
         for part, read in readings.items():
             self.means.add(part, read, asked)
         write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, readings, self._text)

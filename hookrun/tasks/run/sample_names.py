@@ -24,7 +24,7 @@ from hookrun.store.format import SAMPLES
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.metrics.output import OutputReader
 from hookrun.tasks.run.batches import Batch, Batches
-from hookrun.values.tensors import on_cpu
+from hookrun.values.tensors import read_together
 
 MOST_WORST = 16
 """How many samples with the highest loss get a picture."""
@@ -96,7 +96,7 @@ class SampleNames:
             columns["predicted_class"] = scores.argmax(1)
             columns["loss"] = F.cross_entropy(scores.float(), known, reduction="none")
             columns["has_loss"] = (known == labels).all()
-        read = dict(zip(columns, on_cpu(columns.values()), strict=True))
+        read = dict(zip(columns, read_together(columns.values()), strict=True))
         if not read.pop("has_loss", True):
             del read["loss"]
         return {name: values.tolist() for name, values in read.items()}
@@ -144,7 +144,7 @@ class SampleNames:
         Only the first samples have an entry; this depends only on their numbers, so a resumed run writes the same.
         """
         inputs: Any = batch.inputs
-        ids, mask, target = (each.cpu() for each in (inputs[IDS], inputs[MASK], batch.target))
+        ids, mask, target = read_together([inputs[IDS], inputs[MASK], batch.target])
         lines = dict[int, dict[str, Any]]()
         for row in (batch.ids < MOST_TOKENS // max(ids.shape[1], 1)).nonzero().squeeze(1).tolist():
             columns = mask[row].nonzero().squeeze(1).tolist()
