@@ -172,11 +172,11 @@ def in_form_of(source: Tensor, like: Tensor) -> Tensor:
 
 def on_device(x: Tensor, where: device) -> Tensor:
     """The tensor on a device; from the CPU it is copied through pinned memory, and the host does not wait."""
+    if x.device == where:
+        return x
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    if x.device == where:
-        return x
     accelerator = torch.accelerator.current_accelerator()
     pins = x.is_cpu and accelerator is not None and accelerator.type == where.type
     if not pins or torch.compiler.is_compiling() or not holds_data(x):

@@ -106,12 +106,10 @@ class CallReader:
             return None
         if not all(holds_data(tensor) for tensor in (ids, embeds) if isinstance(tensor, Tensor)):
             return CallTokens(rows, columns, has_data=False)
-        if isinstance(ids, Tensor) and not ids.is_cpu:  # the host waits once
-            masks = {name: mask for name in (MASK, POSITIONS) if _is_plane(mask := given.get(name))}
-            ids, *others = read_together([ids, *masks.values()])
-            given |= zip(masks, others, strict=True)
         past, after_state = _past(given)
         raw = given.get(MASK)
+        if ids is not None and isinstance(raw, Tensor) and raw.dim() == 2 and holds_data(raw):
+            ids, raw = read_together([ids, raw])
         mask = as_mask(raw, rows, None if past is None else past + columns)
         if past is None and mask is not None and mask.shape[1] > columns:
             past, after_state = mask.shape[1] - columns, False
@@ -139,10 +137,6 @@ def labelled(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     if told or not isinstance(labels, Tensor) or labels.dim() != 2 or not holds_data(labels):
         return None
     return labels.detach().to("cpu") != NO_LABEL
-
-
-def _is_plane(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 2 and holds_data(value)
 
 
 def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:

@@ -85,7 +85,6 @@ top, probabilities:         [N, k], the tokens with the largest logits, and thei
 answer_logit, wrong_logit:  [N]
 right:                      [N] bool, whether the most probable token is the answer
 kl:                         [N], KL(output || part) in nats; missing where it is not compared with the output
-answer, wrong:              [N], the tokens of `ScoredPositions`; only of the model's own output
 """
 
 Readings = dict[Part | None, Reading]
@@ -140,24 +139,24 @@ class Lens:
                 compared = expected if sources is None and part is not None else None
                 read = self._reading(logits, some, compared)
                 if part is None:
-                    read |= {"answer": some.answer, "wrong": some.wrong, _DIFFERS: differs}
+                    read[_DIFFERS] = differs
                 if part == REST:
                     read[_DIFFERS] = (logits.abs() > within).any(-1)
                 blocks.setdefault(part, []).append(read)
-        found = self._read_together(blocks)
-        if found[None].pop(_DIFFERS).any():
-            raise self._unknown_change()
-        if REST in found and not found[REST].pop(_DIFFERS).any():
-            del found[REST]
-        return found
-
-    def _read_together(self, blocks: Mapping[Part | None, Sequence[Reading]]) -> Readings:
-        """The blocks of each part in one, on the CPU: the host waits once."""
         found = Readings()
         for part, reads in blocks.items():
             found[part] = {name: torch.cat([read[name] for read in reads]) for name in reads[0]}
         arrived = iter(read_together(values for read in found.values() for values in read.values()))
-        return {part: dict(zip(read, arrived, strict=False)) for part, read in found.items()}
+        for read in found.values():
+            read |= dict(zip(list(read), arrived, strict=False))
+        if found[None].pop(_DIFFERS).any():
+            raise HookrunError(
+                f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
+                "does not know: name the module that computes the model's output with task.unembed"
+            )
+        if REST in found and not found[REST].pop(_DIFFERS).any():
+            del found[REST]
+        return found
 
     def _compared(
         self, seen: ObservedForward, output: Tensor, asked: ScoredPositions
@@ -176,16 +175,10 @@ class Lens:
                 )
             return scores, asked.of(output), torch.zeros_like(asked.answer, dtype=torch.bool)
         if output.shape != seen.scores.shape:
-            raise self._unknown_change()
+            return scores, scores, torch.ones_like(asked.answer, dtype=torch.bool)
         expected = asked.of(output)
         off = (self._capped(scores) - expected).abs() > rounding(output.dtype, expected)
         return scores, expected, off.any(-1)
-
-    def _unknown_change(self) -> HookrunError:
-        return HookrunError(
-            f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
-            "does not know: name the module that computes the model's output with task.unembed"
-        )
 
     def _scored(
         self, seen: ObservedForward, scores: Tensor, output: Tensor, sources: Sequence[Source] | None
@@ -288,22 +281,22 @@ class Reader:
         if not len(chosen):  # none of the samples has such a token
             context.forward(batch)
             return
-        sequences, columns = rows = chosen.on(context.prepared.device)
+        rows = chosen.on(context.prepared.device)
         if lens.parts != "residual" and self._sources is None:
             _, seen = observer.observe(partial(context.without_hooks, batch), rows, shape)
             self._sources = find_sources(context.model, observer.places, seen, observer.embeddings)
         output, seen = observer.observe(partial(context.forward, batch), rows, shape)
-        answer = wrong = sequences.new_full(sequences.shape, IGNORED)
+        # the targets are on the CPU too: nothing has to be read back
+        answer = wrong = torch.full((len(chosen),), IGNORED, device="cpu")
         if batch.data.of_tokens:
-            answer = batch.target[sequences, columns]
+            sequences, columns = chosen.on(answer.device)
+            answer = batch.labels[sequences, columns]
             if batch.wrong is not None:  # it stands beside an answer only
-                wrong = on_device(batch.wrong, sequences.device)[sequences].masked_fill(
-                    answer == IGNORED, IGNORED
-                )
-        asked = ScoredPositions((sequences, columns), answer, wrong)
+                wrong = batch.wrong[sequences].masked_fill(answer == IGNORED, IGNORED)
+        asked = ScoredPositions(rows, answer, wrong)
+        there = ScoredPositions(rows, *(on_device(tokens, rows[0].device) for tokens in (answer, wrong)))
         with context.autocast():
-            readings = lens.read(seen, main_tensor(output), asked, self._sources)
-        asked = ScoredPositions(rows, readings[None]["answer"], readings[None]["wrong"])
+            readings = lens.read(seen, main_tensor(output), there, self._sources)
         for part, read in readings.items():
             self.means.add(part, read, asked)
         write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, readings, self._text)
@@ -341,9 +334,12 @@ class PartMeans:
     sums: dict[Part | None, dict[str, float]] = field(default_factory=dict)
 
     def add(self, part: Part | None, read: Reading, asked: ScoredPositions) -> None:
-        """Add one batch of a part, which may be missing in other batches, such as a change by hooks."""
-        has_answer = asked.answer.cpu() != IGNORED
-        has_pair = has_answer & (asked.wrong.cpu() != IGNORED)
+        """Add one batch of a part, which may be missing in other batches, such as a change by hooks.
+
+        asked: on the CPU
+        """
+        has_answer = asked.answer != IGNORED
+        has_pair = has_answer & (asked.wrong != IGNORED)
         difference = read["answer_logit"] - read["wrong_logit"]
         sums = self.sums.setdefault(part, {})
         for name, value in {

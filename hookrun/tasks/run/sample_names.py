@@ -78,8 +78,8 @@ class SampleNames:
     def _classes(self, target: Tensor, output: Any) -> dict[str, list[Any]]:
         """`class`, `predicted_class` (with the largest score) and `loss` (cross-entropy) of each sample of a batch.
 
-        Empty if the targets are not labels; without the last two if the output has no scores [B, classes]; without the
-        loss if a label is not one of these classes.
+        Empty if the targets are not labels; without the last two if the output has no scores [B, classes]; the losses
+        are NaN if a label is not one of these classes.
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
             return {}
@@ -94,12 +94,10 @@ class SampleNames:
             labels, classes = target.to(torch.int64), scores.shape[1]
             known = labels.clamp(0, classes - 1)
             columns["predicted_class"] = scores.argmax(1)
-            columns["loss"] = F.cross_entropy(scores.float(), known, reduction="none")
-            columns["has_loss"] = (known == labels).all()
-        read = dict(zip(columns, read_together(columns.values()), strict=True))
-        if not read.pop("has_loss", True):
-            del read["loss"]
-        return {name: values.tolist() for name, values in read.items()}
+            losses = F.cross_entropy(scores.float(), known, reduction="none")
+            columns["loss"] = losses.masked_fill((known != labels).any(), math.nan)
+        read = read_together(columns.values())
+        return {name: values.tolist() for name, values in zip(columns, read, strict=True)}
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
