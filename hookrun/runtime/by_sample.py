@@ -45,7 +45,10 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
 
 
 def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
-    """The observer, given only the rows for which the conditions hold; it is not called if there are none."""
+    """The observer, given only the rows for which the conditions hold; it is not called if there are none.
+
+    Which rows meet a condition on their values is read from the device: the host waits once.
+    """
     holds, current = _holding(site), site.current
 
     def observe_rows(value: Any) -> Any:

@@ -70,12 +70,18 @@ def test_a_step_waits_no_more_than(name: str, device: torch.device) -> None:
 TRAIN = ("model=mlp", "data=digits", "data.batch_size=4", "train.epochs=1", "train.log_every=100")
 DECODER = ("model=decoder", "model.args.width=16", "model.args.heads=2", "data=names", "data.batch_size=3")
 CUT = "+hooks.cut={select: fc, hook: forward, action: clamp, min: -1, max: 1}"
+SOME = "when: {data: {label: [1, 2, 3]}}"
+OF_SOME = (
+    f"+hooks.half={{select: fc, hook: forward, action: scale, factor: 0.5, {SOME}}}",
+    f"+hooks.seen={{select: fc, hook: forward, action: stats, {SOME}}}",
+)
 
 COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     # once in training, and once in validation, for the predictions
     "train": ((*TRAIN, CUT), 2),
     "train in fp16": ((*TRAIN, CUT, "compute.precision=fp16"), 2),
     "evaluate": ((*TRAIN, CUT, "task=evaluate"), 1),
+    "choose samples by their data": ((*TRAIN, *OF_SOME, "task=evaluate"), 1),
     # for the prompts, their lines in samples.jsonl, and each of two tokens
     "generate": ((*DECODER, "task=generate", "task.prompt_tokens=3", "task.max_new_tokens=2"), 4),
     # for the tokens, which choose the positions, and for what was read there
@@ -101,3 +107,5 @@ def test_a_batch_waits_no_more_than(name: str, tmp_path: Path, monkeypatch: pyte
         found.append(seen)
     few, more = found
     assert len(more.waits) - len(few.waits) == 2 * waits, more
+    of_hooks = [[where for _, where in seen.uploads if "batches.py" not in where] for seen in found]
+    assert len(of_hooks[1]) <= len(of_hooks[0]), more
