@@ -178,7 +178,7 @@ def on_device(x: Tensor, where: device) -> Tensor:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     accelerator = torch.accelerator.current_accelerator()
-    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type
+    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type != "mps"  # which has no copies
     if not pins or torch.compiler.is_compiling() or not holds_data(x):
         return x.to(where)
     with unset_fake_temporarily():  # in a trial run nothing else is a fake tensor's

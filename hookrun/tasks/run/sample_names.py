@@ -83,21 +83,21 @@ class SampleNames:
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
             return {}
-        columns = {"class": target}
         named = self.reader.named(output)
-        place = self.reader.place(named, target, "scores")
-        scores = None if place is None else place.of(named).detach()
-        if scores is not None and scores.dim() == 1:  # those of the one sample of a batch that is not stacked
+        if (place := self.reader.place(named, target, "scores")) is None:
+            return {"class": target.tolist()}
+        scores = place.of(named).detach()
+        if scores.dim() == 1:  # those of the one sample of a batch that is not stacked
             scores = scores[None]
-        # they may be an embedding
-        if scores is not None and self.reader.classes in (None, scores.shape[1]):
-            labels, classes = target.to(torch.int64), scores.shape[1]
-            known = labels.clamp(0, classes - 1)
-            columns["predicted_class"] = scores.argmax(1)
-            losses = F.cross_entropy(scores.float(), known, reduction="none")
-            columns["loss"] = losses.masked_fill((known != labels).any(), math.nan)
-        read = read_together(columns.values())
-        return {name: values.tolist() for name, values in zip(columns, read, strict=True)}
+        if self.reader.classes not in (None, scores.shape[1]):  # it may be an embedding
+            return {"class": target.tolist()}
+        labels = target.to(torch.int64)
+        known = labels.clamp(0, scores.shape[1] - 1)
+        losses = F.cross_entropy(scores.float(), known, reduction="none")
+        losses = losses.masked_fill((known != labels).any(), math.nan)
+        read = read_together([target, scores.argmax(1), losses])
+        names = ("class", "predicted_class", "loss")
+        return {name: column.tolist() for name, column in zip(names, read, strict=True)}
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
