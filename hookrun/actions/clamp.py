@@ -59,13 +59,7 @@ class Clamp(Action):
         import torch
 
         if isinstance(bound, Ramp):  # its numbers are finite
-
-            def within_dtype(x: Any) -> Any:
-                top = torch.finfo(x.dtype).max
-                return constant(x).clamp(-top, top)
-
-            return within_dtype
-
+            return lambda x: constant(x).clamp(-torch.finfo(x.dtype).max, torch.finfo(x.dtype).max)
         of_dtype = {dtype: site.prepared(field, partial(_within, dtype)) for dtype in nearest_finite(0)}
 
         def prepared(x: Any) -> Any:

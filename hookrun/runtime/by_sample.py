@@ -45,7 +45,10 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
 
 
 def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
-    """The observer, given only the rows for which the conditions hold; it is not called if there are none."""
+    """The observer, given only the rows for which the conditions hold; it is not called if there are none.
+
+    Which rows meet a condition on their values is read from the device: the host waits once.
+    """
     holds, current = _holding(site), site.current
 
     def observe_rows(value: Any) -> Any:
@@ -78,7 +81,7 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
 def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
     """A function from what the action sees [rows, ...] to whether the conditions hold for each row, [rows] bool.
 
-    The result is on the CPU if they depend on the data only, which is known there, and else on the device of the values.
+    It is on the device of the values, or on the CPU if the conditions are about the data only, which are known there.
     """
     when, clock, has_values = site.spec.keys.when, site.clock, site.has_values
     condition, reads_data = when.value, when.data is not None and has_values

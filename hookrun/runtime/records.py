@@ -22,7 +22,7 @@ from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
-from hookrun.values.tensors import on_cpu
+from hookrun.values.tensors import read_together
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class RecordSink(Sink):
         pending = self._pending[:]
         del self._pending[: len(pending)]  # the list itself must stay: hooks append to it
         self._statistics.measure()
-        _bring_to_cpu([record for record in pending if isinstance(record, dict)])
+        _read_tensors([record for record in pending if isinstance(record, dict)])
         store = self.store
         for number, record in enumerate(pending):
             try:
@@ -267,7 +267,7 @@ def _readable(record: dict[str, Any]) -> dict[str, Any] | None:
     return record
 
 
-def _bring_to_cpu(records: Iterable[dict[str, Any]]) -> None:
+def _read_tensors(records: Iterable[dict[str, Any]]) -> None:
     """Replace the tensors that records hold on a device by copies; the host waits once."""
     places = [
         (record, key)
@@ -275,7 +275,7 @@ def _bring_to_cpu(records: Iterable[dict[str, Any]]) -> None:
         for key, value in record.items()
         if isinstance(value, Tensor) and not value.is_cpu
     ]
-    copies = on_cpu(record[key] for record, key in places)
+    copies = read_together(record[key] for record, key in places)
     for (record, key), copy in zip(places, copies, strict=True):
         record[key] = copy
 

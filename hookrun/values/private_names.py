@@ -23,7 +23,6 @@ NAMES = {
         "torch:UntypedStorage": "_cdata",
         "torch:_C": "_DisableFuncTorch _current_graph_task_id _dispatch_key_parse",
         "torch:_C._autograd": "_top_saved_tensors_default_hooks _get_creation_meta CreationMeta",
-        "torch.amp:GradScaler": "_found_inf_per_device",
         "torch:_C._functorch": "maybe_current_level maybe_get_bdim get_unwrapped is_functorch_wrapped_tensor "
         "is_batchedtensor is_functionaltensor",
         "torch._prims_common": "suggest_memory_format",

@@ -171,14 +171,14 @@ def in_form_of(source: Tensor, like: Tensor) -> Tensor:
 
 
 def on_device(x: Tensor, where: device) -> Tensor:
-    """The tensor on a device. From the CPU it goes through pinned memory, so that the host does not wait for the copy."""
+    """The tensor on a device; from the CPU it is copied through pinned memory, and the host does not wait."""
+    if x.device == where:
+        return x
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    if x.device == where:
-        return x
     accelerator = torch.accelerator.current_accelerator()
-    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type
+    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type != "mps"  # which has no copies
     if not pins or torch.compiler.is_compiling() or not holds_data(x):
         return x.to(where)
     with unset_fake_temporarily():  # in a trial run nothing else is a fake tensor's
@@ -186,7 +186,7 @@ def on_device(x: Tensor, where: device) -> Tensor:
     return pinned.to(where, non_blocking=True)
 
 
-def on_cpu(given: Iterable[Tensor]) -> list[Tensor]:
+def read_together(given: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, detached, in the CPU's memory; the host waits once for each device, not for each tensor."""
     found = [x.detach() for x in given]
     last = {x.device: number for number, x in enumerate(found)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookrun.runtime.frames import outward
 from hookrun.values.containers import tensors
-from hookrun.values.tensors import holds_data, whole_numbers
+from hookrun.values.tensors import holds_data, read_together, whole_numbers
 
 IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
@@ -108,6 +108,8 @@ class CallReader:
             return CallTokens(rows, columns, has_data=False)
         past, after_state = _past(given)
         raw = given.get(MASK)
+        if ids is not None and isinstance(raw, Tensor) and raw.dim() == 2 and holds_data(raw):
+            ids, raw = read_together([ids, raw])
         mask = as_mask(raw, rows, None if past is None else past + columns)
         if past is None and mask is not None and mask.shape[1] > columns:
             past, after_state = mask.shape[1] - columns, False

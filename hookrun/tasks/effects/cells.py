@@ -42,7 +42,7 @@ from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.values.containers import members, rebuild, tensors
-from hookrun.values.tensors import on_cpu
+from hookrun.values.tensors import read_together
 
 MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
@@ -404,7 +404,7 @@ class Cells:
             for place, copy in zip(places, copies, strict=True):
                 self._rows[place].add(None, reading.rows(copy), ids=batch.ids, split=batch.split)
             return
-        for place, values in zip(places, on_cpu(map(reading.values, copies)), strict=True):
+        for place, values in zip(places, read_together(map(reading.values, copies)), strict=True):
             self._columns[place][batch.ids] = values.double()
 
     # ---- random numbers --------------------------------------------------------------------------------------------

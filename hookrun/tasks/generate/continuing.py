@@ -19,15 +19,16 @@ from hookrun.spec.task import Sampling
 from hookrun.tasks.metrics.metrics import kl
 from hookrun.tasks.metrics.rows import RowPart, own_token_scores
 from hookrun.tasks.run.batches import Batch
-from hookrun.values.tensors import computable
+from hookrun.values.tensors import computable, on_device, read_together
 
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     """The tokens of each sample without padding, at most the first `most`. HookrunError if a sample has no tokens."""
     inputs: Any = batch.inputs
-    tokens = inputs[IDS].cpu()
-    mask = inputs[MASK].cpu() != 0 if MASK in inputs else torch.ones_like(tokens, dtype=torch.bool)
-    prompts: list[list[int]] = [row[real].tolist()[:most] for row, real in zip(tokens, mask, strict=True)]
+    tokens, mask = read_together([inputs[IDS], inputs.get(MASK, torch.ones_like(inputs[IDS]))])
+    prompts: list[list[int]] = [
+        row[real].tolist()[:most] for row, real in zip(tokens, mask != 0, strict=True)
+    ]
     for sample, ids in zip(batch.ids.tolist(), prompts, strict=True):
         if not ids:
             at = batch.data.file(sample)
@@ -66,7 +67,7 @@ def continue_prompts(
     cache: keep keys and values from token to token, if the model can
     """
     tokens = padded(prompts, choosing.pad, left=not (generates(model) and has_encoder(model)))
-    input_ids, mask = (each.to(device) for each in tokens)
+    input_ids, mask = (on_device(each, device) for each in tokens)
     if generates(model):
         _generate(model, input_ids, mask, choosing, cache=cache)
     else:
@@ -99,7 +100,7 @@ def _generate(model: Any, input_ids: Tensor, mask: Tensor, choosing: NextTokens,
     import transformers
 
     def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
-        chosen = choosing.choose(scores).to(scores.device)
+        chosen = on_device(choosing.choose(scores), scores.device)
         return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
 
     config_class: Any = transformers.GenerationConfig  # Any: the class is not typed
@@ -144,7 +145,7 @@ class LoopContinuer(nn.Module):
             output = (
                 self.model(input_ids=input_ids, **named) if IDS in names else self.model(input_ids, **named)
             )
-            chosen = choosing.choose(next_scores(output, input_ids)).to(input_ids.device)
+            chosen = on_device(choosing.choose(next_scores(output, input_ids)), input_ids.device)
             input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
             mask = torch.cat([mask, mask.new_ones(batch_size, 1)], dim=1)
 
@@ -184,7 +185,7 @@ class NextTokens:
     begins:   the first token of every answer, which some models prescribe; None: it is chosen too
     pad:      the token after the end of a sequence
     tokens:   the chosen tokens of each sequence, including its end token
-    first:    [B, V], the model's scores for the first new token; None before the first choice
+    first:    [B, V] on the CPU, the model's scores for the first new token; None before the first choice
     """
 
     def __init__(
@@ -221,9 +222,17 @@ class NextTokens:
         """
         if self.is_over:  # a loop on an accelerator may call once more before it stops
             return torch.full((len(self.tokens),), self.pad)
-        if self.first is None:
-            self.first = logits.clone()
-        chosen = self._chosen(logits).tolist()
+        best = logits.max(-1)
+        wanted = [best.values.isfinite(), self._chosen(logits, best.indices)]
+        finite, tokens, *first = read_together(wanted if self._step else [*wanted, logits.clone()])
+        self.first = first[0] if first else self.first
+        for row, is_finite in enumerate(finite.tolist()):
+            if self._open[row] and not is_finite:
+                raise HookrunError(
+                    f"sequence {row} of the batch has no finite score for its new token {self._step}: "
+                    "the model or its hooks returned NaN or infinity; a `check` hook on its layers finds where"
+                )
+        chosen = tokens.tolist()
         for row, token in enumerate(chosen):
             if not self._open[row]:
                 chosen[row] = self.pad
@@ -233,18 +242,12 @@ class NextTokens:
         self._step += 1
         return torch.tensor(chosen)
 
-    def _chosen(self, logits: Tensor) -> Tensor:
-        best = logits.max(-1)
-        for row, finite in enumerate(best.values.isfinite().tolist()):
-            if self._open[row] and not finite:
-                raise HookrunError(
-                    f"sequence {row} of the batch has no finite score for its new token {self._step}: "
-                    "the model or its hooks returned NaN or infinity; a `check` hook on its layers finds where"
-                )
+    def _chosen(self, logits: Tensor, best: Tensor) -> Tensor:
+        """best: [B] int64, the most probable tokens."""
         if self._begins is not None and self._step == 0:
-            return torch.full_like(best.indices, self._begins)
+            return torch.full_like(best, self._begins)
         if self._sampling is None:
-            return best.indices
+            return best
         scores = restricted(logits, self._sampling)
         return (scores + self._noise(scores)).argmax(-1)
 
@@ -258,7 +261,7 @@ class NextTokens:
         for row, seed in enumerate(self._seeds):
             if self._open[row]:
                 noise[row].exponential_(generator=generator.manual_seed(derived_seed(seed, self._step)))
-        return noise.log_().neg_().to(scores)
+        return on_device(noise.log_().neg_(), scores.device).to(scores.dtype)
 
 
 def restricted(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -22,7 +22,7 @@ from hookrun.tasks.lens.places import HeadsPlace, Places
 from hookrun.tasks.run.observers import Observe, matches, planned
 from hookrun.tasks.training.finite import not_finite
 from hookrun.values.containers import tensors
-from hookrun.values.tensors import computable
+from hookrun.values.tensors import computable, read_together
 
 T = TypeVar("T")
 EMBED = "embed"
@@ -384,22 +384,19 @@ def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> Froz
 
     Raises HookrunError if the module computes neither LayerNorm nor RMSNorm, or returned NaN or infinity.
     """
+    within = rounding(rows.dtype, computable(expected))
+    rows, expected = computable(rows), computable(expected)
+    norms = list(_candidates(module, rows)) if rows.shape == expected.shape else []
+    differences = [((norm.whole(rows) - expected).abs() / within).amax() for norm in norms]
+    off = [float(difference) for difference in read_together(differences)]
+    best = min(range(len(norms)), key=off.__getitem__, default=None)
+    if best is not None and off[best] <= 1:
+        return norms[best]
     if bad := not_finite(expected):
         raise HookrunError(
             f"{path} ({type(module).__name__}) returned {bad}, so its scale cannot be frozen; a `check` hook on the "
             "blocks finds where they begin, and task.parts=residual task.norm=applied reads the rest"
         )
-    within = rounding(rows.dtype, computable(expected))
-    rows, expected = computable(rows), computable(expected)
-
-    def difference(norm: FrozenNorm) -> float:
-        return float(((norm.whole(rows) - expected).abs() / within).amax())
-
-    best = min(
-        _candidates(module, rows) if rows.shape == expected.shape else (), key=difference, default=None
-    )
-    if best is not None and difference(best) <= 1:
-        return best
     raise HookrunError(
         f"{path} ({type(module).__name__}) computes neither LayerNorm nor RMSNorm, so its scale cannot be frozen: "
         "use task.norm=applied with task.parts=residual, or name the norm with task.final_norm"

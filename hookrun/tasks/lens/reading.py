@@ -40,7 +40,7 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.prepare import as_call
-from hookrun.values.tensors import computable
+from hookrun.values.tensors import computable, on_device, read_together
 
 AT_ONCE = 2**24
 """The number of logits that are computed at once: positions x vocabulary."""
@@ -76,8 +76,10 @@ class ScoredPositions:
         return computable(tensor[self.rows])
 
 
+_DIFFERS = "differs"
+
 Reading = dict[str, Tensor]
-"""What was computed for one part at N positions, on the CPU.
+"""What was computed for one part at N positions, on the CPU when it has been read.
 
 top, probabilities:         [N, k], the tokens with the largest logits, and their probabilities
 answer_logit, wrong_logit:  [N]
@@ -126,30 +128,42 @@ class Lens:
         Raises HookrunError if the logits cannot be computed as the model does.
         """
         assert seen.scores is not None
-        blocks, kept = dict[Part | None, list[Reading]](), set[Part | None]()
+        blocks = dict[Part | None, list[Reading]]()
         at_once = max(1, AT_ONCE // len(self._weight))
         for start in range(0, len(asked.answer), at_once):
             places = slice(start, start + at_once)
             some = asked.at(places)
-            scores, expected = self._checked(seen, output, some)
+            scores, expected, differs = self._compared(seen, output, some)
             within = rounding(seen.scores.dtype, scores)
             for part, logits in self._scored(seen.at(places), scores, expected, sources):
                 compared = expected if sources is None and part is not None else None
-                blocks.setdefault(part, []).append(self._reading(logits, some, compared))
-                if part != REST or bool((logits.abs() > within).any()):
-                    kept.add(part)
-        return {
-            part: {name: torch.cat([read[name] for read in reads]) for name in reads[0]}
-            for part, reads in blocks.items()
-            if part in kept
-        }
+                read = self._reading(logits, some, compared)
+                if part is None:
+                    read[_DIFFERS] = differs
+                if part == REST:
+                    read[_DIFFERS] = (logits.abs() > within).any(-1)
+                blocks.setdefault(part, []).append(read)
+        found = Readings()
+        for part, reads in blocks.items():
+            found[part] = {name: torch.cat([read[name] for read in reads]) for name in reads[0]}
+        arrived = iter(read_together(values for read in found.values() for values in read.values()))
+        for read in found.values():
+            read |= dict(zip(list(read), arrived, strict=False))
+        if found[None].pop(_DIFFERS).any():
+            raise HookrunError(
+                f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
+                "does not know: name the module that computes the model's output with task.unembed"
+            )
+        if REST in found and not found[REST].pop(_DIFFERS).any():
+            del found[REST]
+        return found
 
-    def _checked(
+    def _compared(
         self, seen: ObservedForward, output: Tensor, asked: ScoredPositions
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The model's logits [n, V] before a soft cap, and its output [n, V].
 
-        Raises HookrunError if the output is not what the lens computes from that of the unembedding.
+        And whether it is not what the lens computes from that of the unembedding, [n] bool.
         """
         assert seen.scores is not None
         scores = asked.of(seen.scores) * self._factor
@@ -159,15 +173,12 @@ class Lens:
                     "a hook changes the model's output after the soft cap on the logits, but contributions add up "
                     f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
                 )
-            return scores, asked.of(output)
-        if output.shape == seen.scores.shape:
-            expected = asked.of(output)
-            if not bool(((self._capped(scores) - expected).abs() > rounding(output.dtype, expected)).any()):
-                return scores, expected
-        raise HookrunError(
-            f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
-            "does not know: name the module that computes the model's output with task.unembed"
-        )
+            return scores, asked.of(output), torch.zeros_like(asked.answer, dtype=torch.bool)
+        if output.shape != seen.scores.shape:
+            return scores, scores, torch.ones_like(asked.answer, dtype=torch.bool)
+        expected = asked.of(output)
+        off = (self._capped(scores) - expected).abs() > rounding(output.dtype, expected)
+        return scores, expected, off.any(-1)
 
     def _scored(
         self, seen: ObservedForward, scores: Tensor, output: Tensor, sources: Sequence[Source] | None
@@ -231,7 +242,7 @@ class Lens:
         if output is not None:
             terms = F.kl_div(logs, F.log_softmax(output, dim=-1), reduction="none", log_target=True)
             read["kl"] = terms.sum(-1).clamp_min(0)
-        return {name: values.cpu() for name, values in read.items()}
+        return read
 
 
 def cap_of(model: nn.Module) -> float | None:
@@ -270,19 +281,22 @@ class Reader:
         if not len(chosen):  # none of the samples has such a token
             context.forward(batch)
             return
-        sequences, columns = rows = chosen.on(context.prepared.device)
+        rows = chosen.on(context.prepared.device)
         if lens.parts != "residual" and self._sources is None:
             _, seen = observer.observe(partial(context.without_hooks, batch), rows, shape)
             self._sources = find_sources(context.model, observer.places, seen, observer.embeddings)
         output, seen = observer.observe(partial(context.forward, batch), rows, shape)
-        answer = wrong = sequences.new_full(sequences.shape, IGNORED)
+        # the targets are on the CPU too: nothing has to be read back
+        answer = wrong = torch.full((len(chosen),), IGNORED, device="cpu")
         if batch.data.of_tokens:
-            answer = batch.target[sequences, columns]
+            sequences, columns = chosen.on(answer.device)
+            answer = batch.labels[sequences, columns]
             if batch.wrong is not None:  # it stands beside an answer only
-                wrong = batch.wrong.to(sequences.device)[sequences].masked_fill(answer == IGNORED, IGNORED)
-        asked = ScoredPositions((sequences, columns), answer, wrong)
+                wrong = batch.wrong[sequences].masked_fill(answer == IGNORED, IGNORED)
+        asked = ScoredPositions(rows, answer, wrong)
+        there = ScoredPositions(rows, *(on_device(tokens, rows[0].device) for tokens in (answer, wrong)))
         with context.autocast():
-            readings = lens.read(seen, main_tensor(output), asked, self._sources)
+            readings = lens.read(seen, main_tensor(output), there, self._sources)
         for part, read in readings.items():
             self.means.add(part, read, asked)
         write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, readings, self._text)
@@ -320,9 +334,12 @@ class PartMeans:
     sums: dict[Part | None, dict[str, float]] = field(default_factory=dict)
 
     def add(self, part: Part | None, read: Reading, asked: ScoredPositions) -> None:
-        """Add one batch of a part, which may be missing in other batches, such as a change by hooks."""
-        has_answer = asked.answer.cpu() != IGNORED
-        has_pair = has_answer & (asked.wrong.cpu() != IGNORED)
+        """Add one batch of a part, which may be missing in other batches, such as a change by hooks.
+
+        asked: on the CPU
+        """
+        has_answer = asked.answer != IGNORED
+        has_pair = has_answer & (asked.wrong != IGNORED)
         difference = read["answer_logit"] - read["wrong_logit"]
         sums = self.sums.setdefault(part, {})
         for name, value in {

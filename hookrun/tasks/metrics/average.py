@@ -17,6 +17,7 @@ from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
 from hookrun.tasks.metrics.over_split import SplitRows, in_order
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
 from hookrun.values.index import Target
+from hookrun.values.tensors import read_together
 
 Line = dict[str, Any]
 Cell = tuple[Tensor | float, int]
@@ -260,7 +261,11 @@ class Average:
         shown = {LOSS: float, **{metric.name: metric.shown for metric in self._metrics}}
         columns = {name: self._cells.get((name, *_WHOLE)) for name in shown}
         totals = {name: cells[0] for name, cells in columns.items() if cells}
-        return {name: shown[name](float(total) / count) for name, (total, count) in totals.items()}
+        on_device = {name: total for name, (total, _) in totals.items() if isinstance(total, Tensor)}
+        read = dict(zip(on_device, read_together(on_device.values()), strict=True))
+        return {
+            name: shown[name](float(read.get(name, total)) / count) for name, (total, count) in totals.items()
+        }
 
     def over_split(self) -> tuple[dict[str, float], list[str]]:
         """The metrics over the whole split by name, NaN where one is not defined, and notes on them."""

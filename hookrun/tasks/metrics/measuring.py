@@ -14,7 +14,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import CaptureRows, RunReferences
-from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pass, on_cpu, parameters_of
+from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pass, parameters_of
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
@@ -35,6 +35,7 @@ from hookrun.tasks.metrics.rows import (
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.values.index import Target
+from hookrun.values.tensors import read_together
 
 _PATHS = ("logits", "[0]", "out")
 """The paths of the scores in an output with several tensors, in order of preference."""
@@ -144,11 +145,12 @@ class Measuring:
         elif metrics_of(self._prepared.task) is None and self._rule is None:
             target = batch.target
             named = self._reader.named(output)
-            by_token = of_tokens(named, target, target != IGNORED, torch.zeros_like(target))
+            chosen = batch.labels[: len(batch.ids)] != IGNORED
+            by_token = of_tokens(named, target, chosen, torch.zeros_like(target), all_targets=True)
             rows = BatchRows(None, target) if by_token is None else by_token
         else:
             rows = self.rows(output, batch, others)
-            weight = int((batch.target != IGNORED).sum())
+            weight = int(batch.weight)
             if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
                 weight = len(rows.with_targets)
                 loss = self._loss(rows)
@@ -203,19 +205,19 @@ class Measuring:
         Raises HookrunError if the output has no scores for tokens, or a sample no answers that a metric needs.
         """
         inputs: Any = batch.inputs
-        labels, ids, target, decodes = inputs.get(LABELS), None, batch.target, False
-        if self._has_decoder and labels is not None:
-            target, decodes = labels, True
-            real = (labels != IGNORED).cpu()
+        labels = inputs.get(LABELS)
+        decodes = self._has_decoder and labels is not None
+        target = labels if decodes else batch.target
+        real = labels != IGNORED if decodes else inputs[MASK] != 0
+        positions = real.cumsum(1) - 1
+        if self._rule is None:
+            chosen = (target if decodes else batch.labels[: len(batch.ids)]) != IGNORED
         else:
-            real, ids = inputs[MASK].cpu() != 0, on_cpu(inputs[IDS])
-        chosen = target != IGNORED
-        if self._rule is not None:
-            call = CallTokens(real.shape[0], real.shape[1], ids, real)
-            places = choose_tokens(self._rule, call, batch, decodes=decodes).on(target.device)
-            chosen = torch.zeros_like(target, dtype=torch.bool)
-            chosen[places] = True
-        rows = of_tokens(output, target, chosen, real.cumsum(1) - 1)
+            real, *ids = read_together([real] if decodes else [real, inputs[IDS].to(torch.int64)])
+            call = CallTokens(real.shape[0], real.shape[1], ids[0] if ids else None, real)
+            chosen = torch.zeros(target.shape, dtype=torch.bool, device="cpu")
+            chosen[choose_tokens(self._rule, call, batch, decodes=decodes).on(chosen.device)] = True
+        rows = of_tokens(output, target, chosen, positions, all_targets=self._rule is None)
         if rows is None:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
         if not self._needs_answers:

@@ -16,7 +16,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.values.containers import children, rebuild
 from hookrun.values.index import Target
-from hookrun.values.tensors import computable
+from hookrun.values.tensors import computable, on_device
 
 Kind = Literal["scores", "tokens", "values", "rows"]
 """What a tensor has to fit. `scores`: class scores of labels, or of class probabilities; `tokens`: scores of the next
@@ -77,6 +77,7 @@ class BatchRows:
     counts:    [N] on the CPU, how many labels of each row are to be predicted; None: each row counts once
     of_paths:  path of a metric's own, `of` -> the rows that it is computed from
     given:     for rows that are samples, the targets as the data gives them; None: `targets`
+    all_targets: it is known that each row has a target
     """
 
     scores: Tensor | None
@@ -91,6 +92,7 @@ class BatchRows:
     counts: Tensor | None = None
     of_paths: Mapping[Target | None, BatchRows] = field(default_factory=dict)
     given: Any = None
+    all_targets: bool = False
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -98,7 +100,7 @@ class BatchRows:
     @cached_property
     def with_targets(self) -> BatchRows:
         """The rows that have a target."""
-        if self.targets.dim() != 1 or self.targets.is_floating_point():
+        if self.all_targets or self.targets.dim() != 1 or self.targets.is_floating_point():
             return self
         kept = self.targets != IGNORED
         if bool(kept.all()):
@@ -262,21 +264,25 @@ def of_samples(
     return BatchRows(scores, target, output=output, given=given)
 
 
-def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> BatchRows | None:
+def of_tokens(
+    output: Any, target: Tensor, chosen: Tensor, positions: Tensor, *, all_targets: bool = False
+) -> BatchRows | None:
     """A row for each chosen token, from scores [batch, length, classes]; None if the output has no such scores.
 
     target:    [batch, length], the next token of each; IGNORED where nothing is to be predicted
     chosen:    [batch, length] bool
     positions: [batch, length], counted from each sample's first real token
+    all_targets: each chosen token has a target
     """
     scores = own_token_scores(output)
     if scores is None or scores.dim() != 3 or scores.shape[:2] != target.shape:
         return None
-    samples, columns = (indices.to(scores.device) for indices in chosen.nonzero(as_tuple=True))
+    samples, columns = (on_device(indices, scores.device) for indices in chosen.nonzero(as_tuple=True))
     return BatchRows(
         scores.detach().flatten(0, 1),
         target[samples, columns],
         chosen=samples * target.shape[1] + columns,
         samples=samples,
         positions=positions.to(scores.device)[samples, columns],
+        all_targets=all_targets,
     )

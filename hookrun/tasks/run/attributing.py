@@ -31,7 +31,7 @@ from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.observers import Exchange, Observe, matches, new_nodes, planned
 from hookrun.values.containers import tensors
-from hookrun.values.tensors import computable, on_cpu
+from hookrun.values.tensors import computable, read_together
 
 MOST_BYTES = 2 * 2**30
 """How much memory the attributions of all samples may take."""
@@ -109,7 +109,7 @@ class Attributing:
             found = {name: _from_first_real(values, batch) for name, values in found.items()}
         named = {f"attributions.{name}" if len(found) > 1 else "attributions": found[name] for name in found}
         values = named | result
-        return dict(zip(values, on_cpu(values.values()), strict=True))
+        return dict(zip(values, read_together(values.values()), strict=True))
 
     def _of_fixed_classes(self, batch: Batch, output: Any) -> tuple[Scoring, Batch]:
         """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""

@@ -95,7 +95,8 @@ class Batch:
     @property
     def weight(self) -> Tensor | int:
         """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
-        return (self.target != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
+        # counted on the CPU; a rank without rows still has the labels of another rank's row
+        return (self.labels[: len(self.ids)] != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
 
     def weight_without(self, ignored: int | None) -> Tensor | int:
         """The weight of its mean loss over labels: the number of those to be predicted.

@@ -24,7 +24,7 @@ from hookrun.store.format import SAMPLES
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.metrics.output import OutputReader
 from hookrun.tasks.run.batches import Batch, Batches
-from hookrun.values.tensors import on_cpu
+from hookrun.values.tensors import read_together
 
 MOST_WORST = 16
 """How many samples with the highest loss get a picture."""
@@ -78,28 +78,26 @@ class SampleNames:
     def _classes(self, target: Tensor, output: Any) -> dict[str, list[Any]]:
         """`class`, `predicted_class` (with the largest score) and `loss` (cross-entropy) of each sample of a batch.
 
-        Empty if the targets are not labels; without the last two if the output has no scores [B, classes]; without the
-        loss if a label is not one of these classes.
+        Empty if the targets are not labels; without the last two if the output has no scores [B, classes]; the losses
+        are NaN if a label is not one of these classes.
         """
         if target.dim() != 1 or target.is_floating_point() or target.is_complex():
             return {}
-        columns = {"class": target}
         named = self.reader.named(output)
-        place = self.reader.place(named, target, "scores")
-        scores = None if place is None else place.of(named).detach()
-        if scores is not None and scores.dim() == 1:  # those of the one sample of a batch that is not stacked
+        if (place := self.reader.place(named, target, "scores")) is None:
+            return {"class": target.tolist()}
+        scores = place.of(named).detach()
+        if scores.dim() == 1:  # those of the one sample of a batch that is not stacked
             scores = scores[None]
-        # they may be an embedding
-        if scores is not None and self.reader.classes in (None, scores.shape[1]):
-            labels, classes = target.to(torch.int64), scores.shape[1]
-            known = labels.clamp(0, classes - 1)
-            columns["predicted_class"] = scores.argmax(1)
-            columns["loss"] = F.cross_entropy(scores.float(), known, reduction="none")
-            columns["has_loss"] = (known == labels).all()
-        read = dict(zip(columns, on_cpu(columns.values()), strict=True))
-        if not read.pop("has_loss", True):
-            del read["loss"]
-        return {name: values.tolist() for name, values in read.items()}
+        if self.reader.classes not in (None, scores.shape[1]):  # it may be an embedding
+            return {"class": target.tolist()}
+        labels = target.to(torch.int64)
+        known = labels.clamp(0, scores.shape[1] - 1)
+        losses = F.cross_entropy(scores.float(), known, reduction="none")
+        losses = losses.masked_fill((known != labels).any(), math.nan)
+        read = read_together([target, scores.argmax(1), losses])
+        names = ("class", "predicted_class", "loss")
+        return {name: column.tolist() for name, column in zip(names, read, strict=True)}
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
@@ -144,7 +142,7 @@ class SampleNames:
         Only the first samples have an entry; this depends only on their numbers, so a resumed run writes the same.
         """
         inputs: Any = batch.inputs
-        ids, mask, target = (each.cpu() for each in (inputs[IDS], inputs[MASK], batch.target))
+        ids, mask, target = read_together([inputs[IDS], inputs[MASK], batch.target])
         lines = dict[int, dict[str, Any]]()
         for row in (batch.ids < MOST_TOKENS // max(ids.shape[1], 1)).nonzero().squeeze(1).tolist():
             columns = mask[row].nonzero().squeeze(1).tolist()

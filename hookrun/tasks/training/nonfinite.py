@@ -119,7 +119,7 @@ class FiniteSteps:
 
         The host then waits for the device once in a step: where the scaler reads whether to skip it.
         """
-        found = self._context.scaler._found_inf_per_device(self._optimizer)
+        found: Any = self._context.scaler._found_inf_per_device(self._optimizer)
         overflows = list(found.values())
         for device, wrong in nonfinite_on(self._checked()).items():
             found[device] = wrong.maximum(found.get(device, wrong))

@@ -94,6 +94,20 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, executed, fail
     assert [line["lr"] for line in steps] == [1e-3, 5e-4, 5e-4], "neither advances the schedule"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_last_hook_on_gradients_is_checked_in(precision: str, executed) -> None:
+    """A hook before the optimizer's step acts after the gradient scaler has looked at the gradients."""
+    late = (
+        "+hooks.h={select: fc.bias, hook: optimizer_step_pre, action: scale, factor: 1e39, when: {step: [1]}}"
+    )
+    small = ("model=mlp", "train.log_every=1", "train.limit_batches=3", "train.epochs=1")
+    found = executed(*small, f"compute.precision={precision}", late, SKIP)
+    *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
+    assert [line["step"] for line in steps] == [0, 2] and epoch["skipped_steps"] == 1
+    weights = load_file(found.path / "checkpoints/last.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
 def test_a_check_that_stops_comes_first(performed) -> None:
     """Where a `check` hook asks for the end of the run, that is why it ends."""
     check = {"select": "fc", "hook": "forward", "action": "check", "policy": "stop"}
