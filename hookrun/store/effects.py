@@ -139,11 +139,16 @@ def read_effects(folder: Path) -> Effects | None:
         faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
-        shapes = dict.fromkeys(_OF_CELLS, sizes) | {OF_SAMPLES: [*sizes, len(samples)]}
+        shapes = dict.fromkeys(_OF_CELLS, sizes) | {PLAIN: [], CLEAN: [], OF_SAMPLES: [*sizes, len(samples)]}
+        shapes |= {name: [len(samples)] for name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES)}
         for name, tensor in tensors.items():
             grid = list(tensor.shape[1:] if name in (PLACEBO, SEEDS) else tensor.shape)
             if name in shapes and grid != shapes[name]:
                 raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {shapes[name]}")
+            if name in shapes and (not tensor.is_floating_point() or tensor.itemsize == 1):
+                raise ValueError(f"{name} is {tensor.dtype}, expected floating point")
+        if "metric" not in about:
+            raise ValueError("it has no metric")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     return Effects(tensors, axes, samples, about, faults)

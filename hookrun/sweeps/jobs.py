@@ -309,7 +309,8 @@ def _run_dir() -> Path:
 def _sweep_dir() -> Path:
     """The absolute path of the sweep's directory: with `hydra.job.chdir` the working directory is another one."""
     hydra = HydraConfig.get()
-    return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
+    started = OmegaConf.to_container(hydra.runtime, resolve=False)["cwd"]  # a folder may be called ${x}
+    return Path(os.path.normpath(os.path.join(started, hydra.sweep.dir)))
 
 
 def _attempt(run_dir: Path, run: Callable[[], int], *, says_page: bool = True) -> int:
