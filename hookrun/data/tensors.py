@@ -255,7 +255,7 @@ _MOST_TENSORS = 10_000
 _MOST_HEADER = 2**16
 """Bytes of an array's header in an npz file; NumPy would read as many as the file says."""
 _MOST_ELEMENTS = 2**53
-_MOST_PACKED = 2**28
+_MOST_PACKED = 2**30
 _MOST_TIMES = 64
 """An array of more than `_MOST_PACKED` bytes may have this many times as many as it takes in an npz file."""
 
@@ -324,7 +324,7 @@ def _safetensors_header(path: Path, wanted: Collection[str] | None) -> Header:
 
 def _info(shape: Sequence[int], dtype: torch.dtype | None) -> TensorInfo | None:
     """None without a dtype. Raises ValueError for a shape that no tensor has, even an empty one."""
-    if any(size < 0 for size in shape) or math.prod(size for size in shape if size) > _MOST_ELEMENTS:
+    if min(shape, default=0) < 0 or math.prod(size for size in shape if size) > _MOST_ELEMENTS:
         raise ValueError(f"it holds a tensor of the impossible shape {shortened(str(list(shape)))}")
     return TensorInfo(tuple(shape), dtype) if dtype else None
 

@@ -81,7 +81,7 @@ class Effects(Lookup[Tensor]):
         """A line about the cell with the largest effect."""
         values, plain = self.main.flatten(), float(self[PLAIN])
         at = int((values - plain).abs().nan_to_num(-1.0).argmax())
-        of = f"{self.about['metric']} {float(values[at]):.4g}, without the hook {plain:.4g}"
+        of = f"{self.about.get('metric')} {float(values[at]):.4g}, without the hook {plain:.4g}"
         return f"largest effect: {self.names()[at]}: {of}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
@@ -147,8 +147,6 @@ def read_effects(folder: Path) -> Effects | None:
                 raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {shapes[name]}")
             if name in shapes and (not tensor.is_floating_point() or tensor.itemsize == 1):
                 raise ValueError(f"{name} is {tensor.dtype}, expected floating point")
-        if "metric" not in about:
-            raise ValueError("it has no metric")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     return Effects(tensors, axes, samples, about, faults)

@@ -118,11 +118,11 @@ def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     A text that a spreadsheet would take for a formula begins with an apostrophe.
     """
     text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text)  # its line ends, \r\n, make it quote a text with either of them
     for row in rows:
         writer.writerow([f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row])
     with replacing(path) as file:
-        file.write(text.getvalue().encode())
+        file.write(text.getvalue().replace("\r\n", "\n").encode())
 
 
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
