@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 import reprlib
 import sys
@@ -104,6 +105,20 @@ def refused_at(
         raise
     except kinds as error:
         raise spec_error(where, what + tell(error), hint) from error
+
+
+_NOT_TAKEN = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
+
+
+@contextmanager
+def paths_refused() -> Iterator[None]:
+    """Raise a SpecError for a path of a user that the system refuses: its name is too long, or it may not be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_TAKEN or error.filename is None:
+            raise
+        raise spec_error(shortened(str(error.filename)), f"{error.strerror}", "give another path") from error
 
 
 class CompileError(Refusal):

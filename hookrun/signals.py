@@ -105,6 +105,7 @@ def handled() -> Iterator[None]:
         yield
         return
     state = _state = _State()
+    shown, sys.unraisablehook = sys.unraisablehook, lambda lost: _raise_later(shown, lost)
     try:
         for number in mine:
             signal.signal(number, _handle)
@@ -120,6 +121,7 @@ def handled() -> Iterator[None]:
         state.closing = True  # again: a signal may have arrived before the assignment above
         for number in mine:
             signal.signal(number, DEFAULTS[number])
+        sys.unraisablehook = shown
         _state = _State()
 
 
@@ -261,6 +263,14 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
     state.waiting = False
     state.raised = Interrupted(state.first)
     raise state.raised
+
+
+def _raise_later(show: Callable[..., Any], lost: Any) -> None:
+    """Raise an Interrupted again that arrived where Python cannot raise, such as in `__del__`; show other errors."""
+    if isinstance(lost.exc_value, Interrupted):
+        _state.waiting = True
+    else:
+        show(lost)
 
 
 def _raise_waiting(state: _State) -> None:

@@ -6,8 +6,10 @@ what Hydra, the logging library and Python's warnings print. A progress line on 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -17,8 +19,8 @@ from typing import Any, TextIO, cast
 
 from hookrun.errors import printable
 
-UNREAD = 1.0
-"""Seconds in which the reader of a full pipe has to read something; after that, nobody reads it."""
+UNREAD = 1_000
+"""Milliseconds in which the reader of a full pipe has to read something; after that, nobody reads it."""
 
 
 _CLEAR = "\r\x1b[K"
@@ -74,44 +76,66 @@ def wait_is_over() -> None:
 
 
 @dataclass(eq=False)
-class Words:
-    """A stream for a person. Characters that a terminal acts on are escaped, except line breaks and tabs.
+class Guarded:
+    """A stream whose reader may go away: what is written from then on goes nowhere.
 
-    rich, whose console escapes texts itself, writes its colours to `rich_proxied_file`. Other libraries see no
-    terminal, so that they leave out theirs.
+    A pipe that nobody reads does not end the command. A terminal that is gone does, as its signal SIGHUP does, unless
+    that is ignored.
     """
 
     _stream: TextIO
 
-    @property
-    def rich_proxied_file(self) -> TextIO:
-        """Where rich writes."""
-        _line.show("")
-        return cast(TextIO, getattr(self._stream, "rich_proxied_file", self._stream))
-
     def write(self, text: str) -> int:
         """Write the text, or nothing if the reader has gone away."""
-        _line.show("")
-        again = "\r" if text.startswith("\r") else ""  # the progress bar of a library
         try:
-            self._stream.write(again + printable(text.removeprefix(again), kept="\n\t"))
-        except BrokenPipeError:
-            discard(self._stream)
+            self._stream.write(text)
+        except OSError as error:
+            self._discard_gone(error)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream, unless the reader has gone away."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            discard(self._stream)
+        except OSError as error:
+            self._discard_gone(error)
+
+    def _discard_gone(self, error: OSError) -> None:
+        """Discard the stream if the error says that its reader is gone; raises any other error."""
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise error
+        discard(self._stream)
+        if error.errno == errno.EIO and callable(signal.getsignal(signal.SIGHUP)):
+            signal.raise_signal(signal.SIGHUP)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@dataclass(eq=False)
+class Words(Guarded):
+    """A stream for a person. Characters that a terminal acts on are escaped, except line breaks and tabs.
+
+    rich, whose console escapes texts itself, writes its colours to `rich_proxied_file`. Other libraries see no
+    terminal, so that they leave out theirs.
+    """
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """Where rich writes."""
+        _line.show("")
+        return cast(TextIO, Guarded(getattr(self._stream, "rich_proxied_file", self._stream)))
+
+    def write(self, text: str) -> int:
+        """Write the text, or nothing if the reader has gone away."""
+        _line.show("")
+        again = "\r" if text.startswith("\r") else ""  # the progress bar of a library
+        super().write(again + printable(text.removeprefix(again), kept="\n\t"))
+        return len(text)
 
     def isatty(self) -> bool:
         """False."""
         return False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -131,8 +155,11 @@ def discard(stream: TextIO) -> None:
 
 
 def discard_unread() -> None:
-    """Discard the output that nobody reads, for which a process that is to end would wait without end."""
+    """Discard the output whose reader is gone or does not read: a process that is to end would wait without end."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # it is closed, has no file, or there is none
-            if not select.select((), (stream.fileno(),), (), UNREAD)[1]:
+            ready = select.poll()
+            ready.register(stream.fileno(), select.POLLOUT)
+            events = ready.poll(UNREAD)
+            if not events or events[0][1] & (select.POLLERR | select.POLLHUP):
                 discard(stream)

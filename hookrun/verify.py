@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def _runs(path: Path) -> list[Path]:
     from hookrun.report.sweep_facts import job_folders
     from hookrun.store.format import MULTIRUN
 
-    return sorted(job_folders(path)) or [path] if (path / MULTIRUN).is_file() else [path]
+    return sorted(job_folders(path)) or [path] if os.path.isfile(path / MULTIRUN) else [path]
 
 
 def _verify(path: Path) -> int:

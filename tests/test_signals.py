@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pickle
 import signal
@@ -26,6 +28,7 @@ from hookrun.signals import (
     pending,
     shielded,
 )
+from hookrun.terminal import Words
 
 raised = signal.raise_signal
 TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
@@ -264,3 +267,46 @@ def test_output_that_nobody_reads_does_not_keep_a_signalled_process(monkeypatch:
         raised(TERM)
         print("a line that the pipe has no room for", flush=True)
     os.close(read)
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self.fileno = lambda: file  # type: ignore[method-assign]
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_terminal_that_is_gone_ends_the_command_as_its_signal_does(tmp_path: Path) -> None:
+    file = (tmp_path / "screen").open("w")
+    ended = pytest.raises(Interrupted, match="SIGHUP")
+    stdout = redirect_stdout(Words(Gone(file.fileno())))  # type: ignore[type-var]
+    with file, ended, handled(), listening(), stdout:
+        print("nobody reads this")
+        assert pending() is not None, "the loop finishes its step"
+        os.write(file.fileno(), b"to nowhere")
+    assert (tmp_path / "screen").read_bytes() == b""
+
+
+def test_a_terminal_that_is_gone_does_not_end_a_command_that_ignores_its_signal(tmp_path: Path) -> None:
+    signal.signal(HUP, signal.SIG_IGN)
+    with (tmp_path / "screen").open("w") as file, handled():
+        with redirect_stdout(Words(Gone(file.fileno()))):  # type: ignore[type-var]
+            print("nobody reads this")
+        assert pending() is None
+
+
+def test_a_signal_that_arrives_where_python_cannot_raise_it_is_raised_later(pause, capsys) -> None:
+    class Removed:
+        def __del__(self) -> None:
+            pause(1)
+            raised(INT)
+
+    shown = sys.unraisablehook
+    with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
+        raised(TERM)
+        Removed()
+    assert capsys.readouterr().err == "" and sys.unraisablehook is shown

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from hookrun.errors import Refusal
+from hookrun.errors import Refusal, paths_refused
 from hookrun.ranks import is_main
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
@@ -50,7 +50,7 @@ def _main(arguments: list[str]) -> int:
     outer = sys.argv
     sys.argv = ["hookrun", *arguments]  # for which Hydra's shell completion works, unlike for `python -m`
     try:
-        with handled():
+        with handled(), paths_refused():
             from hookrun.cli.commands import execute
 
             code = execute(arguments)

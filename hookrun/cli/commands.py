@@ -34,7 +34,7 @@ from hookrun.compose.hydra import (
 from hookrun.compose.overrides import GROUPS, meant, take, take_resume, take_trust
 from hookrun.config import ROOT_KEYS
 from hookrun.discovery import names_in
-from hookrun.errors import Problem, SpecError, refuse, spec_error, whole_characters
+from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.terminal import waiting_for
 from hookrun.trust import of_environment, read_once
@@ -328,6 +328,7 @@ def _actions() -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
+    names = list(map(printable, names))
     return textwrap.indent(textwrap.fill(", ".join(names) or "none", 94, break_on_hyphens=False), "  ")
 
 
@@ -336,10 +337,11 @@ def _described(app: App, group: str) -> str:
     lines = list[str]()
     for _, folder in groupby(app.options(group), key=lambda name: name.rpartition("/")[0]):
         names = list(folder)
-        width = max(map(len, names))
+        width = min(max(len(printable(name)) for name in names), LINE // 2)
         for name in names:
-            said = textwrap.shorten(_summary(app.folders(), group, name), LINE - width - 4, placeholder=" …")
-            lines.append(f"  {name:{width}}  {said}".rstrip())
+            summary = printable(_summary(app.folders(), group, name))
+            said = textwrap.shorten(summary, LINE - width - 4, placeholder=" …")
+            lines.append(f"  {printable(name):{width}}  {said}".rstrip())
     return "\n".join(lines)
 
 

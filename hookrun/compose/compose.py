@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,11 +16,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.errors import composed, experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, existing_folder, opened
 from hookrun.config.interpolations import literal, resolved
-from hookrun.errors import refuse, refused_at, spec_error, whole_characters
+from hookrun.errors import refuse, refused_at, shortened, spec_error, whole_characters
 from hookrun.spec import Experiment
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, os_reason
 from hookrun.store.format import STATUS
 from hookrun.store.lock import LockedError, sole_writer
+from hookrun.store.run_dir import run_above
 from hookrun.tasks import parse_experiment, task_of
 
 
@@ -78,10 +80,25 @@ def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
 JOB_DIRECTORY = ("hydra.sweep.dir", "hydra.sweep.subdir")
 
 
+_MOST_NAME = 255
+"""Bytes of the name of a file; a path is longer."""
+
+
 def refuse_used(run_dir: Path, where: str) -> None:
-    """Raise SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run."""
-    if (run_dir / STATUS).exists():
-        raise spec_error(where, f"{run_dir} already holds a run", "give another directory")
+    """Raise SpecError if the directory, or one above it, holds a run already, and if there can be none of that name.
+
+    Hydra would overwrite the `.hydra` of that run, and the files of a run inside it are none of its own.
+    """
+    hint = "give another directory"
+    with refused_at(where, hint, kinds=OSError, what=f"{shortened(str(run_dir), 300)}: ", tell=os_reason):
+        if max(len(os.fsencode(name)) for name in run_dir.parts) > _MOST_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        is_used = (run_dir / STATUS).exists()
+    if is_used:
+        raise spec_error(where, f"{run_dir} already holds a run", hint)
+    if (above := run_above(run_dir)) is not None:
+        what = f"{run_dir} is inside of {above}, which holds a run"
+        raise spec_error(where, what, f"start in another folder, or {hint}")
 
 
 @contextmanager
@@ -94,13 +111,13 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
     Raises SpecError where another process is writing there, which is not affected, and for a directory whose path Hydra
     would resolve again and take for another one.
     """
-    wrong = "`${`, an interpolation in a configuration," if "${" in str(run_dir) else ""
-    if any(whole_characters(path) != path for path in (str(run_dir), os.getcwd())):
-        wrong = "characters that are not UTF-8"
-    if wrong:
-        raise spec_error(
-            where, f"{run_dir} has {wrong} in its name", "start in another folder, or give another directory"
-        )
+    hint = "start in another folder, or give another directory"
+    for folder in (str(run_dir), os.getcwd()):
+        if whole_characters(folder) != folder:
+            raise spec_error(where, f"{folder} has characters that are not UTF-8 in its name", hint)
+    if "${" in str(run_dir):
+        what = f"{run_dir} has `${{`, an interpolation in a configuration, in its name"
+        raise spec_error(where, what, hint)
     with ExitStack() as stack:
         with (
             refused_at(where, "give another directory", kinds=StoreError),

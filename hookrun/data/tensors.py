@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
-from hookrun.errors import Mistakes, Problem, nearest, refuse, refused_at, spec_error
+from hookrun.errors import Mistakes, Problem, nearest, refuse, refused_at, shortened, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,10 @@ Header = dict[str, TensorInfo | None]
 _MOST_TENSORS = 10_000
 _MOST_HEADER = 2**16
 """Bytes of an array's header in an npz file; NumPy would read as many as the file says."""
+_MOST_ELEMENTS = 2**53
+_MOST_PACKED = 2**30
+_MOST_TIMES = 64
+"""An array of more than `_MOST_PACKED` bytes may have this many times as many as it takes in an npz file."""
 
 
 def read_header(path: Path, where: str, wanted: Collection[str] | None = None) -> Header:
@@ -313,25 +318,48 @@ def _safetensors_header(path: Path, wanted: Collection[str] | None) -> Header:
         for name in header:
             if wanted is None or name in wanted:
                 view = file.get_slice(name)
-                dtype = _DTYPES.get(view.get_dtype())
-                header[name] = TensorInfo(tuple(view.get_shape()), dtype) if dtype else None
+                header[name] = _info(view.get_shape(), _DTYPES.get(view.get_dtype()))
     return header
+
+
+def _info(shape: Sequence[int], dtype: torch.dtype | None) -> TensorInfo | None:
+    """None without a dtype. Raises ValueError for a shape that no tensor has, even an empty one."""
+    if min(shape, default=0) < 0 or math.prod(size for size in shape if size) > _MOST_ELEMENTS:
+        raise ValueError(f"it holds a tensor of the impossible shape {shortened(str(list(shape)))}")
+    return TensorInfo(tuple(shape), dtype) if dtype else None
 
 
 def _npz_header(path: Path, wanted: Collection[str] | None) -> Header:
     # Version 3.0 differs from 2.0 only in field names, and an array with fields cannot become a tensor.
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with zipfile.ZipFile(path) as archive:
-        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
         header = _unread(members)
         for name, member in members.items():
             if wanted is None or name in wanted:
+                _require_bounded(member, path.stat().st_size)
                 with archive.open(member) as packed:
                     file = BytesIO(packed.read(_MOST_HEADER))
                 version = np.lib.format.read_magic(file)
                 if version not in readers:
                     raise ValueError(f"the array format {version} is not supported")
                 shape, _, dtype = readers[version](file)
-                known = _NUMPY_DTYPES.get(dtype.name)
-                header[name] = TensorInfo(shape, known) if known else None
+                header[name] = _info(shape, _NUMPY_DTYPES.get(dtype.name))
+                said = file.tell() + math.prod(shape) * dtype.itemsize
+                if said != member.file_size and not dtype.hasobject:
+                    raise ValueError(
+                        f"{name} has the shape of {said:,} bytes, and the file says {member.file_size:,}"
+                    )
     return header
+
+
+def _require_bounded(member: zipfile.ZipInfo, size: int) -> None:
+    """Raises ValueError for an array that takes much more memory than its packed bytes, before it is unpacked.
+
+    size: of the whole file in bytes
+    """
+    packed = min(member.compress_size, size)
+    if member.file_size > _MOST_PACKED and member.file_size > _MOST_TIMES * packed:
+        raise ValueError(
+            f"{member.filename} would take {member.file_size:,} bytes, and has {packed:,} in the file"
+        )

@@ -24,7 +24,7 @@ def write_report(path: str | os.PathLike[str]) -> Path:
     from hookrun.store.format import STATUS
 
     folder = Path(path).expanduser().resolve()
-    return write_run_report(folder) if (folder / STATUS).is_file() else write_sweep_report(folder)
+    return write_run_report(folder) if os.path.isfile(folder / STATUS) else write_sweep_report(folder)
 
 
 def try_report(path: Path) -> Path | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, paths_refused
 from hookrun.report import write_report
 from hookrun.terminal import words
 
@@ -23,10 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write(path: Path) -> int:
     folder = path.expanduser()
     try:
-        print(write_report(folder))
+        with paths_refused():
+            print(write_report(folder))
     except HookrunError as error:
         print(error, file=sys.stderr)
-        return 1 if folder.is_dir() and any(folder.glob("**/status.json")) else 2
+        return 1 if os.path.isdir(folder) and any(folder.glob("**/status.json")) else 2
     return 0
 
 

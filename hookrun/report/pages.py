@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -33,9 +32,6 @@ SETTINGS_CSV = "sweep_settings.csv"
 MOST_KEYS = 4
 """Swept keys of the title."""
 
-_FORMULA = re.compile(r"[=@\t\r]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z)")
-"""The beginning of a formula: a number with a sign is none."""
-
 _TEMPLATES = Path(__file__).with_name("templates")
 _SECTIONS = Path(__file__).with_name("sections")
 
@@ -53,7 +49,7 @@ def write_sweep_report(folder: Path) -> Path:
     """Write report.html, sweep.csv and sweep_settings.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
     for name, rows in ((CSV, _of_jobs(facts)), (SETTINGS_CSV, _of_settings(facts))):
-        write_table(folder / name, map(_without_formulas, rows))
+        write_table(folder / name, rows)
     title = _sweep_title(facts)
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, {"title": title, "csv": [CSV, SETTINGS_CSV]})
 
@@ -95,11 +91,6 @@ def _of_settings(facts: SweepFacts) -> Iterator[list[Any]]:
         is_baseline = str(setting.jobs[0] in facts.baselines).lower()
         count = sum(bool(job.metrics) for job in setting.jobs)
         yield [*map(setting.values.get, keys), is_baseline, count, *chain.from_iterable(spreads)]
-
-
-def _without_formulas(row: Iterable[Any]) -> list[Any]:
-    """The cells of a row; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    return [f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row]
 
 
 def write_page(

@@ -81,7 +81,7 @@ class Effects(Lookup[Tensor]):
         """A line about the cell with the largest effect."""
         values, plain = self.main.flatten(), float(self[PLAIN])
         at = int((values - plain).abs().nan_to_num(-1.0).argmax())
-        of = f"{self.about['metric']} {float(values[at]):.4g}, without the hook {plain:.4g}"
+        of = f"{self.about.get('metric')} {float(values[at]):.4g}, without the hook {plain:.4g}"
         return f"largest effect: {self.names()[at]}: {of}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
@@ -139,11 +139,14 @@ def read_effects(folder: Path) -> Effects | None:
         faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
-        shapes = dict.fromkeys(_OF_CELLS, sizes) | {OF_SAMPLES: [*sizes, len(samples)]}
+        shapes = dict.fromkeys(_OF_CELLS, sizes) | {PLAIN: [], CLEAN: [], OF_SAMPLES: [*sizes, len(samples)]}
+        shapes |= {name: [len(samples)] for name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES)}
         for name, tensor in tensors.items():
             grid = list(tensor.shape[1:] if name in (PLACEBO, SEEDS) else tensor.shape)
             if name in shapes and grid != shapes[name]:
                 raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {shapes[name]}")
+            if name in shapes and (not tensor.is_floating_point() or tensor.itemsize == 1):
+                raise ValueError(f"{name} is {tensor.dtype}, expected floating point")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     return Effects(tensors, axes, samples, about, faults)

@@ -108,12 +108,21 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
         file.write(f"{text}\n".encode("ascii"))
 
 
+_FORMULA = re.compile(r"[=@\t\r\n]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z)")
+"""The beginning of a formula: a number with a sign is none."""
+
+
 def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Write a CSV file atomically. See `replacing`. rows: the cells of each line, first those of the header."""
+    """Write a CSV file atomically. See `replacing`. rows: the cells of each line, first those of the header.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    writer = csv.writer(text)  # its line ends, \r\n, make it quote a text with either of them
+    for row in rows:
+        writer.writerow([f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row])
     with replacing(path) as file:
-        file.write(text.getvalue().encode())
+        file.write(text.getvalue().replace("\r\n", "\n").encode())
 
 
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -276,10 +276,12 @@ class StatsLine(Record):
 class FaultLine(StatsLine):
     """A line of faults.jsonl: a bit that was flipped. It also has the element's value `before` and `after`.
 
+    module:  of the hook; empty for the model itself
     element: the index in the whole flattened tensor, with the rows of all ranks
     draw:    the number of the random draw: the call of the module in this run, and the tensor in that call
     """
 
+    module: Name
     element: Count
     bit: Annotated[int, Field(ge=0, lt=64)]
     draw: Annotated[list[Count], Field(min_length=1, max_length=2)]

@@ -44,6 +44,7 @@ from hookrun.store.files import (
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
+    ENV,
     EXIT_CODES,
     HYDRA,
     INDEX,
@@ -142,6 +143,8 @@ class RunDir:
                 f"{folder} already holds a run: it has {', '.join(there)}. "
                 "Choose another directory (hydra.run.dir)"
             )
+        if (above := run_above(folder)) is not None:
+            raise StoreError(f"{folder} is inside of {above}, which holds a run. Choose another directory")
         make_folder(folder)
         return cls(folder, buffer)
 
@@ -204,6 +207,7 @@ class RunDir:
         objective: the run's result, as an ObjectiveRecord
 
         A reason of more than `MOST_REASON` characters is cut. A manifest that was written is named by its SHA-256.
+        That the folder of a written final status cannot be flushed is only printed.
         """
         if not self.ranks.is_main:
             self.ended = status != "running"
@@ -227,16 +231,22 @@ class RunDir:
         }
         if objective is not None:
             record["objective"] = dict(objective)
-        if self._manifest:
+        if self._manifest and status in ("done", "stopped"):  # a failure at the end adds error.txt
             record["manifest"] = self._manifest
         try:
-            write_json(self.path / STATUS, record)
+            write_json(self.path / STATUS, record, flushes_folder=False)
         except StoreError as error:
             code = getattr(error.__cause__, "errno", None)
             if code not in (errno.ENOSPC, errno.EDQUOT) or not (self.path / STATUS).exists():
                 raise
             overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
         self.ended = status != "running"
+        try:
+            sync_folder(self.path)
+        except StoreError as error:
+            if not self.ended:
+                raise
+            print(f"NOTE: {error}", file=sys.stderr, flush=True)
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, such as plan.json."""
@@ -427,6 +437,14 @@ class RunDir:
                 self._before[name].of_rank(self.ranks.rank),
             )
         return self._writers[name]
+
+
+def run_above(folder: Path) -> Path | None:
+    """The nearest directory above the folder that holds a run; None if there is none."""
+    for above in folder.resolve().parents:
+        if all(os.path.isfile(above / name) for name in (STATUS, ENV)):
+            return above
+    return None
 
 
 def cut_off(status: Mapping[str, Any]) -> str:

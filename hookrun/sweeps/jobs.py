@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -310,7 +310,8 @@ def _run_dir() -> Path:
 def _sweep_dir() -> Path:
     """The absolute path of the sweep's directory: with `hydra.job.chdir` the working directory is another one."""
     hydra = HydraConfig.get()
-    return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
+    plain = cast(Any, OmegaConf.to_container(hydra.runtime, resolve=False))  # a folder may be called ${x}
+    return Path(os.path.normpath(os.path.join(plain["cwd"], hydra.sweep.dir)))
 
 
 def _attempt(run_dir: Path, run: Callable[[], int], *, says_page: bool = True) -> int:

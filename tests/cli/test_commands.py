@@ -19,7 +19,11 @@ from hookrun.compose.compose import compose_dict
 from hookrun.compose.hydra import App
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks import ALONE
+from hookrun.report.__main__ import main as report
+from hookrun.store.files import StoreError
+from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, tasks
+from hookrun.verify import main as verify
 
 Conf = Callable[..., str]
 OWN = "# @package _global_\nseed: 7\n"
@@ -526,3 +530,50 @@ def test_latest_is_made_in_the_folder_of_outputs_only(cwd: Path, notes, monkeypa
     for folder, is_made in (("mine/outputs", True), ("elsewhere", False), ("mine/outputs2", False)):
         assert main(["seed=5", f"hydra.run.dir={cwd / folder / 'run'}"]) == 0
         assert (cwd / folder / "latest").is_symlink() == is_made, folder
+
+
+def test_a_run_inside_the_directory_of_another_run_is_refused(cwd: Path, notes, capsys) -> None:
+    done = cwd / "sweep/0"
+    done.mkdir(parents=True)
+    for name in ("status.json", "env.json"):
+        (done / name).write_text('{"status": "done"}')
+    (cwd / "link").symlink_to(done)
+    for place in ("hydra.run.dir=sweep/0/b", "hydra.run.dir=link/deep/er"):
+        assert main([place]) == 2
+        assert f"is inside of {done}, which holds a run" in capsys.readouterr().err
+    assert main(["-m", "seed=5,6", "hydra.sweep.dir=sweep/0/b"]) == 2
+    assert main(["-m", "seed=5,6", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.num}/x"]) == 2
+    with pytest.raises(StoreError, match="is inside of"):
+        RunDir.create(done / "own")
+    assert notes.ran == [] and sorted(path.name for path in done.iterdir()) == ["env.json", "status.json"]
+    assert main(["hydra.run.dir=sweep/b"]) == 0, "beside a job of a sweep"
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        [f"hydra.run.dir={LONG}"],
+        [f"hydra.run.dir=new/{LONG}/run"],
+        ["hydra.run.dir=" + "x/" * 3_000],
+        ["-m", "seed=5,6", f"hydra.sweep.dir=new/{LONG}"],
+        ["-m", "seed=5,6", f"hydra.sweep.subdir=${{hydra.job.num}}{LONG}"],
+        [f"resume={LONG}"],
+        ["-m", f"resume={LONG}"],
+        ["--config-dir", LONG],
+    ],
+)
+def test_a_name_that_is_too_long_is_refused_in_a_sentence(typed, cwd: Path, notes, capsys) -> None:
+    assert main(typed) == 2
+    said = capsys.readouterr().err
+    assert "File name too long" in said and "Traceback" not in said
+    assert notes.ran == [] and list(cwd.iterdir()) == []
+
+
+def test_a_path_that_is_too_long_is_refused_by_the_other_commands(capsys: Any) -> None:
+    for command in (verify, report):
+        assert command([LONG]) == 2
+        said = capsys.readouterr().err
+        assert "File name too long" in said and len(said) < 1_000

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -270,6 +271,39 @@ def test_a_run_that_fills_its_disk_ends_with_that_error_and_keeps_what_it_had(
     run = open_run(tmp_path / "run")
     assert run.status["status"] == "failed" and any(shard in run.status["reason"] for shard in refused)
     assert verify(run.path).bad == [] and len(run.captures["h"]["relu2"]) >= 64
+
+
+def test_a_folder_that_cannot_be_flushed_at_the_end_is_a_note(monkeypatch, capsys) -> None:
+    fsync, set_status = os.fsync, RunDir.set_status
+
+    def refuse_folders(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(file)
+
+    def set_with_bad_folders(run: RunDir, status: Any, *more: Any, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            if status != "running":
+                patch.setattr(os, "fsync", refuse_folders)
+            set_status(run, status, *more, **options)
+
+    monkeypatch.setattr(RunDir, "set_status", set_with_bad_folders)
+    assert main([*SMALL, "task=evaluate", "train.limit_batches=1"]) == 0
+    assert "NOTE: cannot flush the folder" in capsys.readouterr().err
+    assert open_run("run").status["status"] == "done" and verify("run").bad == []
+
+
+def test_a_final_status_that_cannot_be_written_is_a_failure_that_verifies(monkeypatch, capsys) -> None:
+    set_status = RunDir.set_status
+
+    def refuse_done(run: RunDir, status: Any, *more: Any, **options: Any) -> None:
+        if status == "done":
+            raise StoreError("cannot write status.json: Input/output error")
+        set_status(run, status, *more, **options)
+
+    monkeypatch.setattr(RunDir, "set_status", refuse_done)
+    assert main([*SMALL, "task=evaluate", "train.limit_batches=1"]) == 1
+    assert open_run("run").status["status"] == "failed" and verify("run").bad == []
 
 
 @pytest.fixture

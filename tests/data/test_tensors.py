@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -360,3 +361,51 @@ def test_the_header_of_an_array_is_read_within_little_memory(tmp_path: Path) -> 
         archive.writestr("a.npy", b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + b" " * 2**28)
     with pytest.raises(SpecError, match="expected 268435456 bytes got 65524"):
         read_header(tmp_path / "x.npz", WHERE)
+
+
+# ---- files of strangers
+
+
+@pytest.mark.parametrize("shape", [[4, 2**53 + 1, 0], [2**63, 0], [4, 2**30, 2**30, 0]])
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_a_shape_that_no_tensor_has_is_refused(shape: list[int], suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"y{suffix}"
+    if suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("input.npy", array_header(shape))
+    else:
+        header = json.dumps({"input": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+    ((where, what),) = problems(section(tmp_path, file=path.name, target=None, val_fraction=0))
+    assert where == "data.args.file" and f"the impossible shape {shape}" in what
+
+
+def array_header(shape: list[int]) -> bytes:
+    header = io.BytesIO()
+    plain = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(header, plain)
+    return header.getvalue()
+
+
+def test_an_archive_of_packed_gigabytes_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("hookrun.data.tensors._MOST_PACKED", 2**20)
+    with zipfile.ZipFile(tmp_path / "y.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("input.npy", array_header([4, 2**20]) + bytes(2**24))
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    ((where, what),) = problems(section(tmp_path, file="y.npz", target=None, val_fraction=0))
+    assert where == "data.args.file" and "input.npy would take 16,777,344 bytes, and has " in what
+
+
+def test_an_array_of_another_size_than_its_header_says_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "y.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("input.npy", array_header([4, 2**40]) + bytes(64))
+    ((where, what),) = problems(section(tmp_path, file="y.npz", target=None, val_fraction=0))
+    assert where == "data.args.file" and "input has the shape of 17,592,186,044,544 bytes" in what
+
+
+def test_an_array_that_packs_well_is_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "y.npz", input=np.zeros((4, 2**20), np.float32))
+    samples = load(section(tmp_path, file="y.npz", target=None, val_fraction=0), "train", seed=0)
+    assert len(samples) == 4 and not samples[0][0].any()  # type: ignore[union-attr]

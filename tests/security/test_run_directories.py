@@ -395,6 +395,22 @@ def test_a_page_is_made_of_nearly_empty_records(tmp_path: Path) -> None:
     assert "too large" in page
 
 
+FAULT = {"hook": "flip", "module": "fc", "element": 3, "bit": 30, "draw": [0, 0]}
+
+
+@pytest.mark.parametrize("key", FAULT)
+def test_a_flipped_bit_without_one_of_its_keys_is_an_error(key: str, folder: Path) -> None:
+    (folder / "faults.jsonl").write_text(json.dumps({name: FAULT[name] for name in FAULT if name != key}))
+    with pytest.raises(StoreError, match=f"faults.jsonl, line 1: it has no {key}"):
+        _ = open_run(folder).faults
+
+
+def test_a_line_of_a_probe_without_some_of_its_keys_is_drawn(folder: Path) -> None:
+    keys = ("features", "samples", "train_accuracy", "accuracy", "majority", "control", "accuracy_low")
+    (folder / "metrics.jsonl").write_text(json.dumps({"module": "fc"} | dict.fromkeys(keys, 0.5)))
+    assert "Probes" in write_report(folder).read_text()
+
+
 # ---- random changes
 
 

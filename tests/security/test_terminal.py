@@ -125,3 +125,21 @@ def test_a_folder_that_a_configuration_cannot_name_is_refused(name, tmp_path, mo
         assert "in its name" in capsys.readouterr().err
     assert main(["task=plan"]) == 0
     assert [path.name for path in tmp_path.rglob("*")] == [name]
+
+
+def test_a_sweep_starts_in_a_folder_called_like_an_interpolation(tmp_path, monkeypatch) -> None:
+    (tmp_path / "${x}").mkdir()
+    monkeypatch.chdir(tmp_path / "${x}")
+    assert main(["-m", *QUICK, "task=evaluate", "seed=1", f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
+    assert verify(tmp_path / "sweep/0").bad == []
+
+
+def test_help_keeps_its_width_beside_names_that_are_escaped_or_long(tmp_path, capsys) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    for name in ("\x1b[31m\x1b[2K" * 5, "x" * 60):
+        (folder / f"{name}.yaml").write_text(f"# {EVIL * 4} and so on {'a long summary ' * 20}\n")
+    assert main(["--config-dir", str(tmp_path), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("  " + r"\x1b[31m\x1b[2K" * 5) for line in lines)
+    assert all(len(line) <= 116 for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from hookrun.store.files import (
     read_lines,
     replacing,
     write_json,
+    write_table,
 )
 from hookrun.store.format import decode, encode
 
@@ -209,3 +211,14 @@ def test_numbers_of_torch_and_numpy_and_paths_are_accepted() -> None:
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(TypeError, match=r"in JSON|as JSON"):
         encode(value)
+
+
+def test_a_table_holds_no_text_that_a_spreadsheet_computes(tmp_path: Path) -> None:
+    formulas = ["=1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "-x"]
+    kept = ["-0.5", "-1e-05", "+3", "-inf", -0.5, -7, "a=1", "", None]
+    write_table(tmp_path / "x.csv", [["=head", "a"], *([text, -1] for text in formulas), kept])
+    with (tmp_path / "x.csv").open(newline="") as file:
+        head, *rows = list(csv.reader(file))
+    assert head == ["'=head", "a"]
+    assert rows[:-1] == [[f"'{text}", "-1"] for text in formulas]
+    assert rows[-1] == ["" if cell is None else str(cell) for cell in kept]

@@ -21,6 +21,7 @@ from hookrun.store.captures.tensor_file import (
     Chunks,
     as_bytes,
     open_tensors,
+    read_tensors,
     unstorable,
     write_tensors,
 )
@@ -136,3 +137,12 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StoreError, match=f"{path} is not a whole safetensors file"):
         open_tensors(path)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [2**64 - 1, 0]])
+def test_a_shape_that_torch_does_not_have_is_an_error(shape: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    header = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(StoreError, match=f"{path}: the tensor 'x' cannot be read: TypeError"):
+        read_tensors(path)

@@ -17,7 +17,7 @@ from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.pictures import encoded
 from hookrun.report.facts import Facts
 from hookrun.report.token_pictures import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
-from hookrun.store.captures.tensor_file import open_tensors
+from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 from hookrun.store.format import ATTRIBUTIONS
 
 MOST_PICTURES = 24
@@ -39,13 +39,15 @@ def build(facts: Facts) -> dict[str, Any] | None:
     try:
         with open_tensors(facts.path / ATTRIBUTIONS, facts.path) as file:
             metadata, names = file.metadata() or {}, sorted(file.keys())
-            ids = file.get_tensor("sample_ids") if "sample_ids" in names else torch.zeros(0)
-            places = [(str(metadata.get("split")), int(sample)) for sample in ids.flatten().tolist()]
+            ids = read_tensor(file, "sample_ids") if "sample_ids" in names else torch.zeros(0)
+            places = [(str(metadata.get("split")), sample) for sample in ids.flatten().tolist()]
             for name in (each for each in names if each.startswith("attributions")):
                 part = file.get_slice(name)
                 dims = len(part.get_shape())
                 if part.get_shape()[:1] != [len(places)]:
                     raise HookrunError(f"{name} does not have a row for each sample")
+                if 0 in part.get_shape() or part.get_dtype() == "C64":
+                    raise HookrunError(f"{name} holds no real numbers")
                 known = facts.pictures if dims == 4 else facts.sequences if dims in (2, 3) else {}
                 most = MOST_PICTURES if dims == 4 else MOST_SAMPLES
                 chosen = islice((row for row, place in enumerate(places) if place in known), most)

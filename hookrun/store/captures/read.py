@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.errors import HookrunError, Lookup
+from hookrun.errors import HookrunError, Lookup, reason
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
@@ -438,12 +438,22 @@ def _as_array(tensor: Tensor) -> Any:
 
 
 def as_table(columns: Mapping[str, list[Any]], form: Literal["pandas", "arrow"]) -> Any:
-    """A pandas DataFrame or an Arrow table. HookrunError if the library is not installed."""
+    """A pandas DataFrame or an Arrow table.
+
+    HookrunError if the library is not installed, or has no type for a column.
+    """
     module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
     if importlib.util.find_spec(module) is None:
         raise HookrunError(f"{module} is not installed: pip install {module}")
     library: Any = importlib.import_module(module)
-    return library.DataFrame(columns) if form == "pandas" else library.table(columns)
+    try:
+        return library.DataFrame(columns) if form == "pandas" else library.table(columns)
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:  # a stranger's record may have texts beside numbers
+        raise HookrunError(f"a column cannot be written as {form}: {reason(error)}") from error
 
 
 @dataclass(frozen=True)

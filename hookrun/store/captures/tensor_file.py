@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hookrun.errors import reason, shortened
 from hookrun.store.files import StoreError, open_inside
 from hookrun.store.format import STORED_DTYPES
 
@@ -167,13 +168,22 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
 
 
 def read_tensor(file: Any, name: str) -> Tensor:
-    """One tensor of an open file, on the CPU even if torch's default device is another; read when it is used."""
-    with torch.device("cpu"):
-        return file.get_tensor(name)
+    """One tensor of an open file, on the CPU even if torch's default device is another; read when it is used.
+
+    StoreError for a shape that torch does not have.
+    """
+    try:
+        with torch.device("cpu"):
+            return file.get_tensor(name)
+    except (TypeError, RuntimeError) as error:
+        raise StoreError(f"the tensor {shortened(name)!r} cannot be read: {reason(error)}") from error
 
 
 def read_tensors(path: Path, root: Path | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor of a file by its name, and the file's metadata; raises as `open_tensors` does."""
     with open_tensors(path, root) as file:
-        tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        try:
+            tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except StoreError as error:
+            raise StoreError(f"{path}: {error}") from error
         return tensors, dict(file.metadata() or {})
