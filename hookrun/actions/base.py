@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from hookrun.actions.fields import Meaning
@@ -262,8 +263,14 @@ class Action(Section):
 
     def fields_of(self, meaning: Meaning) -> dict[str, Any]:
         """Name -> value of the fields with this meaning."""
-        fields = type(self).model_fields
-        return {name: getattr(self, name) for name, field in fields.items() if meaning in field.metadata}
+        return {name: getattr(self, name) for name in _names_of(type(self), meaning)}
+
+
+@cache
+def _names_of(action: type[Action], meaning: Meaning) -> tuple[str, ...]:
+    """The names of the fields with this meaning."""
+    fields = action.model_fields.items()
+    return tuple(name for name, field in fields if meaning in field.metadata)
 
 
 @dataclass(slots=True, eq=False)

@@ -122,17 +122,25 @@ class PlannedHook:
 
     def batch_of(self, path: str) -> BatchDims:
         """Which dimension of what the hook sees at a match is the batch, as its `batch_dim` or the trial run says."""
-        keys, seen = self.spec.keys, next((match.batch for match in self.matches if match.path == path), None)
+        keys = self.spec.keys
+        match = self._match_at.get(path)
         # output_grad is attached to the target itself
         is_inside = keys.target is not None and self.spec.hook_type is not OUTPUT_GRAD
-        return BatchDims(seen, keys.batch_dim, str(keys.target) if is_inside else "")
+        target = str(keys.target) if is_inside else ""
+        return BatchDims(None if match is None else match.batch, keys.batch_dim, target)
 
     def captured_of(self, path: str) -> BatchDims:
         """The same of what the hook captures at a match."""
-        captured = next((match.captured for match in self.matches if match.path == path), None)
+        match = self._match_at.get(path)
+        captured = None if match is None else match.captured
         if captured is None and not self.spec.captures_part:
             return self.batch_of(path)
         return BatchDims(captured, self.spec.keys.batch_dim)
+
+    @cached_property
+    def _match_at(self) -> dict[str, Match]:
+        """Path -> the match with that path."""
+        return {match.path: match for match in self.matches}
 
     @cached_property
     def aliases(self) -> dict[str, str]:

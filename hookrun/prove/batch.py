@@ -235,11 +235,9 @@ class BatchRuns:
         """What dimensions of the tensors that the hook sees at the module follow the batch; None: not known."""
         if not hook.spec.hook_type.batch or self.two is None or (path, 0) not in self._large:
             return None
-        calls = [
-            (_shapes(hook, *self._small[call]), _shapes(hook, *large))
-            for call, large in self._large.items()
-            if call[0] == path and call in self._small
-        ]
+        calls = list[tuple[Shapes, Shapes]]()
+        while (call := (path, len(calls))) in self._small and call in self._large:
+            calls.append((_shapes(hook, *self._small[call]), _shapes(hook, *self._large[call])))
         return followers_of(calls, self.two.sizes)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
@@ -51,6 +51,7 @@ from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import opened
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Spec
+from hookrun.store.files import collector_paused
 from hookrun.values.containers import (
     arguments,
     describe,
@@ -106,6 +107,7 @@ class Plan(ResolvedPlan):
         )
 
 
+@collector_paused()
 def compile_plan(
     spec: Spec,
     model: nn.Module,
@@ -571,6 +573,7 @@ class TrialSink(Sink):
     captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
     captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
     without: dict[tuple[str, str], str] = field(default_factory=dict)
+    _measured: set[tuple[Any, ...]] = field(default_factory=set)
 
     def keeper(self, site: HookSite) -> Keeper:
         """Remember the tensors of every firing."""
@@ -588,9 +591,16 @@ class TrialSink(Sink):
         return keep
 
     def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
-        """Record nothing, since the values are not real; statistics are computed: what fails there is a problem."""
+        """Record nothing, since the values are not real; statistics are computed: what fails there is a problem.
+
+        Fake tensors of one form have the same statistics: computed once.
+        """
         if isinstance(data, Measured):
-            data.now(data.x, False)
+            x = data.x
+            form = data.of, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
+            if type(x) is not FakeTensor or form not in self._measured:
+                data.now(x, False)
+                self._measured.add(form)
 
     def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""

@@ -27,7 +27,7 @@ LARGEST_ROW = 64 * 2**20
 MOST_SUMMED = 4 * 2**30
 """Up to this size in bytes every row of a capture is read for its statistics."""
 
-SUMMED_AT_ONCE = 16 * 2**20
+SUMMED_AT_ONCE = 4 * 2**20
 
 
 class CapturedRows(NamedTuple):

@@ -27,6 +27,7 @@ from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.wiring import Around, Wiring
+from hookrun.store.files import collector_paused
 from hookrun.values.tensors import whole_numbers
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Installation:
             raise HookrunError(
                 "these hooks were installed already: call plan.install(model) for a new installation"
             )
-        with changing:
+        with changing, collector_paused():
             try:
                 self._wiring.install()
                 if self._standalone:

@@ -81,10 +81,7 @@ class SiteValues:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
-        self.needs_whole = any(
-            isinstance(value, OutsideValue) and value.at is not None
-            for value in action.outside_values().values()
-        )
+        self.needs_whole = hook.spec.needs_whole
         self._hook = hook
 
     @cached_property

@@ -92,7 +92,8 @@ class Wiring:
         self.hooked = HookedParameters(model)
         self._zeros = dict[int, KeptZero]()
         self._passing = passed_on(plan.hooks)
-        self._tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
+        tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
+        self._of_calls = {hook.spec.name for hook in plan.hooks if tracks_calls or _needs_calls(hook)}
 
     def install(self) -> None:
         """Register all hooks. Raises CompileError, before the first one, if the plan was made for another model."""
@@ -253,7 +254,7 @@ class Wiring:
     def _install_on(self, module: nn.Module, planned: Sequence[tuple[PlannedHook, Match]]) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
         calls: Calls | None = None
-        if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
+        if any(hook.spec.name in self._of_calls for hook, _ in planned):
             calls = Calls(self.clock.calls, self.clock.tokens)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         for hook, match in planned:

@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
-from hookrun.actions.values import RunFaults, RunValue, is_drawn, parts_of
+from hookrun.actions.values import OutsideValue, RunFaults, RunValue, is_drawn, parts_of
 from hookrun.config.validation import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
@@ -81,18 +82,24 @@ class HookSpec:
         """Whether it acts on a part of each tensor only."""
         return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
 
-    @property
+    @cached_property
     def works_by_sample(self) -> bool:
         """Whether it treats each sample of a batch by itself, so that the batch dimension must be known."""
         keys = self.keys
         return keys.tokens is not None or bool(keys.when.of_samples) or self.action.works_by_sample
+
+    @cached_property
+    def needs_whole(self) -> bool:
+        """Whether the part of a value is taken that corresponds to the part of the whole tensor."""
+        values = self.action.outside_values().values()
+        return any(isinstance(value, OutsideValue) and value.at is not None for value in values)
 
     @property
     def captures_part(self) -> bool:
         """Whether what it captures is not the whole of what it sees."""
         return self.action.captures and (self.takes_part or self.action.reduces)
 
-    @property
+    @cached_property
     def draws_in_forward(self) -> bool:
         """Whether it draws at each forward call, so that activation checkpointing has to repeat the draws."""
         draws = self.action.draws or any(map(is_drawn, self.action.outside_values().values()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +14,7 @@ from hookrun.data.info import SPLITS
 from hookrun.errors import SpecError, compile_error, counted, printable
 from hookrun.spec import Experiment, Spec, parse_spec
 from hookrun.spec.selector import AnySelector, Selector
+from hookrun.spec.selector.tree import ancestors
 from hookrun.tasks.base import JobCache, Task
 
 if TYPE_CHECKING:
@@ -78,17 +81,14 @@ class ModulesTask(Task):
         depth = self.depth
         if depth is None and not self.full and screen.height is not None:
             depth = _fitting_depth(matches, screen.height - _LINES_BELOW)
-        shown = {
-            path
-            for path in matches
-            if depth is None
-            or _level(path) <= depth
-            or any(f"{each}.".startswith(f"{path}.") for each in picked)
-        }
+        shown = {path for path in matches if depth is None or _level(path) <= depth}
+        for path in picked:
+            shown.update(matches.keys() & {path, *ancestors(path)})
         console = screen.console
         width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
         is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
-        console.print(_tree(matches, shown, picked, "ellipsis" if is_utf else "crop"), soft_wrap=False)
+        tree = _tree(matches, shown, frozenset(picked), "ellipsis" if is_utf else "crop")
+        console.print(tree, soft_wrap=False)
         console.width = width
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if picked:
@@ -111,12 +111,10 @@ def _on_every_module(model: Module) -> Spec:
 
     inside = [*ModelNames(model).inside()]
     select = {"type": "*", "exclude": inside} if inside else "type:*"
-    return parse_spec({"every": {"select": select, "hook": "forward", "action": "capture"}})
+    return parse_spec({"every": {"select": select, "hook": "forward", "action": "print"}})
 
 
-def _tree(
-    matches: Mapping[str, Match], shown: Set[str], picked: Collection[str], overflow: OverflowMethod
-) -> Tree:
+def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overflow: OverflowMethod) -> Tree:
     """The modules in the model's order, each with class, parameters, output shape and further names.
 
     shown:  the paths of the modules that the tree has
@@ -134,6 +132,8 @@ def _tree(
     name_width = max(indent + len(name) for indent, name in zip(indents, names, strict=True))
     class_width = max(len(each.type) for each in listed)
     size_width = max(len(f"{each.parameters:,}") for each in listed)
+    below = Counter(around for path in matches for around in ancestors(path))
+    unfolded = {around for path in shown for around in ancestors(path)}
     nodes = dict[str, Tree]()
     for match, name, indent in zip(listed, names, indents, strict=True):
         columns = [
@@ -144,10 +144,8 @@ def _tree(
         ]
         if others := [path for path in match.names if path != match.path]:
             columns.append(f"(also {', '.join(others)})")
-        inside = f"{match.path}." if match.path else ""
-        below = [path for path in matches if path and path.startswith(inside) and path != match.path]
-        if below and shown.isdisjoint(below):
-            columns.append(f"(+{len(below)} below)")
+        if below[match.path] and match.path not in unfolded:
+            columns.append(f"(+{below[match.path]} below)")
         label = Text(printable("  ".join(columns)), no_wrap=True, overflow=overflow)
         parent = nodes.get(match.path.rpartition(".")[0]) if match.path else None
         nodes[match.path] = Tree(label) if parent is None else parent.add(label)
@@ -161,8 +159,8 @@ def _level(path: str) -> int:
 
 def _fitting_depth(paths: Iterable[str], lines: int) -> int:
     """The deepest level down to which all modules fit into `lines` lines; at least 1."""
-    levels = [_level(path) for path in paths]
-    fitting = (depth for depth in range(max(levels), 1, -1) if sum(each <= depth for each in levels) <= lines)
+    levels = sorted(map(_level, paths))
+    fitting = (depth for depth in range(levels[-1], 1, -1) if bisect_right(levels, depth) <= lines)
     return next(fitting, 1)
 
 

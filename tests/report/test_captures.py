@@ -16,6 +16,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.sampling import MOST_ROWS, draw, rows_of_samples, stored_captures
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.write import CaptureWriter
+from hookrun.store.files import collector_paused
 from hookrun.store.records import ModelRecord, PlanRecord
 
 MODULE = {"path": "layer", "names": ["layer"], "class": "Tanh", "parameters": 0}
@@ -179,6 +180,21 @@ def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) ->
     assert [rows.name for rows in found] == ["val sample 2", "val sample 0", "val sample 1"]
     assert [rows.values.tolist() for rows in found] == [[[1, 3, 2]], [[1, 2, 0]], [[1, 2, 1]]]
     assert (found[0].source.epochs.item(), found[0].source.steps.item(), found[0].by_token) == (1, 3, False)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="the system does not list a process's memory"
+)
+def test_a_shard_is_closed_when_its_rows_were_read(tmp_path: Path) -> None:
+    capture = captured(tmp_path, *random(40, 8, 300), shard_bytes=10_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 20
+    most, seen = 0, 0
+    with collector_paused():
+        for part in capture.by_shard():
+            seen += len(part[:])
+            maps = Path("/proc/self/maps").read_text().splitlines()
+            most = max(most, len({line.split()[-1] for line in maps if str(tmp_path) in line}))
+    assert seen == len(capture) == 320 and 1 <= most <= 2
 
 
 def test_captures_of_firings_have_no_samples(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -114,8 +114,8 @@ class StoredCapture:
         return [self._of(parts) for parts in grouped(self._parts, _kind_of).values()]
 
     def by_shard(self) -> Iterator[StoredCapture]:
-        """The rows of each shard as a capture."""
-        return (self._of([part]) for part in self._parts)
+        """The rows of each shard as a capture, which closes the shard when it is dropped: its memory is free again."""
+        return (self._of([part], _Shards(self._shards.folder)) for part in self._parts)
 
     def of_shards(self, most: int) -> StoredCapture:
         """The rows of at most `most` shards, evenly spaced with the first and the last."""
@@ -128,10 +128,9 @@ class StoredCapture:
         capture._count = len(rows)
         return capture
 
-    def _of(self, parts: Sequence[_Part]) -> StoredCapture:
-        return StoredCapture(
-            self.hook, self.module, self.path, parts, self._shards, self._samples, self.number
-        )
+    def _of(self, parts: Sequence[_Part], shards: _Shards | None = None) -> StoredCapture:
+        shards = shards or self._shards
+        return StoredCapture(self.hook, self.module, self.path, parts, shards, self._samples, self.number)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -355,7 +354,7 @@ class _Shards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_shard, folder))
 
     def file_of(self, part: _Part) -> Any:
         """The open shard of a part. StoreError if its tensors are not as the index describes them."""
@@ -375,14 +374,14 @@ class _Shards:
                 raise StoreError(f"{path}: the tensor {name!r} {says}")
         return file
 
-    def _open(self, name: str, size: int) -> Any:
-        """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
-        path = self.folder / name
-        require_size(path, self.folder.parent, size, says="its index")
-        return open_tensors(path, self.folder.parent)
-
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
         return type(self), (self.folder,)
+
+
+def _open_shard(folder: Path, name: str, size: int) -> Any:
+    """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
+    require_size(folder / name, folder.parent, size, says="its index")
+    return open_tensors(folder / name, folder.parent)
 
 
 def stored_tensors(

@@ -122,6 +122,8 @@ def prepare_alone(
 ) -> Prepared:
     """The experiment with these hooks instead of its own, tried in training mode, without the checks of its task.
 
+    They do not ask which dimensions are the batch.
+
     Raises SpecError or CompileError with every mistake.
     """
     parts = build(experiment, split, trust)
@@ -130,10 +132,7 @@ def prepare_alone(
     assert info is not None and model is not None  # else there is a mistake
     runs = RunReferences.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
-    two = two_sizes(
-        lambda samples: as_call(info.example(samples), model), EXAMPLE_BATCH, experiment.settings.data
-    )
-    plan = compile_plan(hooks(model), model, runs=runs, example=example, two=two, training=True)
+    plan = compile_plan(hooks(model), model, runs=runs, example=example, two=None, training=True)
     return parts.prepared(plan, experiment.notes)
 
 
