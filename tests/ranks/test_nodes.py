@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from two_nodes import Disk, agents
 
 import hookrun
 from hookrun.cli import main
+from hookrun.compose.compose import compose_dict
 from hookrun.ranks import Ranks
 from hookrun.store.files import StoreError
+from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.run.execute import execute_as_rank
+from hookrun.tasks.sharded.agreement import differing_ranks, facts_of_rank
 
 SMALL = (
     "model=cnn",
@@ -69,6 +73,113 @@ def test_a_run_that_each_rank_writes_is_refused_without_one(workers: Any, disk: 
     assert "rank 1 on " in ended.said[0] and "does not see the run directory of rank 0" in ended.said[0]
     assert hookrun.open_run(disk.folders[0] / "run").status["exit_code"] == 2
     assert list(disk.folders[1].iterdir()) == []
+
+
+def test_each_setting_that_differs_is_named_with_both_values(workers: Any, tmp_path: Path) -> None:
+    lr = "+train.optimizer={name: SGD, lr: 0.1}"
+    last = ["train.optimizer.lr=0.7", "train.checkpoint.keep=3", "seed=1"]
+    ended = workers.run(tmp_path, *TRAIN, lr, "hydra.run.dir=run", ranks=3, last=last)
+    assert ended.codes == [2, 2, 2] and ended.said[1:] == ["", ""], ended.said
+    assert "rank 2 has train.optimizer.lr 0.7, rank 0 has 0.1" in ended.said[0]
+    assert "rank 2 has train.checkpoint.keep 3, rank 0 has 9" in ended.said[0]
+    assert "rank 2 has seed 1, rank 0 has 0" in ended.said[0]
+    assert "rank 2 has parameters.conv1.weight float32 [32, 1, 3, 3] " in ended.said[0]
+    assert "rank 1" not in ended.said[0] and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_changes_no_result_may_differ(workers: Any, tmp_path: Path, strategy: str) -> None:
+    last = ["compute.threads=2", "compute.capture_buffer=8", "data.workers=1", "tags=[b]", "+trust=[numpy]"]
+    typed = [
+        f"compute.strategy={strategy}",
+        "+data.transforms={random_horizontal_flip: {}}",
+        "data=fake_images",
+    ]
+    ended = workers.run(tmp_path, *EVALUATE, *typed, "hydra.run.dir=run", last=last)
+    assert ended.codes == [0, 0], ended.said
+
+
+def test_files_of_one_name_with_another_content_are_refused(workers: Any, disk: Disk) -> None:
+    for number, folder in enumerate(disk.folders):
+        rows = {
+            "input": torch.full((40, 1, 8, 8), float(number)),
+            "target": torch.zeros(40, dtype=torch.int64),
+        }
+        save_file(rows, folder / "rows.safetensors")
+    data = ("data=tensors", "model.args.num_classes=2", f"data.args.file={disk.path}/rows.safetensors")
+    run = f"hydra.run.dir={disk.path}/run"
+    ended = workers.run(disk.path.parent, *EVALUATE, *data, run, disk=disk)
+    assert ended.codes == [2, 2], ended.said
+    assert f"rank 1 has files.{disk.path}/rows.safetensors" in ended.said[0]
+    assert "rank 1 has samples.val.first" in ended.said[0]
+    (disk.folders[1] / "rows.safetensors").unlink()
+    ended = workers.run(disk.path.parent, *EVALUATE, *data, run, disk=disk)
+    assert ended.codes == [1, 2], ended.said
+    assert "rank 1 cannot run the experiment, and rank 0 can" in ended.said[0]
+    assert f"there is no file {disk.path}/rows.safetensors" in ended.said[0]
+
+
+OWN = """
+import os
+import numpy as np
+import torch
+
+RANK = int(os.environ["RANK"])
+
+class Data:
+    def __init__(self, kind):
+        self.kind = kind
+        self.generator = np.random.default_rng()
+
+    def __len__(self):
+        return 40 + (RANK if self.kind == "length" else 0)
+
+    def __getitem__(self, index):
+        image = np.full((1, 8, 8), index, dtype=np.float32)
+        if self.kind == "last" and index == len(self) - 1:
+            image[0, 0, 0] += RANK
+        if self.kind == "own":
+            image += self.generator.random()
+        if self.kind == "global":
+            image += np.random.rand()
+        return image, index % 2
+
+def build(split, kind):
+    return Data(kind)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, what",
+    [
+        ("length", "samples.val.number 41, rank 0 has 40"),
+        ("last", "samples.val.last"),
+        ("own", ""),
+        ("global", ""),
+    ],
+)
+def test_own_data_is_compared_by_samples_and_random_samples_by_form(
+    workers: Any, cwd: Path, kind: str, what: str
+) -> None:
+    (cwd / "ranks_data.py").write_text(OWN)
+    own = ("data=python", "data.factory=ranks_data:build", f"+data.args.kind={kind}", "+trust=[ranks_data]")
+    ended = workers.run(cwd, *EVALUATE, *own, "model.args.num_classes=2", "hydra.run.dir=run")
+    assert ended.codes == ([2, 2] if what else [0, 0]), ended.said
+    assert not what or f"rank 1 has {what}" in ended.said[0]
+
+
+def test_versions_and_weights_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = prepare(parse_experiment(compose_dict([*EVALUATE[:2], "task=evaluate"])))
+    one = facts_of_rank(ready, Path("/tmp/run"))
+    monkeypatch.setattr("hookrun.tasks.run.resuming.__version__", "0.0")
+    monkeypatch.setattr("torch.__version__", "1.0")
+    with torch.no_grad():
+        ready.model.fc.bias[3] += 1  # type: ignore[attr-defined]
+    (problem,) = differing_ranks([one, one, facts_of_rank(ready, Path("/tmp/run"))]).errors
+    told = [line.strip().partition(" float32")[0] for line in problem.what.splitlines()[1:]]
+    assert told[0] == f"rank 2 has hookrun 0.0, rank 0 has {one['hookrun']}"
+    assert told[1].startswith("rank 2 has torch 1.0, rank 0 has ")
+    assert told[2:] == ["rank 2 has parameters.fc.bias"]
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
