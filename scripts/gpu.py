@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SECOND = "second"
 TESTS, TWO, BENCH = "tests", "two GPUs", "bench"
-LIMITS = {TESTS: 240, TWO: 90, BENCH: 120}
+LIMITS = {TESTS: 270, TWO: 90, BENCH: 110}
 """The most seconds that each part may take; together under eight minutes."""
 
 OK, FAILED, LEFT_OUT = "ok", "FAILED", "left out"
@@ -106,9 +106,9 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def tests(device: str, files: Sequence[str]) -> Part:
-    """The tests of tests/device on the device, in up to four processes."""
+    """The tests of tests/device on the device, in up to six processes."""
     chosen = [str(path) for name in files for path in sorted((ROOT / name).glob("test_*.py"))] or list(files)
-    workers = min(4, os.cpu_count() or 1, len(chosen))
+    workers = min(6, os.cpu_count() or 1, len(chosen))
     command = [
         "-m",
         "pytest",
