@@ -178,10 +178,13 @@ def on_device(x: Tensor, where: device) -> Tensor:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     accelerator = torch.accelerator.current_accelerator()
-    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type != "mps"  # which has no copies
+    # mps has the memory of the CPU
+    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type != "mps"
     if not pins or torch.compiler.is_compiling() or not holds_data(x):
         return x.to(where)
-    with unset_fake_temporarily():  # in a trial run nothing else is a fake tensor's
+    with (
+        unset_fake_temporarily()
+    ):  # no fake tensor can be pinned, and in a trial run this one would become one
         pinned = x.pin_memory()
     return pinned.to(where, non_blocking=True)
 
@@ -189,9 +192,11 @@ def on_device(x: Tensor, where: device) -> Tensor:
 def read_together(given: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, detached, in the CPU's memory; the host waits once for each device, not for each tensor."""
     found = [x.detach() for x in given]
-    last = {x.device: number for number, x in enumerate(found)}
+    last = {
+        x.device: number for number, x in enumerate(found) if x.numel()
+    }  # nothing waits for an empty copy
     # a device copies in order: when its last copy has arrived, all have
-    return [x.to("cpu", non_blocking=number != last[x.device]) for number, x in enumerate(found)]
+    return [x.to("cpu", non_blocking=number != last.get(x.device)) for number, x in enumerate(found)]
 
 
 def require_whole(x: Tensor) -> None:

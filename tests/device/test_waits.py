@@ -11,6 +11,7 @@ from torch import nn
 
 import hookrun
 from hookrun.cli import main
+from hookrun.values.tensors import read_together
 
 second_device = pytest.importorskip("second_device")
 
@@ -65,6 +66,16 @@ def test_a_step_waits_no_more_than(name: str, device: torch.device) -> None:
                 hooks.step()
         assert hooks.fired["h", "0"] == 4
     assert (len(seen.waits), len(seen.uploads)) == (waits, 0), seen
+
+
+def test_several_tensors_are_read_with_one_wait(device: torch.device) -> None:
+    numbers = [torch.arange(3.0), torch.arange(4).view(2, 2), torch.tensor(True), torch.empty(0)]
+    there = [*(each.to(device) for each in numbers), torch.ones(2)]
+    with second_device.watch() as seen:
+        read = read_together(there)
+    assert len(seen.waits) == 1, seen
+    for found, number in zip(read, [*numbers, torch.ones(2)], strict=True):
+        assert found.is_cpu and torch.equal(found, number)
 
 
 TRAIN = ("model=mlp", "data=digits", "data.batch_size=4", "train.epochs=1", "train.log_every=100")
