@@ -118,7 +118,7 @@ def paths_refused() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NOT_TAKEN or error.filename is None:
             raise
-        raise spec_error(shortened(str(error.filename)), f"{error.strerror}", "give another path") from error
+        raise spec_error(shortened(str(error.filename)), str(error.strerror), "give another path") from error
 
 
 class CompileError(Refusal):

@@ -93,9 +93,8 @@ def refuse_used(run_dir: Path, where: str) -> None:
     with refused_at(where, hint, kinds=OSError, what=f"{shortened(str(run_dir), 300)}: ", tell=os_reason):
         if max(len(os.fsencode(name)) for name in run_dir.parts) > _MOST_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        is_used = (run_dir / STATUS).exists()
-    if is_used:
-        raise spec_error(where, f"{run_dir} already holds a run", hint)
+        if (run_dir / STATUS).exists():
+            raise spec_error(where, f"{run_dir} already holds a run", hint)
     if (above := run_above(run_dir)) is not None:
         what = f"{run_dir} is inside of {above}, which holds a run"
         raise spec_error(where, what, f"start in another folder, or {hint}")

@@ -337,7 +337,7 @@ def _npz_header(path: Path, wanted: Collection[str] | None) -> Header:
         header = _unread(members)
         for name, member in members.items():
             if wanted is None or name in wanted:
-                _require_bounded(member, path.stat().st_size)
+                _require_bounded(member)
                 with archive.open(member) as packed:
                     file = BytesIO(packed.read(_MOST_HEADER))
                 version = np.lib.format.read_magic(file)
@@ -353,12 +353,9 @@ def _npz_header(path: Path, wanted: Collection[str] | None) -> Header:
     return header
 
 
-def _require_bounded(member: zipfile.ZipInfo, size: int) -> None:
-    """Raises ValueError for an array that takes much more memory than its packed bytes, before it is unpacked.
-
-    size: of the whole file in bytes
-    """
-    packed = min(member.compress_size, size)
+def _require_bounded(member: zipfile.ZipInfo) -> None:
+    """Raises ValueError for an array that takes much more memory than its packed bytes, before it is unpacked."""
+    packed = member.compress_size
     if member.file_size > _MOST_PACKED and member.file_size > _MOST_TIMES * packed:
         raise ValueError(
             f"{member.filename} would take {member.file_size:,} bytes, and has {packed:,} in the file"
