@@ -269,8 +269,7 @@ class Action(Section):
 @cache
 def _names_of(action: type[Action], meaning: Meaning) -> tuple[str, ...]:
     """The names of the fields with this meaning."""
-    fields = action.model_fields.items()
-    return tuple(name for name, field in fields if meaning in field.metadata)
+    return tuple(name for name, field in action.model_fields.items() if meaning in field.metadata)
 
 
 @dataclass(slots=True, eq=False)

@@ -126,8 +126,8 @@ class PlannedHook:
         match = self._match_at.get(path)
         # output_grad is attached to the target itself
         is_inside = keys.target is not None and self.spec.hook_type is not OUTPUT_GRAD
-        target = str(keys.target) if is_inside else ""
-        return BatchDims(None if match is None else match.batch, keys.batch_dim, target)
+        seen = None if match is None else match.batch
+        return BatchDims(seen, keys.batch_dim, str(keys.target) if is_inside else "")
 
     def captured_of(self, path: str) -> BatchDims:
         """The same of what the hook captures at a match."""

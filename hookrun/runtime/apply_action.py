@@ -355,7 +355,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
             )
         return part.put(tensor, new)
 
-    if observes or not site.needs_whole:
+    if observes or not site.spec.needs_whole:
         return act_on_part
     current = site.current
 

@@ -45,7 +45,6 @@ class SiteValues:
     captured:   the same of what it captures
     part:       the part of a tensor that the action acts on; None: all of it
     target_keys: where the target is in the value that the hook gets; None: the value itself
-    needs_whole: a part of a value is taken, the same as of the whole tensor
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class SiteValues:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
-        self.needs_whole = hook.spec.needs_whole
         self._hook = hook
 
     @cached_property

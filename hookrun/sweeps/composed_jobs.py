@@ -173,6 +173,17 @@ def hash_of(cfg: DictConfig) -> str:
     return _hash(told)
 
 
+def made_of(app: App, cfg: DictConfig, named: Sequence[Sequence[str]]) -> str:
+    """A hash that is equal only if the jobs of a sweep are: of its own configuration, and of their overrides.
+
+    Empty if it chooses among configs, or adds keys: what is in their files is not a part of its own configuration.
+    """
+    varied = [each for each in app.swept(cfg) if each.is_sweep_override()]
+    if any(each.is_add() or each.key_or_group in cfg.hydra.runtime.choices for each in varied):
+        return ""
+    return _hash({"sweep": written(cfg), "jobs": named})
+
+
 def _hash(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -367,9 +367,14 @@ def make_page(folder: Path, *, says: bool = True) -> None:
 
 def make_missing_page(run_dir: Path) -> None:
     """Write the report of a finished run that was killed before it wrote the report itself."""
-    page = run_dir / REPORT
-    if not page.exists() or page.stat().st_mtime_ns < (run_dir / STATUS).stat().st_mtime_ns:
+    if lacks_page(run_dir):
         make_page(run_dir)
+
+
+def lacks_page(run_dir: Path) -> bool:
+    """Whether a finished run has no report, or one that was written before it ended."""
+    page = run_dir / REPORT
+    return not page.exists() or page.stat().st_mtime_ns < (run_dir / STATUS).stat().st_mtime_ns
 
 
 def renew_page(sweep_dir: Path) -> None:

@@ -53,7 +53,10 @@ class SweepRun(Launcher):
     jobs:      every job of the sweep; None where the sweeper chooses them while it runs
     codes:     directory -> exit code of each launched job
     again:     the number of jobs that had finished before
+    made_of:   see `composed_jobs.made_of`
     """
+
+    made_of = ""
 
     def __init__(
         self,

@@ -38,15 +38,24 @@ from hookrun.errors import (
     spec_error,
 )
 from hookrun.ranks import is_main, size_of_world
-from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
+from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, record_in
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Direction, Goal
 from hookrun.store.files import os_errors, replacing, write_json
-from hookrun.store.format import MULTIRUN, STATUS, SWEEP, entries
+from hookrun.store.format import MULTIRUN, REPORT, STATUS, SWEEP, entries
+from hookrun.store.records import SweepRecord
 from hookrun.store.run_dir import outputs_folder, update_latest
-from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of
+from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of, made_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
-from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, import_torch, make_page
+from hookrun.sweeps.jobs import (
+    JobFailed,
+    JobLines,
+    SweepJob,
+    free_job_memory,
+    import_torch,
+    lacks_page,
+    make_page,
+)
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.needs import NeededRuns, with_found_runs
 from hookrun.sweeps.resumed import SWEEPS, JobDirectories
@@ -54,6 +63,9 @@ from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, 
 
 STOP = ".stop"
 """A file in the directory of a sweep with `fail_fast`: a job failed, and no other job may start."""
+
+FINISHED = ".finished.json"
+"""A file in the directory of a sweep whose jobs have all ended with exit code 0; removed when it is started again."""
 
 SECONDS = 60
 """No fake run starts after this time."""
@@ -123,6 +135,14 @@ def sweep(
         return _optimize(run, needs)
     if not named:
         raise SpecError(_why_no_job(app, cfg))
+    run.made_of = made_of(app, cfg, named)
+    if known is not None and _is_finished(run, known):
+        count = len(known.found)
+        print(
+            f"sweep: {count} of {count} jobs done, {count} of them before, in {sweep_dir}\n"
+            f"report: {sweep_dir / REPORT}"
+        )
+        return DONE
     run.jobs = jobs = jobs_of(app, cfg, named, MOST_REFUSED)
     if known is not None:
         known.place(jobs)
@@ -146,6 +166,16 @@ def sweep(
     if job.lines is not None:
         job.lines.total = len(jobs)
     return _launch(run, needs, previous)
+
+
+def _is_finished(run: SweepRun, known: JobDirectories) -> bool:
+    """Whether the same sweep has ended in its directory and nothing is left to do; no job is composed for that."""
+    record = record_in(run.sweep_dir / FINISHED, SweepRecord)
+    if not run.made_of or record.get("finished") != run.made_of or record.get("jobs") != len(known.found):
+        return False
+    return (run.sweep_dir / REPORT).exists() and all(
+        code == DONE and not lacks_page(run.sweep_dir / name) for name, (_, code) in known.found.items()
+    )
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
@@ -425,8 +455,11 @@ def _launch(run: SweepRun, needs: NeededRuns, previous: str | None, goal: Goal |
         if known is not None and JobDirectories(sweep_dir).found != known.found:
             raise spec_error(RESUME, f"another process has run jobs in {sweep_dir} meanwhile", "try again")
         run.job = replace(run.job, goal=goal, needs=needs.made, previous=previous)
-        with os_errors(f"cannot remove {sweep_dir / STOP}"):  # an earlier start may have left it
-            (sweep_dir / STOP).unlink(missing_ok=True)
+        with os_errors(
+            f"cannot remove {STOP} or {FINISHED} in {sweep_dir}"
+        ):  # an earlier start may have left it
+            for name in (STOP, FINISHED):
+                (sweep_dir / name).unlink(missing_ok=True)
         is_in_sweeps = sweep_dir.resolve().parent == outputs_folder().with_name(SWEEPS).resolve()
         if is_in_sweeps and (note := update_latest(sweep_dir.resolve())):
             print(note)
@@ -475,6 +508,8 @@ def _run_jobs(run: SweepRun) -> int:
     print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
     if run.known is not None and (left := run.known.left):
         print(f"  {left} more in it, with configurations other than this sweep's")
+    elif run.made_of and not failed and count == len(codes):
+        write_json(sweep_dir / FINISHED, {"jobs": count, "finished": run.made_of})
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))

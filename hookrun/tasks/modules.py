@@ -87,8 +87,9 @@ class ModulesTask(Task):
         console = screen.console
         width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
         is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
-        tree = _tree(matches, shown, frozenset(picked), "ellipsis" if is_utf else "crop")
-        console.print(tree, soft_wrap=False)
+        console.print(
+            _tree(matches, shown, frozenset(picked), "ellipsis" if is_utf else "crop"), soft_wrap=False
+        )
         console.width = width
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if picked:

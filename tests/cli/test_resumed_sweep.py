@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -16,7 +18,9 @@ from hookrun.cli import main
 from hookrun.errors import SpecError
 from hookrun.spec import Experiment
 from hookrun.store.files import make_folder, write_json
+from hookrun.store.format import REPORT
 from hookrun.store.lock import sole_writer
+from hookrun.sweeps.composed_jobs import ComposedJob, composed_job
 from hookrun.sweeps.resumed import is_sweep, sweep_command, sweep_folder
 
 
@@ -61,6 +65,55 @@ def test_a_finished_job_without_its_page_gets_it(notes, earlier, monkeypatch) ->
     monkeypatch.setattr("hookrun.sweeps.jobs.make_page", lambda folder, says=True: made.append(folder))
     assert main(["-m", "resume=mine"]) == 0
     assert made == [earlier / "1"]
+
+
+class TestASweepOfWhichAllIsDone:
+    @pytest.fixture
+    def composed(self, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+        """The overrides of each job that is composed; pages are empty files."""
+        monkeypatch.setattr(
+            "hookrun.sweeps.jobs.make_page", lambda folder, says=True: (folder / REPORT).touch()
+        )
+        monkeypatch.setattr("hookrun.sweeps.sweep.make_page", lambda folder: (folder / REPORT).touch())
+        composed = list[Sequence[str]]()
+
+        def compose(app: Any, cfg: Any, overrides: Sequence[str]) -> ComposedJob:
+            composed.append(overrides)
+            return composed_job(app, cfg, overrides)
+
+        monkeypatch.setattr("hookrun.sweeps.composed_jobs.composed_job", compose)
+        return composed
+
+    def finished(self, composed: list[Sequence[str]], *typed: str) -> None:
+        assert swept(*typed) == 0
+        assert main(["-m", "resume=mine"]) == 0, "it writes the pages of jobs"
+        composed.clear()
+
+    def test_says_so_without_composing_a_job(self, notes, composed, capsys) -> None:
+        self.finished(composed, "seed=5,6")
+        notes.ran.clear()
+        capsys.readouterr()
+        assert main(["-m", "resume=mine"]) == 0
+        out = capsys.readouterr().out
+        assert "sweep: 2 of 2 jobs done, 2 of them before" in out and "report: " in out
+        assert (composed, notes.ran) == ([], [])
+
+    def test_runs_jobs_with_another_configuration(self, notes, composed) -> None:
+        self.finished(composed, "seed=5,6")
+        notes.ran.clear()
+        assert main(["-m", "seed=5,6", "train.epochs=2", "resume=mine"]) == 0
+        assert len(composed) == len(notes.ran) == 2
+
+    def test_writes_a_missing_page(self, notes, earlier, composed) -> None:
+        self.finished(composed, "seed=5,6")
+        (earlier / "1" / REPORT).unlink()
+        assert main(["-m", "resume=mine"]) == 0
+        assert (earlier / "1" / REPORT).exists()
+
+    def test_composes_jobs_that_choose_files_since_these_may_have_changed(self, notes, composed) -> None:
+        self.finished(composed, "model=cnn,mlp")
+        assert main(["-m", "resume=mine"]) == 0
+        assert len(composed) == 2
 
 
 def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlier, capsys) -> None:

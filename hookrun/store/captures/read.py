@@ -129,8 +129,9 @@ class StoredCapture:
         return capture
 
     def _of(self, parts: Sequence[_Part], shards: _Shards | None = None) -> StoredCapture:
-        shards = shards or self._shards
-        return StoredCapture(self.hook, self.module, self.path, parts, shards, self._samples, self.number)
+        return StoredCapture(
+            self.hook, self.module, self.path, parts, shards or self._shards, self._samples, self.number
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
