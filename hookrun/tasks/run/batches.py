@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -156,9 +157,6 @@ class BatchSource(Protocol):
     def device(self) -> torch.device:
         """The device of the batches."""
 
-    def samples(self, split: Split) -> Samples:
-        """The samples of a split."""
-
 
 Seeded = Callable[[int], AbstractContextManager[None]]
 
@@ -233,10 +231,17 @@ class Batches:
     samples: the number of samples
     shuffle: a new order in each epoch, which depends only on the seed and the epoch
     ranks:   the processes that split each batch
+    read:    samples of splits that were read before
     """
 
     def __init__(
-        self, prepared: BatchSource, split: Split, *, shuffle: bool = False, ranks: Ranks = ALONE
+        self,
+        prepared: BatchSource,
+        split: Split,
+        *,
+        shuffle: bool = False,
+        ranks: Ranks = ALONE,
+        read: Mapping[Split, Samples] = MappingProxyType({}),
     ) -> None:
         settings = prepared.settings
         self._device = prepared.device
@@ -245,7 +250,7 @@ class Batches:
         self._batch_size = settings.data.samples_of_batch
         self._pins = pins(prepared.device)
         self._generator = torch.Generator()
-        samples = prepared.samples(split)
+        samples = read[split] if split in read else data.load(settings.data, split, seed=settings.seed)
         self.data = samples
         self.samples = len(samples)
         self._numbered = numbered(settings, samples)
@@ -344,7 +349,7 @@ class BatchesOfSplits:
         sizes = prepared.data.sizes
         self.split = " and ".join(splits)
         there = [split for split in splits if sizes[split] != 0 or len(splits) == 1]
-        self.parts = {split: Batches(prepared, split, ranks=ranks) for split in there}
+        self.parts = {split: Batches(prepared, split, ranks=ranks, read=prepared.read) for split in there}
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))

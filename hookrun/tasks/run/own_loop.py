@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 from hookrun import data
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
-from hookrun.data.samples import Samples
 from hookrun.errors import HookrunWarning, NoSuchKey, listed, nearest, spec_error
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.experiment import RunWeights
@@ -41,11 +40,7 @@ class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
 
     def __getitem__(self, split: str) -> Dataset[tuple[Any, torch.Tensor]]:
         """Read a split. KeyError if the data has no such split or no samples in it."""
-        return self.samples(self._known(split))
-
-    def samples(self, split: Split) -> Samples:
-        """Read a split that the data has."""
-        return data.load(self.settings.data, split, seed=self.settings.seed)
+        return data.load(self.settings.data, self._known(split), seed=self.settings.seed)
 
     def __iter__(self) -> Iterator[str]:
         return (split for split in SPLITS if self.info.sizes[split] != 0)

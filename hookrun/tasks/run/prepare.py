@@ -84,12 +84,6 @@ class Prepared(Ready):
     around: Around | None = None
     read: dict[Split, Samples] = field(default_factory=dict)
 
-    def samples(self, split: Split) -> Samples:
-        """The samples of a split. Raises SpecError as `hookrun.data.load` does."""
-        if split in self.read:
-            return self.read[split]
-        return data.load(self.settings.data, split, seed=self.settings.seed)
-
     @property
     def runs(self) -> tuple[UsedRunRecord, ...]:
         """The other runs from which hooks take values."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hookrun import data
 from hookrun.data import Split
 from hookrun.errors import SpecError, first_lines, spec_error
 from hookrun.ranks import Ranks
@@ -45,7 +46,7 @@ def read_splits(ready: Ready) -> Prepared:
     task: Any = prepared.task  # a TaskUnderHooks
     for split in task.splits:
         if prepared.data.sizes[split] != 0 or len(task.splits) == 1:
-            prepared.read[split] = prepared.samples(split)
+            prepared.read[split] = data.load(prepared.settings.data, split, seed=prepared.settings.seed)
     return prepared
 
 
@@ -137,7 +138,7 @@ def _samples(prepared: Prepared, split: Split) -> dict[str, Any]:
     Random transforms draw as in the first epoch. Of a sample that is another one each time that it is read, since a
     user's own code draws from a generator of its own, only the form counts.
     """
-    samples = numbered(prepared.settings, prepared.samples(split))
+    samples = numbered(prepared.settings, prepared.read[split])
     count = len(samples.samples)
     facts: dict[str, Any] = {"number": count}
     places = {"first": 0, "middle": count // 2, "last": count - 1} if count else {}

@@ -24,11 +24,13 @@ BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 def train(context: RunContext) -> None:
     """Train until all epochs or steps are finished, or a check stops the run."""
     settings, ranks, resuming = context.settings.train, context.ranks, context.resuming
-    batches = Batches(context.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
-    val = Batches(context.prepared, "val", ranks=ranks) if context.prepared.data.sizes["val"] != 0 else None
-    assert context.prepared.trained is not None
+    prepared = context.prepared
+    batches = Batches(prepared, "train", shuffle=settings.shuffle, ranks=ranks, read=prepared.read)
+    has_val = prepared.data.sizes["val"] != 0
+    val = Batches(prepared, "val", ranks=ranks, read=prepared.read) if has_val else None
+    assert prepared.trained is not None
     by_name = dict(context.model.named_parameters(remove_duplicate=False))
-    optimizer = make_optimizer(settings.optimizer, context.prepared.trained.groups, by_name)
+    optimizer = make_optimizer(settings.optimizer, prepared.trained.groups, by_name)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
     schedule, scheduler = settings.scheduler, None
