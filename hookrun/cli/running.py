@@ -290,7 +290,7 @@ def told_to_ranks() -> Iterator[None]:
             from hookrun.tasks.run.session import device_named
 
             with joined(me, device_named("auto").type, _TELLING) as ranks, ranks.failures_told():
-                ranks.gathered([[str(error), error.exit_code], ""])  # as `agreed` does
+                ranks.gathered([str(error), error.exit_code])  # as `agreed` does
         raise
 
 
@@ -312,17 +312,19 @@ def agreed(ranks: Ranks) -> Iterator[dict[str, Any]]:
     except HookrunError as error:
         failure = error
     mine = encode(facts)
-    told = None if failure is None else [str(failure), failure.exit_code]
-    outcomes = ranks.gathered([told, sha256(mine.encode()).hexdigest()])
+    outcome: Any = sha256(mine.encode()).hexdigest() if facts else None
+    if failure is not None:
+        outcome = [str(failure), failure.exit_code]
+    outcomes = ranks.gathered(outcome)
     if failure is not None and ranks.is_main:
         raise failure
-    failed = next(((rank, each) for rank, (each, _) in enumerate(outcomes) if each is not None), None)
+    failed = next(((rank, each) for rank, each in enumerate(outcomes) if isinstance(each, list)), None)
     if failed is not None:
         rank, (text, code) = failed
         if not ranks.is_main:
             raise RefusedByMain("refused by rank 0", code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
-    if len({digest for _, digest in outcomes}) > 1:
+    if any(each != outcome for each in outcomes):
         from hookrun.tasks.sharded.agreement import differing_ranks
 
         differing = differing_ranks([json.loads(each) for each in ranks.gathered(mine)])
