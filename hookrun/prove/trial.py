@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, is_fake
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
@@ -598,7 +598,7 @@ class TrialSink(Sink):
         if isinstance(data, Measured):
             x = data.x
             form = data.of, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
-            if type(x) is not FakeTensor or form not in self._measured:
+            if not is_fake(x) or form not in self._measured:
                 data.now(x, False)
                 self._measured.add(form)
 

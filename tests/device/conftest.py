@@ -38,15 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder if other tests run in this process, and those that count waits where none can."""
+    """Leave out the tests of this folder if others run in this process, and those that count waits where none can."""
     if config.stash[CHOSEN]:
         for item in items if NAME != "second" else ():
             if hasattr(getattr(item, "module", None), "second_device"):
                 item.add_marker(pytest.mark.skip(reason=f"waits of {NAME} are not counted"))
         return
-    for item in items:
-        if item.path.is_relative_to(FOLDER):
-            item.add_marker(pytest.mark.skip(reason="tests/test_device.py runs it"))
+    here = [item for item in items if item.path.is_relative_to(FOLDER)]
+    items[:] = [item for item in items if not item.path.is_relative_to(FOLDER)]
+    config.hook.pytest_deselected(items=here)
 
 
 @pytest.fixture

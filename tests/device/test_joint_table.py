@@ -10,7 +10,7 @@ from joint_table import Network, Row, rows
 import hookrun
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.action}-{row.hook}")
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.action}-{row.hook}")
 def test_a_hook_does_the_same_as_on_the_cpu(row: Row, device: torch.device) -> None:
     found = trained(Network(), row.spec, device)
     assert sum(found["fired"].values()) > 0

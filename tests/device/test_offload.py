@@ -11,7 +11,8 @@ import hookrun
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.5), nn.Linear(256, 8))
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.5))]
+    return nn.Sequential(*layers, nn.Linear(64, 8))
 
 
 def gradients(model: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
@@ -39,7 +40,7 @@ def test_gradients_are_equal_and_the_device_has_less_between_the_passes(
     expected, whole = passes({})
     found, left = passes(hooks)
     assert all(map(torch.equal, found, expected))
-    assert left < whole / 10, (left, whole)
+    assert left < whole / 10, (left, whole)  # the last copy may be under way
 
 
 @pytest.mark.parametrize(
