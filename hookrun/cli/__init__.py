@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from hookrun.errors import Refusal, paths_refused
+from hookrun.errors import HookrunError, Refusal, paths_refused
 from hookrun.ranks import is_main
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
@@ -62,11 +62,22 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt as interruption:
         return code_of(interruption)
     except Exception as error:
-        if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
+        is_for_main = isinstance(error, Refusal) and not is_main()  # rank 0 reports a wrong configuration
+        if not is_for_main:
+            report(error)
+        if isinstance(error, HookrunError) and not _told_to_ranks(error) and is_for_main:
             report(error)
         return exit_code(error)
     finally:
         sys.argv = outer
+
+
+def _told_to_ranks(error: HookrunError) -> bool:
+    if "WORLD_SIZE" not in os.environ:
+        return True
+    from hookrun.cli.running import told_to_ranks
+
+    return told_to_ranks(error)
 
 
 def _leave(code: int) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -23,7 +23,7 @@ from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
-from hookrun.ranks import ALONE, Ranks, is_main, started
+from hookrun.ranks import ALONE, Ranks, is_main, is_on_one_node, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences, encode
 from hookrun.store.records import Status, read_record
@@ -45,30 +45,26 @@ _TELLING = 60.0
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Resume an unfinished run; returns the exit code."""
-    with told_to_ranks():
-        folder = named_folder(resume.name, outputs_folder())
-        if _is_done(folder):
-            if is_main():
-                if asked.overrides:
-                    print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
-                remove_left_states(folder)
-                make_missing_page(folder)
-            return DONE
-        shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
-        if typed := [text for text in asked.overrides if text in shown]:
-            raise spec_error(
-                "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
-            )
+    folder = named_folder(resume.name, outputs_folder())
+    if _is_done(folder):
+        if is_main():
+            if asked.overrides:
+                print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
+            remove_left_states(folder)
+            make_missing_page(folder)
+        return DONE
+    shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
+    if typed := [text for text in asked.overrides if text in shown]:
+        raise spec_error(
+            "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
+        )
     return run_again(asked, folder, trust, resume)
 
 
 def run_again(asked: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
     """Go on with the unfinished run in the folder; returns the exit code."""
-    with ExitStack() as stack:
-        with told_to_ranks():
-            again, cfg = stack.enter_context(composed_again(asked, folder, anyway=resume.anyway))
-            experiment = parsed_run(cfg)
-        return run_once(again, cfg, experiment, trust, resume, folders=asked)
+    with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
+        return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
 
 
 def run_once(
@@ -278,20 +274,20 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
             ranks.meet()
 
 
-@contextmanager
-def told_to_ranks() -> Iterator[None]:
-    """A block before the ranks are joined: one of several that fails in it joins the others, so that all end."""
+def told_to_ranks(error: HookrunError) -> bool:
+    """Tell why this rank ends to those on other nodes, which wait for it; False if they cannot be reached."""
     try:
-        yield
-    except HookrunError as error:
-        if (me := started()) is not None and me.size > 1:
-            import_torch()
-            from hookrun.ranks.group import joined
-            from hookrun.tasks.run.session import device_named
+        me = started()
+        if error.is_told or me is None or me.size == 1 or is_on_one_node():
+            return True
+        import_torch()
+        from hookrun.ranks.group import joined
 
-            with joined(me, device_named("auto").type, _TELLING) as ranks, ranks.failures_told():
-                ranks.gathered([str(error), error.exit_code])  # as `agreed` does
-        raise
+        with joined(me, "cpu", _TELLING) as ranks, ranks.failures_told():
+            ranks.gathered([str(error), error.exit_code])  # as `agreed` does
+    except Exception:  # also one of these ends for the same reason, before this one has joined it
+        return False
+    return True
 
 
 class RefusedByMain(JobFailed):

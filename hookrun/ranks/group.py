@@ -39,6 +39,8 @@ class RankFailed(HookrunError):
     exit_code: the exit code of the failed rank
     """
 
+    is_told = True
+
     def __init__(self, text: str, exit_code: int = 1) -> None:
         self.exit_code = exit_code
         super().__init__(text)
@@ -125,6 +127,8 @@ class RankGroup(Ranks):
             is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
             if not is_lost and not isinstance(error, distributed.DistError):  # it comes from this rank
                 self._tell(error)
+                if isinstance(error, HookrunError):
+                    error.is_told = True
                 raise
             try:
                 cause = self._cause(error)
@@ -219,7 +223,7 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
             backend, store=store, rank=started.rank, world_size=size, timeout=limit
         )
     except (RuntimeError, ValueError) as error:
-        raise HookrunError(
+        raise RankFailed(
             f"compute.timeout: rank {started.rank} of {size} did not connect to the other ranks within {timeout:g} "
             f"seconds: {_first_line(error)}: check that every process was started"
         ) from error

@@ -119,6 +119,29 @@ def test_files_of_one_name_with_another_content_are_refused(workers: Any, disk: 
     assert f"there is no file {disk.path}/rows.safetensors" in ended.said[0]
 
 
+@pytest.mark.parametrize(
+    "wrong, name, content, reason",
+    [
+        (0, "mine", "compute: {strategy: none}", "a run uses one"),
+        (1, "other", "", "there is no 'mine'"),
+        (1, "mine", "hooks: {a: {select: fc, hook: forward, action: statz}}", "did you mean 'stats'"),
+    ],
+)
+def test_a_mistake_on_one_node_ends_all_with_its_reason(
+    workers: Any, disk: Disk, wrong: int, name: str, content: str, reason: str
+) -> None:
+    for number, folder in enumerate(disk.folders):
+        own = (name, content) if number == wrong else ("mine", "")
+        file = folder / f"conf/experiment/{own[0]}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"# @package _global_\ndefaults: [override /compute: ddp]\n{own[1]}\n")
+    typed = (*SMALL[:2], *SMALL[3:], "task=evaluate", f"--config-dir={disk.path}/conf", "experiment=mine")
+    ended = workers.run(disk.path.parent, *typed, f"hydra.run.dir={disk.path}/run", disk=disk)
+    assert ended.codes == ([2, 2] if wrong == 0 else [1, 2]), ended.said
+    assert reason in ended.said[0] and ended.said[1] == ""
+    assert ("rank 1 cannot run the experiment, and rank 0 can" in ended.said[0]) is (wrong == 1)
+
+
 OWN = """
 import os
 import numpy as np
