@@ -65,19 +65,14 @@ def _main(arguments: list[str]) -> int:
         is_for_main = isinstance(error, Refusal) and not is_main()  # rank 0 reports a wrong configuration
         if not is_for_main:
             report(error)
-        if isinstance(error, HookrunError) and not _told_to_ranks(error) and is_for_main:
-            report(error)
+        if isinstance(error, HookrunError) and "WORLD_SIZE" in os.environ:
+            from hookrun.cli.running import told_to_ranks
+
+            if not told_to_ranks(error) and is_for_main:
+                report(error)
         return exit_code(error)
     finally:
         sys.argv = outer
-
-
-def _told_to_ranks(error: HookrunError) -> bool:
-    if "WORLD_SIZE" not in os.environ:
-        return True
-    from hookrun.cli.running import told_to_ranks
-
-    return told_to_ranks(error)
 
 
 def _leave(code: int) -> NoReturn:

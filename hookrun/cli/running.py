@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -23,7 +24,7 @@ from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
-from hookrun.ranks import ALONE, Ranks, is_main, is_on_one_node, started
+from hookrun.ranks import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences, encode
 from hookrun.store.records import Status, read_record
@@ -278,7 +279,8 @@ def told_to_ranks(error: HookrunError) -> bool:
     """Tell why this rank ends to those on other nodes, which wait for it; False if they cannot be reached."""
     try:
         me = started()
-        if error.is_told or me is None or me.size == 1 or is_on_one_node():
+        is_on_one_node = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its torchrun ends the others
+        if error.is_told or me is None or me.size == 1 or is_on_one_node:
             return True
         import_torch()
         from hookrun.ranks.group import joined

@@ -124,11 +124,6 @@ def is_main() -> bool:
     return not _number("RANK") or size_of_world() == 1
 
 
-def is_on_one_node() -> bool:
-    """Whether one torchrun has started all ranks; it ends the others when one fails."""
-    return _number("GROUP_WORLD_SIZE") == 1
-
-
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 10 else None

@@ -205,6 +205,28 @@ def test_versions_and_weights_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
     assert told[2:] == ["rank 2 has parameters.fc.bias"]
 
 
+def test_a_run_behind_a_link_counts_by_what_is_in_it(cwd: Path) -> None:
+    """As on nodes whose disks have other names behind the same one."""
+    argv = ["model=cnn", "data=digits", "task=evaluate", "train.limit_batches=1"]
+    assert main([*argv, CAPTURE + "}", "hydra.run.dir=one"]) == 0
+    shutil.copytree("one", "other")
+    value = "{run: link, capture: rows, sample: mean}"
+    asked = parse_experiment(
+        compose_dict([*argv, f"+hooks.set={{select: fc, hook: forward, action: replace, value: {value}}}"])
+    )
+
+    def facts(target: str) -> dict[str, Any]:
+        Path("link").unlink(missing_ok=True)
+        Path("link").symlink_to(target)
+        return facts_of_rank(prepare(asked), cwd / "run")
+
+    one = facts("one")
+    assert facts("other") == one
+    (cwd / "other/status.json").write_text((cwd / "one/status.json").read_text().replace("20", "19"))
+    (problem,) = differing_ranks([one, facts("other")]).errors
+    assert problem.what.count("rank 1 has") == 1 and "rank 1 has files.link " in problem.what
+
+
 @pytest.mark.parametrize("lacking", [0, 1])
 def test_a_node_without_the_directory_that_is_resumed_ends_all(
     workers: Any, disk: Disk, lacking: int

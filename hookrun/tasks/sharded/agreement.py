@@ -66,6 +66,12 @@ def facts_of_rank(ready: Ready, run_dir: Path) -> dict[str, Any]:
     for hook in facts["hooks"].values():
         # without shapes: the trial run of a hook with `when.rank` sees nothing on other ranks
         hook["targets"] = [target["path"] for target in hook["targets"]]
+    for run in facts["plan"].get("runs", ()):
+        del run["path"]
+    for name, content in facts["files"].items():
+        # of a folder behind a link, whose target may have another name on each node, only what is in it counts
+        inside = content.removeprefix(str(Path(name).expanduser().resolve()))
+        facts["files"][name] = f"{zlib.crc32(inside.encode()):08x}"
     facts["parameters"] = _weights(prepared.model)
     facts["samples"] = {split: _samples(prepared, split) for split in prepared.read}
     named = encode(str(run_dir)).strip('"')
