@@ -119,9 +119,10 @@ def test_saved_tensors_hooks_of_the_user_get_complete_copies(device: torch.devic
 
 @is_second
 @pytest.mark.filterwarnings("ignore:.*never fired")
-def test_offloading_does_not_wait_for_the_device(device: torch.device) -> None:
+def test_offloading_waits_once_for_all_tensors_of_a_step(device: torch.device) -> None:
+    """The backward pass begins with the newest copy."""
     _, seen = gradients(device, OFFLOAD)
-    assert not seen.waits, seen
+    assert len(seen.waits) == 1, seen
     assert not seen.uploads, seen
     assert len(seen) > 4
 
@@ -130,7 +131,7 @@ def test_offloading_does_not_wait_for_the_device(device: torch.device) -> None:
 @pytest.mark.filterwarnings("ignore:.*never fired")
 def test_offloaded_tensors_that_are_read_too_early_are_noticed(device: torch.device, monkeypatch) -> None:
     expected, _ = gradients("cpu", OFFLOAD)
-    monkeypatch.setattr(HostCopy, "wait_on", lambda self, device: None)
+    monkeypatch.setattr(HostCopy, "wait", lambda self: self.tensor)
     found, _ = gradients(device, OFFLOAD)
     assert not are_close(found, expected)
 
