@@ -96,9 +96,9 @@ class HostCopies:
             clone = tensor.detach().clone(memory_format=layout)
             if memory is None:
                 memory = host_memory(tensor.nbytes)
-            target = memory.view(clone.dtype).as_strided(clone.shape, clone.stride())
             self._stream.wait_stream(self._current(self._device))
-            with self._using(self._stream):
+            with ordinary_tensors(), self._using(self._stream):
+                target = memory.view(clone.dtype).as_strided(clone.shape, clone.stride())
                 target.copy_(clone, non_blocking=True)
             ended = self._event()
             ended.record(self._stream)

@@ -33,6 +33,13 @@ def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.d
     assert copy.under_way is not None and copy.under_way.is_complete()
 
 
+def test_a_copy_that_is_begun_in_inference_mode_may_arrive_outside_it(device: torch.device) -> None:
+    """Only there, tensors that were made in inference mode must not be written."""
+    with torch.inference_mode():
+        copy = copy_to_host(torch.ones(3).to(device) + 1)
+    assert copy.wait().add_(1).tolist() == [3, 3, 3]
+
+
 @is_second
 def test_clones_are_released_while_later_tensors_are_copied(device: torch.device) -> None:
     copies, x = HostCopies(device), torch.ones(3).to(device)
