@@ -264,17 +264,13 @@ class CaptureWriter:
         self._disk.put(partial(self._write, full))
 
     def _write(self, buffer: _Buffer) -> None:
-        self._write_shard(buffer.runs)
-        if buffer.pinned is not None:
-            self._spare.append(buffer.pinned)
-
-    def _write_shard(self, runs: list[_Run]) -> None:
+        """Write a shard and index it; its memory may then be used again."""
         if self.shards == 0:
             make_folder(self.folder, parents=False)
         self._index.require_there()
         name = self._named(self.shards)
         tensors, entries = dict[str, Chunks](), list[dict[str, Any]]()
-        for number, run in enumerate(runs):
+        for number, run in enumerate(buffer.runs):
             rows, dtype = run.rows, run.kind.dtype
             tensors[f"{number}"] = Chunks(dtype, (rows, *run.kind.shape), run.chunks)
             tensors[f"{number}.rows"] = Chunks(torch.int64, (rows, len(self._columns)), run.tables)
@@ -288,7 +284,9 @@ class CaptureWriter:
         self._index.extend([line])
         self._newest = digest.hexdigest()
         self.shards += 1
-        self._rows_written += sum(run.rows for run in runs)
+        self._rows_written += sum(run.rows for run in buffer.runs)
+        if buffer.pinned is not None:
+            self._spare.append(buffer.pinned)
 
     def _tell_lost(self, error: BaseException) -> None:
         """Accept nothing more after an error of the thread that writes, and say how many rows are lost."""
