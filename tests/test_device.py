@@ -1,4 +1,4 @@
-"""The tests of tests/device, each file in a process of its own, with the second device installed."""
+"""The tests of tests/device, in four processes of their own, with the second device installed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/device/test_*.py"))
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_second_device_equals_the_cpu(file: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-rfE", "-p", "no:cacheprovider", file]
+PROCESSES = 4
+"""A process takes several seconds to start."""
+
+
+@pytest.mark.parametrize("number", range(PROCESSES))
+def test_the_second_device_equals_the_cpu(number: int) -> None:
+    files = FILES[number::PROCESSES]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-rfE", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "HOOKRUN_TEST_DEVICE": "second"}
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         environment.pop(name, None)

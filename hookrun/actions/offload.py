@@ -52,7 +52,7 @@ def _to_cpu(x: Tensor) -> Packed | None:
     copy = copy_to_host(x)
 
     def undo(held: Tensor | None) -> Tensor:
-        copy.wait_on(device)
+        copy.wait()
         return held.to(device, non_blocking=True)  # type: ignore[union-attr]  # it is the tensor handed over below
 
     return Packed(copy.tensor, undo, copy)

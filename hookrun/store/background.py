@@ -9,10 +9,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
-from hookrun.values.host_copies import copy_to_host
+from hookrun.values.host_copies import HostCopy, copy_to_host
+
+Write = Callable[[Mapping[str, Tensor]], object]
+"""Writes tensors, by name."""
 
 MOST_COPIED = 2**26
 """The most bytes of tensors that are copied and written in the background. Six copies may be in memory at once."""
@@ -43,7 +47,7 @@ class Background:
     _raised: bool = field(default=False, init=False)
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
     _handed: deque[Future[None]] = field(default_factory=deque, init=False)
-    _newest: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
+    _newest: dict[str, tuple[Write, Mapping[str, HostCopy]]] = field(default_factory=dict, init=False)
     _last: float = field(default=-math.inf, init=False)
 
     def put(self, call: Callable[[], object]) -> None:
@@ -63,8 +67,8 @@ class Background:
         if not self._newest or time.monotonic() - self._last < after:
             return
         while self._newest:
-            name, call = next(iter(self._newest.items()))
-            self.put(call)
+            name, (write, copies) = next(iter(self._newest.items()))
+            self.put(partial(write, {key: copy.wait() for key, copy in copies.items()}))
             del self._newest[name]
         self._last = time.monotonic()
 
@@ -72,13 +76,13 @@ class Background:
         self,
         name: str,
         tensors: Mapping[str, Tensor],
-        write: Callable[[Mapping[str, Tensor]], object],
+        write: Write,
         *,
         soon: bool = True,
     ) -> None:
         """Call ``write(tensors)``, with copies on the CPU if it is called in the background: training may go on.
 
-        Tensors of an accelerator are copied meanwhile; the thread waits for them.
+        Tensors of an accelerator are copied meanwhile; what hands over the call waits for them.
 
         What is called in the background is handed over by the next `put_newest`, `wait` or `close`.
 
@@ -89,7 +93,7 @@ class Background:
             self.raise_error()
             copies = {key: copy_to_host(tensor) for key, tensor in tensors.items()}
             self._newest.pop(name, None)  # so that the newest one comes last
-            self._newest[name] = lambda: write({key: copy.wait() for key, copy in copies.items()})
+            self._newest[name] = write, copies
         else:
             self.wait()
             write(tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -34,8 +34,8 @@ class UnderWay:
     ended: Any
 
     def wait(self) -> None:
-        """Wait until the copy is complete; from any thread. RuntimeError if the device has failed."""
-        if self.source is not None:
+        """Wait until the copy is complete. RuntimeError if the device has failed."""
+        if not self.is_complete():
             self.ended.synchronize()
             self.source = None
 
@@ -58,15 +58,10 @@ class HostCopy:
     under_way: UnderWay | None = None
 
     def wait(self) -> Tensor:
-        """Wait until the copy is complete, and return it; from any thread. RuntimeError if the device has failed."""
+        """Wait until the copy is complete, and return it. RuntimeError if the device has failed."""
         if self.under_way is not None:
             self.under_way.wait()
         return self.tensor
-
-    def wait_on(self, device: torch.device) -> None:
-        """Let the device, instead of the program, wait before its next work."""
-        if self.under_way is not None and self.under_way.source is not None:
-            self.under_way.ended.wait(torch.get_device_module(device).current_stream(device))
 
 
 class HostCopies:
@@ -84,8 +79,7 @@ class HostCopies:
         self._device = device
         self._stream = module.Stream(device)
         self._using, self._current = module.stream, module.current_stream
-        # A thread that waits for an event of CUDA takes a whole core, unless the event is a blocking one.
-        self._event = partial(module.Event, blocking=True) if device.type == "cuda" else module.Event
+        self._event = module.Event
         self._begun = deque[UnderWay]()
         self._held = 0
         self._lock = Lock()
@@ -102,9 +96,9 @@ class HostCopies:
             clone = tensor.detach().clone(memory_format=layout)
             if memory is None:
                 memory = host_memory(tensor.nbytes)
-            target = memory.view(clone.dtype).as_strided(clone.shape, clone.stride())
             self._stream.wait_stream(self._current(self._device))
-            with self._using(self._stream):
+            with ordinary_tensors(), self._using(self._stream):
+                target = memory.view(clone.dtype).as_strided(clone.shape, clone.stride())
                 target.copy_(clone, non_blocking=True)
             ended = self._event()
             ended.record(self._stream)

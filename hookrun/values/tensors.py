@@ -177,16 +177,29 @@ def on_device(x: Tensor, where: device) -> Tensor:
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    accelerator = torch.accelerator.current_accelerator()
-    # mps has the memory of the CPU
-    pins = x.is_cpu and accelerator is not None and accelerator.type == where.type != "mps"
-    if not pins or torch.compiler.is_compiling() or not holds_data(x):
+    if torch.compiler.is_compiling() or not (x.is_cpu and holds_data(x) and pins(where.type)):
         return x.to(where)
-    with (
-        unset_fake_temporarily()
-    ):  # no fake tensor can be pinned, and in a trial run this one would become one
+    # no fake tensor can be pinned, and in a trial run this one would become one
+    with unset_fake_temporarily():
         pinned = x.pin_memory()
     return pinned.to(where, non_blocking=True)
+
+
+@cache
+def pins(kind: str) -> bool:
+    """Whether memory of the CPU can be pinned for devices of this type, so that the host does not wait for copies."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != kind or kind == "mps":  # mps has the memory of the CPU
+        return False
+    try:
+        with unset_fake_temporarily():
+            torch.empty(1, device="cpu", pin_memory=True)
+    except RuntimeError:
+        return False
+    return True
 
 
 def read_together(given: Iterable[Tensor]) -> list[Tensor]:

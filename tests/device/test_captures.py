@@ -21,6 +21,8 @@ import hookrun
 from hookrun.cli import main
 from hookrun.errors import HookrunWarning
 from hookrun.store.captures import write
+from hookrun.store.captures.read import read_captures
+from hookrun.store.captures.shard import read_index
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
 from hookrun.values import host_copies
@@ -203,6 +205,32 @@ def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.dev
     assert torch.equal(torch.cat(stored), rows)
 
 
+def test_rows_of_another_thread_stay_in_the_shard_of_their_memory(tmp_path, device, monkeypatch) -> None:
+    """Autograd has a thread for each device; one fills the buffer while a copy of the other one begins."""
+    begin, rows = host_copies.HostCopies.begin, torch.randn(41, 1, 500)
+
+    def add(module: str, row: Tensor) -> None:
+        writer.add("f", module, row.to(device), sample_ids=None, **AT)
+
+    other = threading.Thread(target=lambda: [add("b", row) for row in rows[1:]])
+
+    def begun(self: host_copies.HostCopies, *args: Any) -> HostCopy:
+        copy = begin(self, *args)
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        return copy
+
+    monkeypatch.setattr(host_copies.HostCopies, "begin", begun)
+    writer = CaptureWriter(tmp_path, shard_bytes=10_000)
+    add("a", rows[0])
+    other.join()
+    writer.close()
+    stored = read_captures(tmp_path, read_index(tmp_path), {})["f"]
+    assert torch.equal(stored["a"][:], rows[:1])
+    assert torch.equal(stored["b"][:], rows[1:])
+
+
 def shards(folder: Path) -> list[Path]:
     """The shards in their order."""
     return sorted(folder.glob("*.safetensors"))
@@ -253,6 +281,7 @@ def test_a_copy_that_fails_is_told_with_the_rows_that_are_lost(
     def fail(self: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
+    monkeypatch.setattr(second_device.Event, "query", lambda self: False)
     monkeypatch.setattr(second_device.Event, "synchronize", fail)
     writer.add("f", "a", torch.ones(4, 2).to(device), sample_ids=range(4), **AT)
     with pytest.raises(StoreError) as caught:

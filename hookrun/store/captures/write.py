@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,8 +103,9 @@ class CaptureWriter:
 
     A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. While one is filled,
     one may wait and one is written, so memory stays under three buffers. Rows of an accelerator are copied into pinned
-    memory while the program goes on; the thread that writes waits for them. A shard is written under another name,
-    flushed, renamed, and only then named in the index: every shard in the index is complete.
+    memory while the program goes on, which waits for them once, when their buffer is full: the thread that writes never
+    asks the device. A shard is written under another name, flushed, renamed, and only then named in the index: every
+    shard in the index is complete. Hooks of several threads, as autograd has one for each device, add in turn.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class CaptureWriter:
         self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
         self._buffer = _Buffer()
         self._spare = deque[Tensor]()  # pinned memory of buffers that are written
+        self._lock = Lock()
         self._open = True
         self._rows_added = self._rows_written = 0
         self._disk = Background("hookrun captures", failed=self._tell_lost)
@@ -207,7 +210,8 @@ class CaptureWriter:
                 if tokens.keys is not None:
                     table[:, COLUMNS.index("key")] = tokens.keys
             kind = _Kind(hook, module, place, rows.dtype, rows.shape[1:], "sample" if by_sample else "firing")
-            self._put(kind, rows, table)
+            with self._lock:
+                self._put(kind, rows, table)
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
             count.rows += len(rows)
@@ -248,28 +252,25 @@ class CaptureWriter:
 
     def _hand_over(self) -> None:
         """Give the buffer to the thread that writes, and begin a new one."""
-        if self._buffer.runs and self._open:
-            full = self._buffer
-            self._buffer = _Buffer()
-            self._disk.put(partial(self._write, full))
-
-    def _write(self, buffer: _Buffer) -> None:
+        if not (self._buffer.runs and self._open):
+            return
+        full = self._buffer
         try:
-            for copy in buffer.copies:
+            for copy in full.copies:
                 copy.wait()
         except RuntimeError as error:
-            raise StoreError(f"cannot copy captured rows to the host: {reason(error)}") from error
-        self._write_shard(buffer.runs)
-        if buffer.pinned is not None:
-            self._spare.append(buffer.pinned)
+            self._tell_lost(StoreError(f"cannot copy captured rows to the host: {reason(error)}"))
+        self._buffer = _Buffer()
+        self._disk.put(partial(self._write, full))
 
-    def _write_shard(self, runs: list[_Run]) -> None:
+    def _write(self, buffer: _Buffer) -> None:
+        """Write a shard and index it; its memory may then be used again."""
         if self.shards == 0:
             make_folder(self.folder, parents=False)
         self._index.require_there()
         name = self._named(self.shards)
         tensors, entries = dict[str, Chunks](), list[dict[str, Any]]()
-        for number, run in enumerate(runs):
+        for number, run in enumerate(buffer.runs):
             rows, dtype = run.rows, run.kind.dtype
             tensors[f"{number}"] = Chunks(dtype, (rows, *run.kind.shape), run.chunks)
             tensors[f"{number}.rows"] = Chunks(torch.int64, (rows, len(self._columns)), run.tables)
@@ -283,7 +284,9 @@ class CaptureWriter:
         self._index.extend([line])
         self._newest = digest.hexdigest()
         self.shards += 1
-        self._rows_written += sum(run.rows for run in runs)
+        self._rows_written += sum(run.rows for run in buffer.runs)
+        if buffer.pinned is not None:
+            self._spare.append(buffer.pinned)
 
     def _tell_lost(self, error: BaseException) -> None:
         """Accept nothing more after an error of the thread that writes, and say how many rows are lost."""

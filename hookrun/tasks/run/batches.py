@@ -26,6 +26,7 @@ from hookrun.spec.when import Wanted, typed
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.session import all_seeded, seeded
 from hookrun.values.containers import children, rebuild, replaced
+from hookrun.values.tensors import pins
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +136,6 @@ def moved(value: Any, device: torch.device | str, **options: Any) -> Any:
     return replaced(value, new) if new else value
 
 
-def pins(device: torch.device) -> bool:
-    """Whether tensors of the CPU can be pinned, so that the host does not wait for their copy to the device."""
-    if device.type in ("cpu", "mps"):  # mps shares the memory of the CPU
-        return False
-    try:
-        torch.empty(1, pin_memory=True)
-    except RuntimeError:
-        return False
-    return True
-
-
 class BatchSource(Protocol):
     """The settings and the device for which batches are made."""
 
@@ -248,7 +238,7 @@ class Batches:
         self.split = split
         self._seed = settings.seed
         self._batch_size = settings.data.samples_of_batch
-        self._pins = pins(prepared.device)
+        self._pins = pins(prepared.device.type)
         self._generator = torch.Generator()
         samples = read[split] if split in read else data.load(settings.data, split, seed=settings.seed)
         self.data = samples
@@ -314,7 +304,7 @@ class Batches:
         """The batch with the number `at` in the pass, on the device."""
         whole = min(self._batch_size, self.samples - at * self._batch_size)
         batch = Batch(ids, inputs, target, self._population, self.split, self.data, whole, target)
-        return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
+        return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=self._pins)
 
 
 def rows_of_rank(batch: Sequence[int], rank: int, size: int) -> list[int]:
