@@ -187,10 +187,9 @@ def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.dev
     def add(row: Tensor) -> None:
         writer.add("f", "a", row.to(device), sample_ids=None, **AT)
 
-    for row in rows[:2]:
+    for row in rows[:3]:
         add(row)
-    disk.asked.wait()
-    add(rows[2])
+    assert disk.asked.wait(60), "the first one is handed over when the second one is full"
     waiting = threading.Thread(target=add, args=[rows[3]])
     waiting.start()
     waiting.join(0.2)

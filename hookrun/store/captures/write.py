@@ -102,10 +102,12 @@ class CaptureWriter:
             None: this process is the only writer
 
     A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. While one is filled,
-    one may wait and one is written, so memory stays under three buffers. Rows of an accelerator are copied into pinned
-    memory while the program goes on, which waits for them once, when their buffer is full: the thread that writes never
-    asks the device. A shard is written under another name, flushed, renamed, and only then named in the index: every
-    shard in the index is complete. Hooks of several threads, as autograd has one for each device, add in turn.
+    one may wait and one is written, so memory stays under three buffers. A shard is written under another name,
+    flushed, renamed, and only then named in the index: every shard in the index is complete.
+
+    Rows of an accelerator are copied into pinned memory while the program goes on. It gives their buffer to the thread
+    that writes when the next one is full, and only then waits for copies that are still under way. Hooks of several
+    threads, as autograd has one for each device, add in turn.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class CaptureWriter:
         self._turns = dict[tuple[str, str], tuple[int, int]]()
         self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
         self._buffer = _Buffer()
+        self._full = deque[_Buffer]()  # the oldest first
         self._spare = deque[Tensor]()  # pinned memory of buffers that are written
         self._lock = Lock()
         self._open = True
@@ -228,7 +231,7 @@ class CaptureWriter:
 
         After a StoreError the buffered rows are lost and the writer takes no more.
         """
-        self._hand_over()
+        self._hand_over(flushes=True)
         self._disk.wait()
 
     def position(self) -> dict[str, Any]:
@@ -250,18 +253,28 @@ class CaptureWriter:
             self._disk.close()
             self._index.close()
 
-    def _hand_over(self) -> None:
-        """Give the buffer to the thread that writes, and begin a new one."""
-        if not (self._buffer.runs and self._open):
-            return
-        full = self._buffer
-        try:
-            for copy in full.copies:
-                copy.wait()
-        except RuntimeError as error:
-            self._tell_lost(StoreError(f"cannot copy captured rows to the host: {reason(error)}"))
-        self._buffer = _Buffer()
-        self._disk.put(partial(self._write, full))
+    def _hand_over(self, *, flushes: bool = False) -> None:
+        """Begin a new buffer, and give the full ones to the thread that writes.
+
+        A full one with copies of a device is kept until the next one is full: until then the device has most likely
+        made them, and the program does not wait for it.
+        """
+        if self._buffer.runs:
+            self._full.append(self._buffer)
+            self._buffer = _Buffer()
+        while self._full and self._open:
+            oldest = self._full[0]
+            if oldest.copies and not flushes:
+                if len(self._full) == 1:
+                    return
+                self._disk.wait()  # one is filled, one is copied, one is written
+            try:
+                for copy in oldest.copies:
+                    copy.wait()
+            except RuntimeError as error:
+                self._tell_lost(StoreError(f"cannot copy captured rows to the host: {reason(error)}"))
+            self._full.popleft()
+            self._disk.put(partial(self._write, oldest))
 
     def _write(self, buffer: _Buffer) -> None:
         """Write a shard and index it; its memory may then be used again."""
