@@ -328,7 +328,12 @@ def require_size(path: Path, root: Path, size: int, *, says: str) -> None:
     says: where they are from, such as `its index`
     """
     with open_inside(path, root) as file:
-        there = os.fstat(file.fileno()).st_size
+        require_bytes(file, path, size, says=says)
+
+
+def require_bytes(file: BinaryIO, path: Path, size: int, *, says: str) -> None:
+    """The same of a file that is open."""
+    there = os.fstat(file.fileno()).st_size
     if there != size:
         raise StoreError(f"{path} has {there:,} bytes, {says} says {size:,}: it was changed or cut off")
 
