@@ -108,8 +108,8 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
         file.write(f"{text}\n".encode("ascii"))
 
 
-_FORMULA = re.compile(r"[=@\t\r\n]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z)")
-"""The beginning of a formula: a number with a sign is none."""
+_FORMULA = re.compile(r"[\t\r\n]|\s*([=@\uff1d\uff20\uff0b\uff0d]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z))")
+"""The beginning of a formula, also behind spaces and of full width: a number with a sign is not one."""
 
 
 def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
