@@ -147,7 +147,7 @@ class FromFolder(Tokenizer):
                 return_special_tokens_mask=True,
             )
         took = thread_time() - start
-        self._seconds_left += SECONDS_A_TEXT + len(text) * SECONDS_A_CHARACTER - took
+        self._seconds_left += (100 + len(text)) * SECONDS_A_CHARACTER - took
         if self._seconds_left < 0:
             raise ValueError(
                 f"{len(text):,} characters took {took:.2g} s: an expression in the tokenizer's file backtracks"
@@ -174,12 +174,11 @@ def _panics_raised() -> Iterator[None]:
 
 
 SECONDS = 2.0
-SECONDS_A_TEXT = 2e-3
 SECONDS_A_CHARACTER = 2e-5
-"""Processor time that a tokenizer of a folder may take for all texts together: some twenty times what usual ones take.
-An expression that backtracks takes 0.1 s for some twenty characters before the library ends it."""
 TRIAL = 4096
-"""Characters of a longer text that are encoded first."""
+"""Processor time that a tokenizer of a folder may take for all texts together: some twenty times what usual ones take,
+with 100 characters more for each text; and the characters of a longer text that are encoded first. An expression that
+backtracks takes 0.1 s for some twenty characters before the library ends it."""
 MOST_BYTES = 2**27
 """Bytes that a text may have at worst after the tokenizer has normalized it; each of them takes 17 bytes of memory."""
 MOST_GROWTH = 2**13

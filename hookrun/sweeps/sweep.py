@@ -508,8 +508,8 @@ def _run_jobs(run: SweepRun) -> int:
     if run.known is not None and (left := run.known.left):
         print(f"  {left} more in it, with configurations other than this sweep's")
     elif run.made_of and not failed and count == len(codes):
-        ended = hash_with(run.made_of, [job.config for job in run.jobs or ()])
-        write_json(sweep_dir / FINISHED, {"finished": ended})
+        configs = [job.config for job in run.jobs or ()]
+        write_json(sweep_dir / FINISHED, {"finished": hash_with(run.made_of, configs)})
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
