@@ -99,14 +99,14 @@ def refused_at(
     """Raise a SpecError at the key `where` for an exception of these kinds in the block; a Refusal stays as it is.
 
     what: how the SpecError begins
-    tell: what it then says about the exception
+    tell: what it then says about the exception; its type if that is empty
     """
     try:
         yield
     except Refusal:
         raise
     except kinds as error:
-        raise spec_error(where, what + tell(error), hint) from error
+        raise spec_error(where, what + (tell(error) or reason(error)), hint) from error
 
 
 _NOT_TAKEN = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 from hookrun.errors import HookrunError, nearest, reason, refused_at, spec_error
@@ -117,6 +118,7 @@ class FromFolder(Tokenizer):
     def __init__(self, tokenizer: Any, growth: float) -> None:
         self._tokenizer = tokenizer
         self._growth = growth
+        self._seconds_left = SECONDS
         self.vocab_size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
         pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
         self.separator = end if isinstance(end, int) else None
@@ -127,6 +129,16 @@ class FromFolder(Tokenizer):
         if size * self._growth > MOST_BYTES:
             times = f"the tokenizer may make its {size:,} bytes {self._growth:,.0f} times as many"
             raise ValueError(f"{times}, more than {MOST_BYTES:,}: break it into lines")
+        if len(text) > TRIAL:  # judged before the library begins with a text that could take minutes
+            self._call(text[:TRIAL], special, offsets)
+        encoding = self._call(text, special, offsets)
+        ids, mask = encoding["input_ids"], encoding["special_tokens_mask"]
+        behind = 0 if all(mask) else sum(takewhile(bool, reversed(mask)))
+        return Encoded(ids, encoding["offset_mapping"] if offsets else (), ids[: len(ids) - behind])
+
+    def _call(self, text: str, special: bool, offsets: bool) -> Any:
+        """What the library makes of a text. Raises ValueError if it takes too long; see SECONDS."""
+        start = thread_time()
         with _panics_raised():
             encoding = self._tokenizer(
                 text,
@@ -134,9 +146,13 @@ class FromFolder(Tokenizer):
                 return_offsets_mapping=offsets,
                 return_special_tokens_mask=True,
             )
-        ids, mask = encoding["input_ids"], encoding["special_tokens_mask"]
-        behind = 0 if all(mask) else sum(takewhile(bool, reversed(mask)))
-        return Encoded(ids, encoding["offset_mapping"] if offsets else (), ids[: len(ids) - behind])
+        took = thread_time() - start
+        self._seconds_left += (100 + len(text)) * SECONDS_A_CHARACTER - took
+        if self._seconds_left < 0:
+            raise ValueError(
+                f"{len(text):,} characters took {took:.2g} s: an expression in the tokenizer's file backtracks"
+            )
+        return encoding
 
     def decode(self, ids: Sequence[int]) -> str:
         with _panics_raised():
@@ -157,6 +173,12 @@ def _panics_raised() -> Iterator[None]:
         raise HookrunError(f"the tokenizer failed: {reason(error)}") from error
 
 
+SECONDS = 2.0
+SECONDS_A_CHARACTER = 2e-5
+TRIAL = 4096
+"""Processor time that a tokenizer of a folder may take for all texts together: some twenty times what usual ones take,
+with 100 characters more for each text; and the characters of a longer text that are encoded first. An expression that
+backtracks takes 0.1 s for some twenty characters before the library ends it."""
 MOST_BYTES = 2**27
 """Bytes that a text may have at worst after the tokenizer has normalized it; each of them takes 17 bytes of memory."""
 MOST_GROWTH = 2**13

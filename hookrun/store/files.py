@@ -108,8 +108,8 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
         file.write(f"{text}\n".encode("ascii"))
 
 
-_FORMULA = re.compile(r"[=@\t\r\n]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z)")
-"""The beginning of a formula: a number with a sign is none."""
+_FORMULA = re.compile(r"[\t\r\n]|\s*([=@\uff1d\uff20\uff0b\uff0d]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z))")
+"""The beginning of a formula, also behind spaces and of full width: a number with a sign is not one."""
 
 
 def write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
@@ -328,7 +328,12 @@ def require_size(path: Path, root: Path, size: int, *, says: str) -> None:
     says: where they are from, such as `its index`
     """
     with open_inside(path, root) as file:
-        there = os.fstat(file.fileno()).st_size
+        require_bytes(file, path, size, says=says)
+
+
+def require_bytes(file: BinaryIO, path: Path, size: int, *, says: str) -> None:
+    """The same of a file that is open."""
+    there = os.fstat(file.fileno()).st_size
     if there != size:
         raise StoreError(f"{path} has {there:,} bytes, {says} says {size:,}: it was changed or cut off")
 

@@ -23,7 +23,7 @@ from hookrun.store.files import (
     listed_inside,
     open_inside,
     read_lines,
-    require_size,
+    require_bytes,
     write_json,
 )
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
@@ -107,9 +107,10 @@ def require_unchanged(path: Path, root: Path, size: int | None, sha256: str, *, 
     size: None: not known
     says: where the expected ones are from
     """
-    if size is not None:
-        require_size(path, root, size, says=says)  # before it is read: it may have become very large
-    actual = hashed(path, root)[1]
+    with open_inside(path, root) as file:
+        if size is not None:  # before it is read: it may have become very large
+            require_bytes(file, path, size, says=says)
+        actual = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has `readinto`
     if actual != sha256:
         message = f"its SHA-256 is {actual[:12]}…, {says} says {sha256[:12]}…"
         raise StoreError(f"{path} was changed: {message}")

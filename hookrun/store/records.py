@@ -106,7 +106,7 @@ class SweepRecord(Record):
 
     stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
     jobs:       the number of jobs, with the baselines; None if a sweeper chooses them during the sweep
-    finished:   in another file, once all jobs have ended with exit code 0: the hash of what they are made of
+    finished:   in another file, once all jobs have ended with exit code 0: the hash of the sweep and its jobs
     """
 
     fail_fast: bool = False

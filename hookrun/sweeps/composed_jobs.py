@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -182,6 +182,11 @@ def made_of(app: App, cfg: DictConfig, named: Sequence[Sequence[str]]) -> str:
     if any(each.is_add() or each.key_or_group in cfg.hydra.runtime.choices for each in varied):
         return ""
     return _hash({"sweep": written(cfg), "jobs": named})
+
+
+def hash_with(made_of: str, configs: Iterable[str]) -> str:
+    """The hash of a finished sweep: of what it is made of, and of its jobs' own hashes, in any order."""
+    return _hash({"sweep": made_of, "jobs": sorted(configs)})
 
 
 def _hash(content: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ from hookrun.store.files import os_errors, replacing, write_json
 from hookrun.store.format import MULTIRUN, REPORT, STATUS, SWEEP, entries
 from hookrun.store.records import SweepRecord
 from hookrun.store.run_dir import outputs_folder, update_latest
-from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of, made_of
+from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, hash_with, jobs_of, made_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
 from hookrun.sweeps.jobs import (
     JobFailed,
@@ -171,7 +171,8 @@ def sweep(
 def _is_finished(run: SweepRun, known: JobDirectories) -> bool:
     """Whether the same sweep has ended in its directory and nothing is left to do; no job is composed for that."""
     record = record_in(run.sweep_dir / FINISHED, SweepRecord)
-    if not run.made_of or record.get("finished") != run.made_of or record.get("jobs") != len(known.found):
+    found = hash_with(run.made_of, [config for config, _ in known.found.values()])
+    if not run.made_of or record.get("finished") != found:
         return False
     return (run.sweep_dir / REPORT).exists() and all(
         code == DONE and not lacks_page(run.sweep_dir / name) for name, (_, code) in known.found.items()
@@ -455,10 +456,8 @@ def _launch(run: SweepRun, needs: NeededRuns, previous: str | None, goal: Goal |
         if known is not None and JobDirectories(sweep_dir).found != known.found:
             raise spec_error(RESUME, f"another process has run jobs in {sweep_dir} meanwhile", "try again")
         run.job = replace(run.job, goal=goal, needs=needs.made, previous=previous)
-        with os_errors(
-            f"cannot remove {STOP} or {FINISHED} in {sweep_dir}"
-        ):  # an earlier start may have left it
-            for name in (STOP, FINISHED):
+        with os_errors(f"cannot remove {STOP} or {FINISHED} in {sweep_dir}"):
+            for name in (STOP, FINISHED):  # an earlier start may have left it
                 (sweep_dir / name).unlink(missing_ok=True)
         is_in_sweeps = sweep_dir.resolve().parent == outputs_folder().with_name(SWEEPS).resolve()
         if is_in_sweeps and (note := update_latest(sweep_dir.resolve())):
@@ -509,7 +508,8 @@ def _run_jobs(run: SweepRun) -> int:
     if run.known is not None and (left := run.known.left):
         print(f"  {left} more in it, with configurations other than this sweep's")
     elif run.made_of and not failed and count == len(codes):
-        write_json(sweep_dir / FINISHED, {"jobs": count, "finished": run.made_of})
+        configs = [job.config for job in run.jobs or ()]
+        write_json(sweep_dir / FINISHED, {"finished": hash_with(run.made_of, configs)})
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))

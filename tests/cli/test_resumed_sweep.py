@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,15 @@ class TestASweepOfWhichAllIsDone:
         (earlier / "1" / REPORT).unlink()
         assert main(["-m", "resume=mine"]) == 0
         assert (earlier / "1" / REPORT).exists()
+
+    def test_a_copy_of_a_job_does_not_stand_for_one_that_was_removed(self, notes, earlier, composed) -> None:
+        self.finished(composed, "seed=5,6")
+        notes.ran.clear()
+        shutil.rmtree(earlier / "1")
+        shutil.copytree(earlier / "0", earlier / "7")
+        os.utime(earlier / "7" / REPORT)
+        assert main(["-m", "resume=mine"]) == 0
+        assert len(notes.ran) == 1
 
     def test_composes_jobs_that_choose_files_since_these_may_have_changed(self, notes, composed) -> None:
         self.finished(composed, "model=cnn,mlp")

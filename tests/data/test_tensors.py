@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,16 @@ def test_a_broken_file_is_an_error_at_its_key(tmp_path: Path, suffix: str, part:
     whole = path.read_bytes()
     path.write_bytes({"empty": b"", "nonsense": b"nonsense" * 20, "half": whole[: len(whole) // 2]}[part])
     assert f"cannot be read as {suffix[1:]}" in damage(path).what
+
+
+def test_a_file_that_ends_before_a_tensor_says_how_its_reading_ended(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, input=np.zeros((4, 2), np.float32))
+    content = bytearray(path.read_bytes())
+    entry = content.rfind(b"PK\x01\x02")
+    struct.pack_into("<II", content, entry + 20, 10**6, 10**6)  # both of its sizes
+    path.write_bytes(content)
+    assert damage(path).what.endswith("x.npz cannot be read as npz: EOFError")
 
 
 def test_data_damaged_behind_a_good_header_is_found_when_it_is_read(tmp_path: Path) -> None:

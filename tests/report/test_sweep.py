@@ -61,7 +61,7 @@ def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
 
 
 def test_texts_of_the_table_are_not_formulas_and_numbers_stay(copied: Path, remade) -> None:
-    formulas = ["=1", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1"]
+    formulas = [" =1", "=cmd|' /C calc'!A0", "\uff0b1+1", "-2+3", "@SUM(A1)", "\t=1"]
     for job, text in enumerate(formulas):
         give(copied / str(job), f"hooks.a.name={text}", "=key=-1.5e-3", f"seed={-job}")
     change_status(copied / "5", status="failed", reason="=1+1")
