@@ -41,11 +41,10 @@ class HookrunError(Exception):
     """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report, for a terminal.
 
     exit_code: what the command line returns for it
-    is_told:   the other ranks of the run end with it, or with an error of their own
     """
 
     exit_code = 1
-    is_told = False
+    _is_told = False  # whether the other ranks of the run end too, with this error or with one of their own
 
     def __str__(self) -> str:
         return printable(Exception.__str__(self), kept="\n\t")  # KeyError's own shows the repr of the message

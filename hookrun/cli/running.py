@@ -280,7 +280,7 @@ def told_to_ranks(error: HookrunError) -> bool:
     try:
         me = started()
         is_on_one_node = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its torchrun ends the others
-        if error.is_told or me is None or me.size == 1 or is_on_one_node:
+        if error._is_told or me is None or me.size == 1 or is_on_one_node:
             return True
         import_torch()
         from hookrun.ranks.group import joined

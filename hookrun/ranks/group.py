@@ -39,7 +39,7 @@ class RankFailed(HookrunError):
     exit_code: the exit code of the failed rank
     """
 
-    is_told = True
+    _is_told = True
 
     def __init__(self, text: str, exit_code: int = 1) -> None:
         self.exit_code = exit_code
@@ -128,7 +128,7 @@ class RankGroup(Ranks):
             if not is_lost and not isinstance(error, distributed.DistError):  # it comes from this rank
                 self._tell(error)
                 if isinstance(error, HookrunError):
-                    error.is_told = True
+                    error._is_told = True
                 raise
             try:
                 cause = self._cause(error)
