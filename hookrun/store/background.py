@@ -14,6 +14,7 @@ from functools import partial
 from torch import Tensor
 
 from hookrun.values.host_copies import HostCopy, copy_to_host
+from hookrun.values.tensors import read_together
 
 Write = Callable[[Mapping[str, Tensor]], object]
 """Writes tensors, by name."""
@@ -89,14 +90,16 @@ class Background:
         name: of what is written; the call replaces one of the same name that is not handed over yet
         soon: it may be called in the background; False: call it now
         """
-        if soon and not self.at_once and sum(tensor.nbytes for tensor in tensors.values()) <= MOST_COPIED:
+        is_small = sum(tensor.nbytes for tensor in tensors.values()) <= MOST_COPIED
+        if soon and not self.at_once and is_small:
             self.raise_error()
             copies = {key: copy_to_host(tensor) for key, tensor in tensors.items()}
             self._newest.pop(name, None)  # so that the newest one comes last
             self._newest[name] = write, copies
         else:
             self.wait()
-            write(tensors)
+            # larger ones are copied one by one while they are written
+            write(dict(zip(tensors, read_together(tensors.values()), strict=True)) if is_small else tensors)
 
     def wait(self) -> None:
         """Wait until every call is done."""
