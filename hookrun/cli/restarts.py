@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
+from hookrun.store.records import Status, read_record
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -26,17 +29,27 @@ def tell_begun(run_dir: Path) -> None:
 def begun_before(run_dir: Path) -> Path | None:
     """The directory with a run that torchrun has started before; None if this is the first start.
 
-    run_dir: the directory that the command line names; it counts where torchrun says that this is a restart
+    A run that is done counts only where torchrun says that this is a restart: else the same processes run another one.
+
+    run_dir: the directory that the command line names; it counts where torchrun says so
     """
+    is_restart = (
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    )  # not told where another node failed
     store = _agent_store()
     if store is not None and store.check([_BEGUN]):
         name, process = json.loads(store.get(_BEGUN))
         if process == _PROCESS:
             return None
         run_dir = Path(name)
-    elif os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return None
-    return run_dir if (run_dir / STATUS).exists() else None
+        is_restart = is_restart or not _is_done(run_dir)
+    return run_dir if is_restart and (run_dir / STATUS).exists() else None
+
+
+def _is_done(run_dir: Path) -> bool:
+    with suppress(StoreError):  # there is no run, or it was cut off while it began
+        return read_record(run_dir / STATUS, Status)["status"] == "done"
+    return False
 
 
 def _agent_store() -> Store | None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed import HashStore
 from two_nodes import Disk, agents
 
 import hookrun
-from hookrun.cli import main
+from hookrun.cli import main, restarts
 from hookrun.compose.compose import compose_dict
 from hookrun.ranks import Ranks
 from hookrun.store.files import StoreError
@@ -317,6 +318,19 @@ def test_a_restart_in_a_typed_directory_resumes_the_same_configuration_only(
     assert main(list(argv)) == 0
     assert "the run starts from the beginning" in capsys.readouterr().out
     assert hookrun.open_run(cwd / "run").status["status"] == "done"
+
+
+def test_a_second_run_of_the_same_processes_is_not_a_restart_of_the_first(
+    cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    monkeypatch.setattr(restarts, "_agent_store", lambda: store)
+    assert main(["model=cnn", "data=digits", *TRAIN[3:], "hydra.run.dir=first"]) == 0
+    restarts.tell_begun(cwd / "first")
+    monkeypatch.setattr(restarts, "_PROCESS", "of the next command")
+    assert restarts.begun_before(cwd / "second") is None
+    cut(cwd / "first", 1)
+    assert restarts.begun_before(cwd / "second") == cwd / "first"
 
 
 class SecondRank(Ranks):
