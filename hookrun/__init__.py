@@ -18,13 +18,13 @@ from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.api import build, compile, hooked, load_spec, open_run, record
+    from hookrun.engine.plan.attention_points import points
+    from hookrun.engine.prove.trial import Plan
+    from hookrun.engine.runtime.install import Installation
+    from hookrun.engine.spec import Spec
     from hookrun.integrations.recording import Recording
-    from hookrun.models.attention_points import points
-    from hookrun.prove.trial import Plan
-    from hookrun.runtime.install import Installation
-    from hookrun.spec import Spec
+    from hookrun.run.own_loop import ExperimentData
     from hookrun.store.reader import Run
-    from hookrun.tasks.run.own_loop import ExperimentData
 
 __all__ = [
     "CheckFailed",
@@ -51,18 +51,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ExperimentData": "hookrun.tasks.run.own_loop",
-    "Installation": "hookrun.runtime.install",
-    "Plan": "hookrun.prove.trial",
+    "ExperimentData": "hookrun.run.own_loop",
+    "Installation": "hookrun.engine.runtime.install",
+    "Plan": "hookrun.engine.prove.trial",
     "Recording": "hookrun.integrations.recording",
     "Run": "hookrun.store.reader",
-    "Spec": "hookrun.spec",
+    "Spec": "hookrun.engine.spec",
     "build": "hookrun.api",
     "compile": "hookrun.api",
     "hooked": "hookrun.api",
     "load_spec": "hookrun.api",
     "open_run": "hookrun.api",
-    "points": "hookrun.models.attention_points",
+    "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
 }
 _MODULES = ("integrations", "testing")

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
 
-from hookrun.config.interpolations import guarded, resolved
-from hookrun.config.yaml_files import parsed, reading
+from hookrun.engine.prove.trial import Example, Plan, compile_plan
+from hookrun.engine.runtime import Installation
+from hookrun.engine.spec import Spec, parse_spec
 from hookrun.errors import HookrunError, shortened, spec_error
 from hookrun.integrations.recording import Recording, run_folder
-from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.runtime import Installation
-from hookrun.spec import Spec, parse_spec
+from hookrun.run.tasks import parse_experiment
+from hookrun.store.config.interpolations import guarded, resolved
+from hookrun.store.config.yaml_files import parsed, reading
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
-from hookrun.tasks import parse_experiment
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
-    from hookrun.tasks.run.own_loop import ExperimentData
+    from hookrun.run.own_loop import ExperimentData
 
 
 def load_spec(
@@ -45,7 +45,7 @@ def load_spec(
     if (source is None) == (experiment is None):
         raise spec_error("load_spec", "takes a file or a dict, or else `experiment=NAME`")
     if experiment is not None:
-        from hookrun.compose.compose import compose_dict
+        from hookrun.command.compose.compose import compose_dict
 
         return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
     if isinstance(source, Mapping):
@@ -133,12 +133,12 @@ def build(
     The model has no hooks; `load_spec` with the same arguments returns them. Raises SpecError, also if its weights come
     from a run of `needs` that does not exist.
     """
-    from hookrun.compose.compose import compose_dict
-    from hookrun.compose.hydra import existing_folder
-    from hookrun.compose.overrides import take_trust
-    from hookrun.sweeps.needs import with_made_needs
-    from hookrun.tasks.run.own_loop import parts
-    from hookrun.trust import of_environment
+    from hookrun.command.compose.compose import compose_dict
+    from hookrun.command.compose.hydra import existing_folder
+    from hookrun.command.compose.overrides import take_trust
+    from hookrun.command.sweeps.needs import with_made_needs
+    from hookrun.engine.trust import of_environment
+    from hookrun.run.own_loop import parts
 
     typed, others = take_trust(overrides)
     chosen = [] if experiment is None else [f"experiment={experiment}"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from hookrun.actions.base import HookContext
+    from hookrun.engine.actions.base import HookContext
 
 
 def soften(value: Tensor, temperature: float = 2.0) -> Tensor:

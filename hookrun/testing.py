@@ -16,10 +16,10 @@ from torch import nn
 
 from hookrun.api import hooked, open_run
 from hookrun.cli import main
+from hookrun.engine.spec import Spec
+from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError
-from hookrun.spec import Spec
 from hookrun.store.reader import Run
-from hookrun.values.containers import tensors
 
 __all__ = ["HookedCall", "records", "tiny_model", "tiny_run"]
 

@@ -19,14 +19,14 @@ import atheris
 
 with atheris.instrument_imports(include=["hookrun"]):
     from hookrun import api
-    from hookrun.compose.hydra_section import wrong_choices, wrong_settings
-    from hookrun.config.yaml_files import check_text
+    from hookrun.command.compose.hydra_section import wrong_choices, wrong_settings
+    from hookrun.engine.spec import parse_spec
+    from hookrun.engine.spec.selector import parse_selector
+    from hookrun.engine.spec.when import When, parse_expect
+    from hookrun.engine.values.index import parse_index, parse_target
     from hookrun.errors import HookrunError
-    from hookrun.spec import parse_spec
-    from hookrun.spec.selector import parse_selector
-    from hookrun.spec.when import When, parse_expect
+    from hookrun.store.config.yaml_files import check_text
     from hookrun.store.reader import open_run
-    from hookrun.values.index import parse_index, parse_target
 
 FOLDER = Path(tempfile.mkdtemp(prefix="hookrun-fuzz-"))
 

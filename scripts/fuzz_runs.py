@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from hookrun.actions.values import RunValue
 from hookrun.cli import main as hookrun_main
+from hookrun.engine.actions.values import RunValue
 from hookrun.errors import HookrunError
 from hookrun.report import write_report
-from hookrun.run_values import RunReferences, read_value
+from hookrun.run.experiment.run_values import RunReferences, read_value
 from hookrun.store.captures.read import Leaf, StoredCapture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir

@@ -1,6 +1,6 @@
 """The joint table: for every action on every hook type, the result in each way to train, compared with one process.
 
-The rows come from the registries, the cells from hookrun's own checks before a run. tests/ranks/test_joint_table.py
+The rows come from the registries, the cells from hookrun's own checks before a run. tests/run/ranks/test_joint_table.py
 trains every cell and checks the table: "equal" is measured, "differs" and "refused" are reported by the plan.
 """
 
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
-from hookrun.actions import actions
+from hookrun.engine.actions import actions
+from hookrun.engine.hook_types import HOOK_TYPES
+from hookrun.engine.plan.plan import ResolvedPlan, uncompilable
 from hookrun.errors import Problem
-from hookrun.hook_types import HOOK_TYPES
-from hookrun.plan.plan import ResolvedPlan, uncompilable
-from hookrun.spec import Settings
-from hookrun.spec.experiment import Compute, Train
-from hookrun.tasks.metrics.losses import load_loss
-from hookrun.tasks.sharded.rank_fit import differences, hook_misfits, settings_misfits
-from hookrun.tasks.sharded.sharding import shard_problems
+from hookrun.run.experiment.metrics.losses import load_loss
+from hookrun.run.experiment.rank_fit import differences, hook_misfits, settings_misfits
+from hookrun.run.experiment.settings import Compute, Settings, Train
+from hookrun.run.experiment.sharding import shard_problems
 
 EQUAL, DIFFERS, REFUSED = "equal", "differs", "refused"
 

@@ -13,16 +13,16 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import hookrun
-from hookrun.ranks import share
-from hookrun.runtime import Installation
-from hookrun.runtime.clock import RowsOfRank
-from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import whole
-from hookrun.spec.experiment import Fsdp
-from hookrun.spec.selector import parse_selector
-from hookrun.tasks.sharded.rank_gradients import _summed
-from hookrun.tasks.sharded.sharding import shard
-from hookrun.values.containers import tensors
+from hookrun.engine.runtime import Installation
+from hookrun.engine.runtime.clock import RowsOfRank
+from hookrun.engine.runtime.reduced import ReducedGradients
+from hookrun.engine.runtime.sharded import whole
+from hookrun.engine.spec.selector import parse_selector
+from hookrun.engine.values.containers import tensors
+from hookrun.run.experiment.settings import Fsdp
+from hookrun.run.experiment.sharding import shard
+from hookrun.run.ranks import share
+from hookrun.run.training.rank_gradients import _summed
 
 STEPS, BATCH = 2, 5
 

@@ -13,11 +13,11 @@ from typing import Any
 import hookrun
 from hookrun import data as data_sets
 from hookrun import errors, models, testing
-from hookrun.actions import actions
-from hookrun.hook_types import HOOK_TYPES
-from hookrun.schema import experiment_schema
-from hookrun.spec.selector import reference_rows
-from hookrun.tasks import tasks
+from hookrun.command.schema import experiment_schema
+from hookrun.engine.actions import actions
+from hookrun.engine.hook_types import HOOK_TYPES
+from hookrun.engine.spec.selector import reference_rows
+from hookrun.run.tasks import tasks
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "tests" / "compatibility" / "runs"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from hookrun.actions import Action, actions
-from hookrun.hook_types import HOOK_TYPES
-from hookrun.spec.selector import reference_rows
+from hookrun.engine.actions import Action, actions
+from hookrun.engine.hook_types import HOOK_TYPES
+from hookrun.engine.spec.selector import reference_rows
 
 EXAMPLES = Path(__file__).parents[1] / "conf" / "hooks"
 
@@ -62,8 +62,8 @@ def ranks() -> str:
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": TABLES,
-    "hookrun/actions/README.md": {"each action": action_pages},
-    "hookrun/ranks/README.md": {"joint table": ranks},
+    "hookrun/engine/actions/README.md": {"each action": action_pages},
+    "hookrun/run/ranks/README.md": {"joint table": ranks},
 }
 """The generated parts of each file."""
 

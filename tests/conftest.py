@@ -91,7 +91,7 @@ def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Runs and sweeps draw no page, which takes a fifth of a small run's time, unless the test asks for `pages`."""
     if "pages" in request.fixturenames:
         return
-    from hookrun.sweeps import jobs, sweep
+    from hookrun.command.sweeps import jobs, sweep
 
     for module in (jobs, sweep):
         monkeypatch.setattr(module, "make_page", lambda folder, says=True: None)

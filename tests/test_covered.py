@@ -18,8 +18,8 @@ def about(lines: tuple[int, int], branches: tuple[int, int]) -> dict[str, object
 def test_percentages_are_of_the_sums_of_a_folder_and_of_all() -> None:
     files = {
         "hookrun/version.py": about((1, 1), (0, 0)),
-        "hookrun/spec/hook.py": about((10, 10), (1, 2)),
-        "hookrun/spec/selector/path.py": about((0, 10), (0, 2)),
+        "hookrun/engine/spec/hook.py": about((10, 10), (1, 2)),
+        "hookrun/engine/spec/selector/path.py": about((0, 10), (0, 2)),
     }
     assert [line.split() for line in covered.table(files).splitlines()[1:]] == [
         ["hookrun", "100.0", "–"],

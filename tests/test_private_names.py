@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hookrun.engine.runtime.fast import copies, direct_calls, small_tensors
+from hookrun.engine.values import private_names
 from hookrun.errors import HookrunError
-from hookrun.runtime.fast import copies, direct_calls, small_tensors
-from hookrun.values import private_names
 
 PACKAGE = Path(private_names.__file__).parents[1]
 
@@ -53,13 +53,13 @@ def test_a_missing_name_is_told_with_package_and_version(part: str, monkeypatch:
 WITHOUT = """
 import importlib, sys, torch, hydra._internal.config_loader_impl as loader, omegaconf, pkgutil
 for where, name, module in (
-    ("torch:_C", "_current_graph_task_id", "hookrun.prove.trial"),
-    ("torch._subclasses.fake_tensor", "FakeCopyMode", "hookrun.prove.trial"),
-    ("torch._utils", "_functionalize_sync", "hookrun.runtime.install"),
-    ("torch._prims_common", "suggest_memory_format", "hookrun.runtime.rng"),
-    ("torch.utils.checkpoint", "_CheckpointFrame", "hookrun.runtime.checkpointing"),
-    ("torch.nn.modules.batchnorm", "_NormBase", "hookrun.tasks.training.loop"),
-    ("hydra._internal.config_loader_impl", "ConfigLoaderImpl", "hookrun.compose.loader"),
+    ("torch:_C", "_current_graph_task_id", "hookrun.engine.prove.trial"),
+    ("torch._subclasses.fake_tensor", "FakeCopyMode", "hookrun.engine.prove.trial"),
+    ("torch._utils", "_functionalize_sync", "hookrun.engine.runtime.install"),
+    ("torch._prims_common", "suggest_memory_format", "hookrun.engine.runtime.rng"),
+    ("torch.utils.checkpoint", "_CheckpointFrame", "hookrun.engine.runtime.checkpointing"),
+    ("torch.nn.modules.batchnorm", "_NormBase", "hookrun.run.training.loop"),
+    ("hydra._internal.config_loader_impl", "ConfigLoaderImpl", "hookrun.command.compose.loader"),
     ("omegaconf:Container", "_evaluate_custom_resolver", "hookrun.config.interpolations"),
 ):
     owner = pkgutil.resolve_name(where)

@@ -56,7 +56,7 @@ def follow(title: str, checkout: Path) -> list[str]:
             commands.append(content.strip())
         elif kind == "diff":
             path.write_text(patched(path.read_text(encoding="utf-8"), content), encoding="utf-8")
-        elif file == "hookrun/hook_types.py":
+        elif file == "hookrun/engine/hook_types.py":
             before, marker, after = path.read_text(encoding="utf-8").partition("\n\nHOOK_TYPES = ")
             path.write_text(f"{before}\n{content}{marker}{after}", encoding="utf-8")
         else:

@@ -270,10 +270,10 @@ def test_two_started_at_once_install_once(machine: Machine) -> None:
 
 def test_the_checks_run_in_order_and_the_rest_is_pytests(machine: Machine) -> None:
     machine.install("dev")
-    done = machine.script("scripts/test", "tests/spec", "-k", "a and b", FAILING="pytest")
+    done = machine.script("scripts/test", "tests/engine/spec", "-k", "a and b", FAILING="pytest")
     checks = ["ruff format --check .", "ruff check .", "mypy"]
-    assert machine.asked() == [*checks, "pytest -n 2 tests/spec -k a and b"]
-    assert done.stdout.splitlines()[-1] == "== pytest -n 2 tests/spec -k a and b"
+    assert machine.asked() == [*checks, "pytest -n 2 tests/engine/spec -k a and b"]
+    assert done.stdout.splitlines()[-1] == "== pytest -n 2 tests/engine/spec -k a and b"
     assert (done.returncode, done.stderr) == (9, "")
 
     done = machine.script("scripts/test", FAILING="ruff mypy")
@@ -293,7 +293,7 @@ def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage(machine: M
     assert machine.script(".ci/run", FAILING="pytest").returncode == 9
     assert machine.asked()[-1] == measured
     machine.script(".ci/run", COVERAGE="")
-    plain = "pytest -n 2 -q tests/semantics tests/actions tests/runtime"  # with HOOKRUN_FAST=0
+    plain = "pytest -n 2 -q tests/semantics tests/engine/actions tests/engine/runtime"  # with HOOKRUN_FAST=0
     assert machine.asked()[-2:] == ["pytest -n 2", plain]
     for free, last in (("14G", plain), ("15G", f"pytest -n 2 {OF_HOOKS}")):
         machine.put("df", f"#!/bin/sh\necho Avail\necho ' {free}'\n")
@@ -302,16 +302,16 @@ def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage(machine: M
         assert ("not tested: that takes 15 GB of disk, and 14G are free" in done.stdout) == (last is plain)
 
 
-OF_HOOKS = "tests/semantics tests/runtime tests/actions tests/plan"
+OF_HOOKS = "tests/semantics tests/engine/runtime tests/engine/actions tests/engine/plan"
 
 
 def test_other_versions_are_tested_in_environments_of_their_own(machine: Machine) -> None:
     """With a torch that is named, and with the lower bound of every direct dependency."""
     machine.install("dev")
     for arguments, name, pytests in (
-        (("--torch", "2.12", "tests/spec", "-x"), "torch-2.12", "tests/spec -x"),
+        (("--torch", "2.12", "tests/engine/spec", "-x"), "torch-2.12", "tests/engine/spec -x"),
         (("--oldest",), "oldest", OF_HOOKS),
-        (("--oldest", "tests/spec"), "oldest", "tests/spec"),
+        (("--oldest", "tests/engine/spec"), "oldest", "tests/engine/spec"),
     ):
         venv = machine.checkout / f".venv-{name}"
         install = "pip install --disable-pip-version-check --editable .[dev] --quiet"

@@ -8,13 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookrun.config.validation import validated
 from hookrun.data.info import DataInfo, Split, TensorInfo
+from hookrun.data.settings import Data
 from hookrun.data.transforms import RANDOM, Transform, after_transforms, parse_transforms
+from hookrun.engine.trust.load import DATA
+from hookrun.engine.trust.load import load as load_trusted
+from hookrun.engine.validation import validated
 from hookrun.errors import Mistakes, nearest, refused_at, spec_error
-from hookrun.spec.experiment import Data
-from hookrun.trust.load import DATA
-from hookrun.trust.load import load as load_trusted
 
 if TYPE_CHECKING:
     from hookrun.data.samples import Samples

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from hookrun.config.validation import wrong_call
 from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.samples import Samples
+from hookrun.data.settings import LIST, STACK, Data
+from hookrun.engine.trust.load import COLLATES, Trusted, load
+from hookrun.engine.validation import wrong_call
+from hookrun.engine.values.containers import children, describe, get, rebuild, replaced
 from hookrun.errors import HookrunError, listed, nearest, reason, refuse, refused_at, spec_error
-from hookrun.spec.experiment import LIST, STACK, Data
-from hookrun.trust.load import COLLATES, Trusted, load
-from hookrun.values.containers import children, describe, get, rebuild, replaced
 
 Collate = Callable[[Sequence[Any]], tuple[Any, Any]]
 """Samples -> inputs and targets of a batch. HookrunError if these samples cannot be one."""

@@ -21,8 +21,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples, unit_float
 from hookrun.data.source import Source, require_root, stratified_part
+from hookrun.engine.spec.when import typed
 from hookrun.errors import HookrunError, listed, printable, spec_error
-from hookrun.spec.when import typed
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image file may hold, whatever its name says. For EPS Pillow would start Ghostscript, which runs programs."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hookrun.engine.spec.when import Scalar, typed
 from hookrun.errors import spec_error
-from hookrun.spec.when import Scalar, typed
 
 if TYPE_CHECKING:
     import torch

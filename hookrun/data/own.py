@@ -12,13 +12,13 @@ import torch
 from pydantic import InstanceOf
 from torch import Tensor
 
-from hookrun.config.validation import takes, wrong_call
 from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
 from hookrun.data.samples import Samples
 from hookrun.data.source import Source
+from hookrun.engine.trust.load import Trusted
+from hookrun.engine.validation import takes, wrong_call
+from hookrun.engine.values.containers import children, members, replaced
 from hookrun.errors import HookrunError, reason, refuse, refused_at, spec_error
-from hookrun.trust.load import Trusted
-from hookrun.values.containers import children, members, replaced
 
 FACTORY = "data.factory"
 """The key path of the factory's name."""

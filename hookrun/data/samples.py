@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hookrun.spec.when import Scalar
+from hookrun.engine.spec.when import Scalar
 
 IGNORED = -100
 """The target of positions without a target; the default `ignore_index` of torch's cross_entropy."""

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split
 from hookrun.data.samples import Samples
+from hookrun.engine.validation import Args
 from hookrun.errors import nearest, spec_error
 
 

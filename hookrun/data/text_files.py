@@ -18,8 +18,8 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.source import Source
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer
 from hookrun.data.tokens import PaddingArgs, TokenLayout, TokenSamples, TokenSequence, next_tokens
+from hookrun.engine.spec.when import typed
 from hookrun.errors import SpecError, nearest, reason, refused_at, spec_error
-from hookrun.spec.when import typed
 
 MOST_LINE = 2**20
 """Bytes of one line."""

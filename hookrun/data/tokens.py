@@ -13,18 +13,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import IGNORED, Sample, Samples
 from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
-from hookrun.spec.when import Scalar
+from hookrun.engine.spec.when import Scalar
+from hookrun.engine.validation import Args
 
 NO_SPAN = (-1, -1)
 """The first position and end of a span that a sample does not have."""
 
 AMBIGUOUS = (-2, -2)
-"""The same if the text of the span is there more than once: see `hookrun.runtime.tokens.choice.TWICE`."""
+"""The same if the text of the span is there more than once: see `hookrun.engine.runtime.tokens.choice.TWICE`."""
 
 MOST_LENGTH = 2**17
 

@@ -17,8 +17,8 @@ from torchvision.datasets.utils import check_integrity
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples, transformed, unit_float
 from hookrun.data.source import Source, require_root
+from hookrun.engine.spec.when import typed
 from hookrun.errors import Problem, SpecError, reason, spec_error
-from hookrun.spec.when import typed
 
 _CONNECT_TIMEOUT = 30.0  # seconds; without it a network that drops packets blocks a download for minutes
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model
 
-from hookrun.config.validation import Args, validated
 from hookrun.data.info import InputsInfo, TensorInfo
+from hookrun.engine.validation import Args, validated
 from hookrun.errors import Mistakes, nearest, refused_at, spec_error
 
 if TYPE_CHECKING:

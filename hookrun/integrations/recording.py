@@ -17,23 +17,23 @@ from weakref import WeakKeyDictionary, WeakMethod
 
 from torch import Tensor, distributed, nn
 
-from hookrun.actions.fields import Meaning
+from hookrun.engine.actions.fields import Meaning
+from hookrun.engine.prove.trial import Plan, compile_plan, locate_batch
+from hookrun.engine.runtime import Installation
+from hookrun.engine.runtime.install import note_call
+from hookrun.engine.spec import Spec, parse_spec
+from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError, HookrunWarning, listed, reason
-from hookrun.prove.trial import Plan, compile_plan, locate_batch
 from hookrun.report import try_report
-from hookrun.runtime import Installation
-from hookrun.runtime.install import note_call
-from hookrun.spec import Spec, parse_spec
+from hookrun.run.passes.batches import Batch
+from hookrun.run.passes.endings import ending, hook_facts, model_facts, print_failure, set_failed
+from hookrun.run.passes.sink import RunSink
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LEASE, LOCK, MODEL, PLAN, RECORDED
 from hookrun.store.lock import sole_writer
 from hookrun.store.reader import open_run
 from hookrun.store.records import MOST_COUNT, MOST_NAME
 from hookrun.store.run_dir import RunDir, environment, outputs_folder, update_latest
-from hookrun.tasks.run.batches import Batch
-from hookrun.tasks.run.endings import ending, hook_facts, model_facts, print_failure, set_failed
-from hookrun.tasks.run.sink import RunSink
-from hookrun.values.containers import tensors
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

@@ -20,9 +20,9 @@ except ModuleNotFoundError as error:
         raise
     raise NotInstalled("transformers", "transformers") from error
 
+from hookrun.engine.runtime.hooks.base import listen
 from hookrun.errors import HookrunError
 from hookrun.integrations.recording import LoopFollower
-from hookrun.runtime.hooks.base import listen
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
 """Method of the Trainer -> the split in metrics.jsonl."""

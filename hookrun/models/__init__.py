@@ -8,17 +8,17 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
+from hookrun.engine.trust.load import MODELS, load
+from hookrun.engine.validation import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import Mistakes, Problem, nearest, refuse, shown, spec_error
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin, require_weights
-from hookrun.trust.load import MODELS, load
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hookrun.spec.experiment import Model
+    from hookrun.models.settings import Model
 
 __all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin"]
 

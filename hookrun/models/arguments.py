@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model
 
-from hookrun.config.validation import parse
+from hookrun.engine.validation import parse
 from hookrun.errors import Problem, reason, refused_at, spec_error
 
 if TYPE_CHECKING:

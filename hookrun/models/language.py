@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.config.validation import Args, validated
+from hookrun.engine.validation import Args, validated
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, refused_at, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of, read_weights
@@ -20,7 +20,7 @@ from hookrun.models.weights import SCALES, differing, kind_of, read_weights
 if TYPE_CHECKING:
     from torch import nn
 
-    from hookrun.spec.experiment import Model
+    from hookrun.models.settings import Model
 
 TRANSFORMERS = "transformers"
 PATH, CONFIG = "model.args.path", "model.args.config"
@@ -126,7 +126,7 @@ def prepare(config: Model, data: DataDefaults) -> partial[Any]:
 
 
 def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
-    from hookrun.models.attention_points import add_points, add_results
+    from hookrun.engine.plan.attention_points import add_points, add_results
 
     with _quiet():
         try:

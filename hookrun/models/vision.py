@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from hookrun.config.validation import unknown_arguments
+from hookrun.engine.validation import unknown_arguments
 from hookrun.errors import Mistakes, nearest, reason, spec_error
 from hookrun.models.arguments import DataDefaults, not_null
 from hookrun.models.weights import is_path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchvision.models import WeightsEnum
 
-    from hookrun.spec.experiment import Model
+    from hookrun.models.settings import Model
 
 _OURS = {"self", "weights", "progress"}  # parameters that an experiment does not set
 

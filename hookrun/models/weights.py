@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from hookrun.spec.experiment import Model
+    from hookrun.models.settings import Model
 
 RANDOM = "random"
 """The origin of weights that the model's constructor initializes."""

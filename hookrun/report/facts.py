@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hookrun.engine.hook_types import HOOK_TYPES
 from hookrun.errors import HookrunError, shortened
-from hookrun.hook_types import HOOK_TYPES
 from hookrun.report.draw.text import token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures

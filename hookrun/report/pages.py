@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookrun.config import key_of
+from hookrun.engine.keys import key_of
 from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw.text import module_name, moment, number
@@ -34,6 +34,7 @@ MOST_KEYS = 4
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _SECTIONS = Path(__file__).with_name("sections")
+_STUDIES = Path(__file__).parents[1] / "studies"
 
 
 def write_run_report(folder: Path) -> Path:
@@ -133,7 +134,7 @@ def _shown(value: Any) -> Any:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader([_TEMPLATES, _SECTIONS]),
+    loader=FileSystemLoader([_TEMPLATES, _SECTIONS, _STUDIES]),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from hookrun.config import root_of
+from hookrun.engine.keys import root_of
 from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
-from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
-from hookrun.store import stored_config
+from hookrun.store.config import stored as stored_config
 from hookrun.store.files import StoreError, by_number
 from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, OVERRIDES, REPORT, STATUS, SWEEP
+from hookrun.store.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store.records import (
     EnvRecord,
     MetricsLine,

@@ -13,8 +13,8 @@ from functools import partial
 
 from torch import Tensor
 
-from hookrun.values.host_copies import HostCopy, copy_to_host
-from hookrun.values.tensors import read_together
+from hookrun.engine.values.host_copies import HostCopy, copy_to_host
+from hookrun.engine.values.tensors import read_together
 
 Write = Callable[[Mapping[str, Tensor]], object]
 """Writes tensors, by name."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hookrun.config import nested
+from hookrun.engine.keys import nested
 from hookrun.store.format import STATUS
 
 WHOLE = 2**26

@@ -16,9 +16,8 @@ from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
+from hookrun.data.settings import Data
 from hookrun.errors import HookrunError, Lookup, listed
-from hookrun.spec.experiment import Data
-from hookrun.store import comparison
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
@@ -29,8 +28,7 @@ from hookrun.store.captures.read import (
 )
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
-from hookrun.store.comparison import By, Cka
-from hookrun.store.effects import Effects, read_effects
+from hookrun.store.config.stored import data_used, read_yaml
 from hookrun.store.files import StoreError, by_number, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     ATTRIBUTIONS,
@@ -70,7 +68,9 @@ from hookrun.store.records import (
     read_records,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.stored_config import data_used, read_yaml
+from hookrun.studies.compare import comparison
+from hookrun.studies.compare.comparison import By, Cka
+from hookrun.studies.effects.records import Effects, read_effects
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12

@@ -25,9 +25,9 @@ from pydantic import (
 )
 
 from hookrun.errors import shortened
-from hookrun.spec.objective import Direction, Goal, OfRun
 from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.format import FAULTS, GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
+from hookrun.store.objective import Direction, Goal, OfRun
 
 MOST_NAME = 1_000
 """Most characters of the name of a hook, module, parameter or metric."""

@@ -24,8 +24,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.engine.rank import own_rank
+from hookrun.engine.trust import of_environment
 from hookrun.errors import whole_characters
-from hookrun.ranks import ALONE, Ranks, own_rank
+from hookrun.run.ranks import ALONE, Ranks
 from hookrun.store.captures.shard import index_name, index_names
 from hookrun.store.files import (
     Lines,
@@ -62,7 +64,6 @@ from hookrun.store.format import (
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest, require_unchanged, write_manifest
 from hookrun.store.records import STREAMS, Status, fitting, grouped, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
-from hookrun.trust import of_environment
 from hookrun.version import __version__
 
 if TYPE_CHECKING:

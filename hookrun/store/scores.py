@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from hookrun.spec.objective import Goal, direction_of, preferred
+from hookrun.store.objective import Goal, direction_of, preferred
 from hookrun.store.records import ObjectiveRecord, checked
 
 Line = Mapping[str, Any]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.cli import main
 from hookrun.models import build
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 from hookrun.store.reader import Run
 
 TUTORIALS = EXPERIMENTS / "tutorial"

@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 from hookrun.cli import main
-from hookrun.compose.compose import compose_dict
-from hookrun.spec.experiment import Compute, Data, Model, Section, Train
-from hookrun.tasks import Task, parse_experiment, tasks
+from hookrun.command.compose.compose import compose_dict
+from hookrun.data.settings import Data
+from hookrun.engine.validation import Section
+from hookrun.models.settings import Model
+from hookrun.run.experiment.settings import Compute, Train
+from hookrun.run.tasks import Task, parse_experiment, tasks
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hookrun
 from hookrun.cli import main
-from hookrun.compose.compose import compose_dict
+from hookrun.command.compose.compose import compose_dict
+from hookrun.run.tasks import parse_experiment, prepare
 from hookrun.store.reader import Run
-from hookrun.tasks import parse_experiment, prepare
 
 CONF = Path(__file__).parents[2] / "conf"
 SMALL = ["train.epochs=1", "train.limit_batches=2", "compute.threads=1", "compute.device=cpu"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.effects import Effects
+from hookrun.studies.effects.records import Effects
 
 
 def test_heads_and_positions_of_one_trained_model(shipped) -> None:

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import hookrun
-from hookrun.compose.compose import compose_dict
+from hookrun.command.compose.compose import compose_dict
 from hookrun.data import load
+from hookrun.data.settings import Data
 from hookrun.errors import CheckFailed
-from hookrun.spec.experiment import Data
-from hookrun.tasks import parse_experiment, prepare
+from hookrun.run.tasks import parse_experiment, prepare
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(file.stem for file in (ROOT / "conf/experiment/tutorial").glob("*.yaml"))

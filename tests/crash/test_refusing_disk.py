@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from hookrun.cli import main
+from hookrun.run.passes.context import RunContext
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import Lines, StoreError, read_lines
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import save_weights
 from hookrun.store.verify import verify
-from hookrun.tasks.run.context import RunContext
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 NOBODY = 65534

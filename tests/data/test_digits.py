@@ -9,7 +9,7 @@ from hookrun.data import Split, describe, load
 from hookrun.data import digits as digits_module
 from hookrun.data.info import TensorInfo
 from hookrun.data.samples import TensorSamples
-from hookrun.spec.experiment import Data
+from hookrun.data.settings import Data
 
 DIGITS = Data(name="digits")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from hookrun.data import Split, describe, load
+from hookrun.data.settings import Data
 from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
 
 
 def section(**args: Any) -> Data:

@@ -19,8 +19,8 @@ from hookrun.data import Split, describe, load
 from hookrun.data.image_folder import ImageFolder, ImageNet
 from hookrun.data.info import TensorInfo
 from hookrun.data.samples import Samples
+from hookrun.data.settings import Data
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.spec.experiment import Data
 
 RESIZE = {"resize": {"size": [4, 6]}}
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hookrun.data.own import OwnData
+from hookrun.engine.trust.callables import code_of_name
+from hookrun.engine.trust.load import Trusted
 from hookrun.errors import HookrunError, SpecError
-from hookrun.trust.callables import code_of_name
-from hookrun.trust.load import Trusted
 
 
 def own(target: Callable[..., Any], **args: Any) -> OwnData:

@@ -14,10 +14,10 @@ from torchvision.datasets import mnist
 
 from hookrun import data
 from hookrun.data import Split, describe, load, names
+from hookrun.data.settings import Data
 from hookrun.data.source import Source
 from hookrun.data.transforms import parse_transforms
 from hookrun.errors import Problem, SpecError
-from hookrun.spec.experiment import Data
 
 NORMALIZE = {"mean": [0.5], "std": [0.5]}
 

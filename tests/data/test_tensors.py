@@ -20,9 +20,9 @@ from torch.utils.data import default_collate
 
 from hookrun.data import Split, describe, load
 from hookrun.data.info import TensorInfo
+from hookrun.data.settings import Data
 from hookrun.data.tensors import read_header, read_tensors
 from hookrun.errors import Problem, SpecError
-from hookrun.spec.experiment import Data
 
 ROWS = 10
 

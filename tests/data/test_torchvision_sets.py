@@ -17,8 +17,8 @@ from torchvision import datasets
 
 from hookrun.data import Split, describe, load
 from hookrun.data.info import SPLITS
+from hookrun.data.settings import Data
 from hookrun.errors import Problem, SpecError
-from hookrun.spec.experiment import Data
 
 MNIST_LIKE = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 CIFAR_LIKE = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.cli import main
+from hookrun.engine.values import host_copies
+from hookrun.engine.values.host_copies import HostCopy
 from hookrun.errors import HookrunWarning
 from hookrun.store.captures import write
 from hookrun.store.captures.read import read_captures
 from hookrun.store.captures.shard import read_index
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
-from hookrun.values import host_copies
-from hookrun.values.host_copies import HostCopy
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 is_second = pytest.mark.skipif(os.environ.get("HOOKRUN_TEST_DEVICE", "second") != "second", reason="second")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.spec.experiment import Compute
+from hookrun.command.sweeps import jobs
+from hookrun.run.experiment.session import generator_states, lost_generators, session, set_generators
+from hookrun.run.experiment.settings import Compute
+from hookrun.run.passes import batches
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import environment
-from hookrun.sweeps import jobs
-from hookrun.tasks.run import batches
-from hookrun.tasks.run.session import generator_states, lost_generators, session, set_generators
 
 
 def test_a_session_restores_what_the_device_would_have_drawn_next(device: torch.device) -> None:

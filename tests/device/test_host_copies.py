@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.engine.values import host_copies
+from hookrun.engine.values.host_copies import HostCopies, HostCopy, copy_to_host
 from hookrun.store.background import Background
-from hookrun.values import host_copies
-from hookrun.values.host_copies import HostCopies, HostCopy, copy_to_host
 
 is_second = pytest.mark.skipif(os.environ.get("HOOKRUN_TEST_DEVICE", "second") != "second", reason="second")
 

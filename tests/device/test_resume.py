@@ -11,8 +11,8 @@ from run_files import recorded
 
 import hookrun
 from hookrun.cli import main
+from hookrun.run.passes.resuming import Resuming
 from hookrun.store.reader import Run
-from hookrun.tasks.run.resuming import Resuming
 
 DROPPING = """
 from torch import nn

@@ -14,8 +14,8 @@ from run_files import numbers_of
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.run.passes.resuming import load_model, model_state
 from hookrun.store.reader import Run
-from hookrun.tasks.run.resuming import load_model, model_state
 
 
 class Piped(nn.Module):

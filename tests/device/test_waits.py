@@ -11,7 +11,7 @@ from torch import nn
 
 import hookrun
 from hookrun.cli import main
-from hookrun.values.tensors import read_together
+from hookrun.engine.values.tensors import read_together
 
 second_device = pytest.importorskip("second_device")
 

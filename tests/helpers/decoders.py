@@ -10,7 +10,7 @@ from torch import nn
 
 from hookrun.errors import SpecError
 from hookrun.models import build
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 
 def made(vocab_size: int | None = 20, length: int | None = 12, **args: Any) -> nn.Module:

@@ -11,14 +11,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from hookrun.actions import Action
-from hookrun.actions.base import HookContext, Measured
-from hookrun.actions.user_code import Recorded
-from hookrun.actions.values import InlineFunction, at_step
-from hookrun.hook_types import FORWARD
-from hookrun.runtime.faults import Faulty
-from hookrun.runtime.snapshot import copied
-from hookrun.values.tensors import check_broadcast, scalars
+from hookrun.engine.actions import Action
+from hookrun.engine.actions.base import HookContext, Measured
+from hookrun.engine.actions.user_code import Recorded
+from hookrun.engine.actions.values import InlineFunction, at_step
+from hookrun.engine.hook_types import FORWARD
+from hookrun.engine.runtime.faults import Faulty
+from hookrun.engine.runtime.snapshot import copied
+from hookrun.engine.values.tensors import check_broadcast, scalars
 
 
 def _softened(value: Tensor, temperature: float = 1.0) -> Tensor:

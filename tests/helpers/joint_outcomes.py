@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.values.containers import leaves
+from hookrun.engine.values.containers import leaves
 
 STEPS = 3
 

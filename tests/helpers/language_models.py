@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import SpecError
 from hookrun.models import build
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

@@ -10,8 +10,8 @@ from decoders import made, scrambled
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.tasks.lens.contributions import ObservedForward, Observer, Source, find_sources
-from hookrun.tasks.lens.places import Places, find_places
+from hookrun.studies.lens.contributions import ObservedForward, Observer, Source, find_sources
+from hookrun.studies.lens.places import Places, find_places
 
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
 ROWS = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 3])

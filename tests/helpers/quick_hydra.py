@@ -7,7 +7,7 @@ change the cached objects. hookrun's own readers and checks are not cached. Cach
 - the content of config files in the folders of hookrun and Hydra, but not of files that tests write
 - the defaults list, if there are no other config folders, and the merged content of its files
 
-tests/cli/test_quick_hydra.py compares it with plain Hydra.
+tests/command/cli/test_quick_hydra.py compares it with plain Hydra.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig
 
-from hookrun.compose.loader import _is_ours
+from hookrun.command.compose.loader import _is_ours
 
 Original = Callable[..., Any]
 _memory: dict[tuple[object, ...], bytes] = {}

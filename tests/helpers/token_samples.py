@@ -10,8 +10,8 @@ import pytest
 
 from hookrun.data import DataInfo, Split, describe, load
 from hookrun.data.samples import IGNORED, Samples
+from hookrun.data.settings import Data
 from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
 
 
 def made(name: str, split: Split = "val", **args: Any) -> tuple[DataInfo, Samples]:

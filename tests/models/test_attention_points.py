@@ -11,7 +11,7 @@ from language_models import ARCHITECTURES, GPT2, GROUPED, SIZES, T5, batch, prob
 from torch import nn
 
 import hookrun
-from hookrun.models import attention_points
+from hookrun.engine.plan import attention_points
 
 pytest.importorskip("transformers")
 

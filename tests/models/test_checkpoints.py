@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from hookrun.cli import main
 from hookrun.errors import Problem, SpecError
 from hookrun.models import build, load_weights
+from hookrun.models.settings import Model
 from hookrun.models.weights import require_weights
-from hookrun.spec.experiment import Model
 
 WEIGHTS, PREFIX = "model.weights", "model.strip_prefix"
 

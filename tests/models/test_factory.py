@@ -11,7 +11,7 @@ from torch import nn
 
 from hookrun.errors import Problem, SpecError
 from hookrun.models import build
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 PACKAGE = "hookrun_test_pkg"
 TRUSTED = frozenset({PACKAGE})

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import hookrun
 from hookrun.errors import HookrunWarning
 from hookrun.models import origin
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 pytest.importorskip("transformers")
 

@@ -18,7 +18,7 @@ from hookrun.models import _OWN, build, names
 from hookrun.models.decoder import Decoder
 from hookrun.models.language import TransformersArgs
 from hookrun.models.networks import CNN, MLP
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 OF_IMAGES = [name for name in _OWN if name != "decoder"]  # it takes token ids: see test_decoder.py
@@ -74,7 +74,7 @@ def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> Non
         "import sys\n"
         "from hookrun.data import describe, load, names\n"
         "from hookrun.models import _OWN, build\n"
-        "from hookrun.spec.experiment import Data, Model\n"
+        "from hookrun.run.experiment.settings import Data, Model\n"
         "assert 'cnn' in _OWN and 'digits' in names() and 'torch' not in sys.modules\n"
         "describe(Data(name='digits'))\n"
         "load(Data(name='digits'), 'val', seed=0)\n"

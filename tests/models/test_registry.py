@@ -11,7 +11,7 @@ from hookrun.errors import Problem, SpecError
 from hookrun.models import build
 from hookrun.models.arguments import positions_of, unfit_tokens
 from hookrun.models.networks import CNN
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 
 def problems(

@@ -16,7 +16,7 @@ from torchvision.models import ResNet18_Weights, list_models
 from hookrun.errors import Problem, SpecError
 from hookrun.models import build, load_weights, vision
 from hookrun.models.arguments import DataDefaults
-from hookrun.spec.experiment import Model
+from hookrun.models.settings import Model
 
 DIGITS = DataDefaults((1, 8, 8), 10)
 RESNET18_FILE = "resnet18-f37072fd.pth"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hookrun.errors import Problem, SpecError
 from hookrun.models import applied_hooks, load_weights
+from hookrun.models.settings import Model
 from hookrun.models.weights import SUFFIXES, is_path, require_weights
-from hookrun.spec.experiment import Model
 
 
 def net(width: int = 3) -> nn.Sequential:

@@ -14,15 +14,15 @@ import torch
 from report_pages import change_status, ended_process, write_lines
 
 import hookrun
-from hookrun.actions.base import RECORD_KEYS
 from hookrun.cli import main
+from hookrun.engine.actions.base import RECORD_KEYS
 from hookrun.report import lines
 from hookrun.report.__main__ import main as report_main
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sections import OF_A_RUN, ReportSection
-from hookrun.store.effects import Effects, write_effects
 from hookrun.store.files import StoreError
 from hookrun.store.records import MetricsLine, ModelRecord
+from hookrun.studies.effects.records import Effects, write_effects
 
 
 def test_it_is_written_at_the_end_and_names_the_packages_that_were_trusted(

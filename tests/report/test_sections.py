@@ -17,10 +17,11 @@ import hookrun
 from hookrun.cli import main
 from hookrun.report.facts import Facts, read_facts
 from hookrun.report.lines import SampledLines
-from hookrun.report.sections import lens, metrics, model, repeat, summary
+from hookrun.report.sections import metrics, model, repeat, summary
 from hookrun.report.sections.metrics import latest
+from hookrun.run.passes import progress
 from hookrun.store.records import ModelRecord, PlanRecord
-from hookrun.tasks.run import progress
+from hookrun.studies.lens import page as lens
 
 # ---- summary
 

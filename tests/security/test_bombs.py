@@ -20,10 +20,10 @@ from torch import nn
 
 import hookrun
 from hookrun import load_spec
-from hookrun.compose.compose import compose_dict
-from hookrun.config.yaml_files import load
+from hookrun.command.compose.compose import compose_dict
 from hookrun.errors import HookrunError, SpecError
-from hookrun.tasks import parse_experiment
+from hookrun.run.tasks import parse_experiment
+from hookrun.store.config.yaml_files import load
 
 MIB = 2**20
 

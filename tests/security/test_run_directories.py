@@ -14,10 +14,10 @@ from typing import Any
 import fuzz_runs
 import pytest
 
-from hookrun.actions.values import RunValue
+from hookrun.engine.actions.values import RunValue
 from hookrun.errors import HookrunError, SpecError
 from hookrun.report import write_report
-from hookrun.run_values import RunReferences, read_value
+from hookrun.run.experiment.run_values import RunReferences, read_value
 from hookrun.store.files import StoreError, open_inside, read_json, read_lines
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import update_latest

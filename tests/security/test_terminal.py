@@ -14,8 +14,8 @@ from torch import nn
 
 import hookrun
 from hookrun.cli import main
+from hookrun.run.passes.progress import Screen
 from hookrun.store.verify import verify
-from hookrun.tasks.run.progress import Screen
 from hookrun.terminal import Words
 
 ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")

@@ -22,9 +22,9 @@ from omegaconf.basecontainer import BaseContainer
 
 from hookrun.api import load_spec
 from hookrun.cli import main
-from hookrun.compose.hydra import conf_dir, opened
-from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved, unguarded
+from hookrun.command.compose.hydra import conf_dir, opened
 from hookrun.errors import SpecError
+from hookrun.store.config.interpolations import RefusedInterpolation, guarded, resolved, unguarded
 
 GLOBAL = "# @package _global_\n"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from joint_table import ELSEWHERE, PARAMETERS
 
-from hookrun.actions import actions
-from hookrun.hook_types import HOOK_TYPES
+from hookrun.engine.actions import actions
+from hookrun.engine.hook_types import HOOK_TYPES
 
 OWN = {"add_parameter": {"name": "extra", "shape": [3]}, "project": {"direction": [1, 2, 2]}}
 """Parameters for modules of three elements; of all other actions those of the joint table."""

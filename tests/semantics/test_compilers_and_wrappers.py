@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
-from hookrun.runtime.snapshot import held
-from hookrun.values.containers import tensors
-from hookrun.values.tensors import holds_data
+from hookrun.engine.runtime.snapshot import held
+from hookrun.engine.values.containers import tensors
+from hookrun.engine.values.tensors import holds_data
 
 INPUT = torch.linspace(-1, 1, 8).reshape(2, 4)
 

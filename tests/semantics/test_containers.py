@@ -27,7 +27,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
 import hookrun
-from hookrun.runtime.snapshot import held, snapshot
+from hookrun.engine.runtime.snapshot import held, snapshot
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -14,8 +14,8 @@ from hooking import EVERY, one_hook
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.site import HookSite
+from hookrun.engine.runtime.hooks.base import RegisteredHook
+from hookrun.engine.runtime.site import HookSite
 
 X = torch.ones(2, 3)
 KINDS = EVERY | {

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import hookrun
-from hookrun.runtime.apply_action import run_unscaled
+from hookrun.engine.runtime.apply_action import run_unscaled
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4)
 ON_MODULE = ["output_grad", "backward", "backward_pre"]

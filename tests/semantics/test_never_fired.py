@@ -14,7 +14,7 @@ from torch import nn
 
 import hookrun
 from hookrun.cli import main
-from hookrun.hook_types import HOOK_TYPES
+from hookrun.engine.hook_types import HOOK_TYPES
 
 X = torch.ones(2, 3, 4)
 NEVER = "never fired"

@@ -15,8 +15,9 @@ from torch.testing import assert_close
 import hookrun
 from hookrun import data, models
 from hookrun.cli import main
-from hookrun.runtime import Installation
-from hookrun.spec.experiment import Data, Model
+from hookrun.data.settings import Data
+from hookrun.engine.runtime import Installation
+from hookrun.models.settings import Model
 
 EPOCHS, BATCHES, SIZE = 2, 6, 16
 

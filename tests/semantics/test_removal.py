@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
-import hookrun.runtime.optimizers  # registers its pair of global hooks, which stays: once in a process
+import hookrun.engine.runtime.optimizers
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 

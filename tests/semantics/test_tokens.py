@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
+from hookrun.engine.runtime import Installation
 from hookrun.errors import CompileError, HookError, HookrunError
-from hookrun.runtime import Installation
 
 HEADS, WIDTH = 4, 3
 

@@ -21,8 +21,8 @@ from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookrun
-from hookrun.runtime import fast
-from hookrun.runtime.snapshot import held
+from hookrun.engine.runtime import fast
+from hookrun.engine.runtime.snapshot import held
 
 WIDTH = 4
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookrun.actions.base import TokenRows
+from hookrun.engine.actions.base import TokenRows
 from hookrun.errors import HookrunError, Lookup, NoSuchKey
 from hookrun.store.captures.read import SampleTable, StoredCapture, read_captures
 from hookrun.store.captures.shard import Shard, index_name, index_names, read_index, row_bytes, shard_name

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.ranks import Ranks
+from hookrun.run.passes.over_ranks import counts_of_all
+from hookrun.run.ranks import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify
-from hookrun.tasks.sharded.over_ranks import counts_of_all
 
 INDEX, SHARD = "captures/index_1.jsonl", "captures/1_000000.safetensors"
 BOTH = pytest.mark.parametrize("name", [INDEX, SHARD])

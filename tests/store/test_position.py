@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.ranks import ALONE, Ranks
+from hookrun.run.ranks import ALONE, Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import SAMPLES, STATS
 from hookrun.store.reader import open_run

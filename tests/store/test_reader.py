@@ -20,12 +20,12 @@ import hookrun
 from hookrun import data
 from hookrun.cli import main
 from hookrun.data import Split
-from hookrun.spec.experiment import Data
-from hookrun.store import comparison
+from hookrun.data.settings import Data
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir, update_latest
+from hookrun.studies.compare import comparison
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 PLAN: dict[str, Any] = {

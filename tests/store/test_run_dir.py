@@ -17,7 +17,7 @@ import pytest
 import torch
 from report_pages import change_status
 
-from hookrun.ranks import Ranks
+from hookrun.run.ranks import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
 from hookrun.store.reader import open_run

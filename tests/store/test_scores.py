@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
+from hookrun.store.objective import Goal
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import is_batch, names, result, result_of

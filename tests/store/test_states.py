@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn, optim
 
+from hookrun.run.experiment.optimizers import OPTIMIZERS, SCHEDULERS
 from hookrun.store.files import StoreError
 from hookrun.store.format import decode, encode
 from hookrun.store.states.files import VERSION, newest_state, remove_states, save_weights, write_state
 from hookrun.store.states.tree import NotPlain, flatten, unflatten
-from hookrun.tasks.training.optimizers import OPTIMIZERS, SCHEDULERS
 
 
 class Tied(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hookrun.store.stored_config import data_used, read_yaml
+from hookrun.store.config.stored import data_used, read_yaml
 
 
 def test_interpolations_stay(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hookrun.engine.values.containers import get
+from hookrun.engine.values.index import parse_target
 from hookrun.store import background
 from hookrun.store.background import Background
 from hookrun.store.captures import write as writer_module
 from hookrun.store.captures.write import CaptureWriter, Count
 from hookrun.store.files import StoreError
-from hookrun.values.containers import get
-from hookrun.values.index import parse_target
 
 
 def interrupted_at(line: int) -> bool:

@@ -9,24 +9,14 @@ from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from hookrun.report.facts import Facts
-from hookrun.report.sections import (
-    analysis,
-    attribution,
-    classes,
-    comparison,
-    effects,
-    generations,
-    hooks,
-    lens,
-    metrics,
-    model,
-    notices,
-    plan,
-    repeat,
-    summary,
-    swept,
-)
+from hookrun.report.sections import classes, hooks, metrics, model, notices, plan, repeat, summary, swept
 from hookrun.report.sweep_facts import SweepFacts
+from hookrun.studies.attribute import page as attribution
+from hookrun.studies.captures import page as analysis
+from hookrun.studies.compare import page as comparison
+from hookrun.studies.effects import page as effects
+from hookrun.studies.generate import page as generations
+from hookrun.studies.lens import page as lens
 
 F = TypeVar("F")
 
@@ -59,12 +49,12 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("notes", "", notices.notes, "notes.html", "notice"),
     ReportSection("latest", "", metrics.latest, "latest.html", "numbers"),
     ReportSection("summary", "", summary.build, "summary.html", "numbers"),
-    ReportSection("analysis", "Analysis", analysis.build, "analysis.html"),
-    ReportSection("attribution", "Attribution", attribution.build, "attribution.html"),
-    ReportSection("comparison", "Comparison", comparison.build, "comparison.html"),
-    ReportSection("generations", "Generations", generations.build, "generations.html"),
-    ReportSection("lens", "Lens", lens.build, "lens.html"),
-    ReportSection("effects", "Effects", effects.build, "effects.html"),
+    ReportSection("analysis", "Analysis", analysis.build, "captures/page.html"),
+    ReportSection("attribution", "Attribution", attribution.build, "attribute/page.html"),
+    ReportSection("comparison", "Comparison", comparison.build, "compare/page.html"),
+    ReportSection("generations", "Generations", generations.build, "generate/page.html"),
+    ReportSection("lens", "Lens", lens.build, "lens/page.html"),
+    ReportSection("effects", "Effects", effects.build, "effects/page.html"),
     ReportSection("metrics", "Metrics", metrics.build, "metrics.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),
     ReportSection("parts", "By position and sample", metrics.parts_of_passes, "parts_of_passes.html"),

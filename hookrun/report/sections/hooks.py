@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hookrun.actions.base import ABOUT, OF_RANK
+from hookrun.engine.actions.base import ABOUT, OF_RANK
 from hookrun.errors import counted, listed, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes

@@ -15,7 +15,7 @@ from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_place, numbers
-from hookrun.spec.objective import direction_of, is_loss
+from hookrun.store.objective import direction_of, is_loss
 from hookrun.store.records import grouped
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookrun.actions.check import verdict
+from hookrun.engine.actions.check import verdict
 from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.lines import is_number

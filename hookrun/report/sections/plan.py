@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hookrun.engine.spec.when import When
 from hookrun.report.facts import MOST_HOOKS, Facts
-from hookrun.spec.when import When
 
 SHOWN_MODULES = 4
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from hookrun.config import key_of
+from hookrun.engine.keys import key_of
+from hookrun.engine.trust import VARIABLE
 from hookrun.report.facts import Facts
 from hookrun.report.sweep_facts import SweepFacts, read_yaml
 from hookrun.store.format import MULTIRUN
 from hookrun.store.records import EnvRecord, HydraRecord, UsedRunRecord, checked
-from hookrun.trust import VARIABLE
 
 _SHIPPED = "conf"
 WEIGHTS = "model.weights"

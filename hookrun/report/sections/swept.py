@@ -17,8 +17,8 @@ from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import by_number, number, number_of, token_name
 from hookrun.report.lines import sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
-from hookrun.spec.objective import is_loss
 from hookrun.store.format import SAMPLES, TOKENS
+from hookrun.store.objective import is_loss
 from hookrun.store.records import SampleLine, TokenLine, grouped
 
 K = TypeVar("K")

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
+from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import HookrunError, Lookup, reason
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
@@ -29,7 +30,6 @@ from hookrun.store.captures.tensor_file import (
 from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.records import SampleLine, TokenLine, grouped, read_records
-from hookrun.values.tensors import whole_numbers
 
 T = TypeVar("T")
 

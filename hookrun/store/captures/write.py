@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import TokenRows
 from hookrun.data.info import SPLITS, Split
+from hookrun.engine.actions.base import TokenRows
+from hookrun.engine.values.containers import leaves
+from hookrun.engine.values.host_copies import HostCopy, copies_of, host_memory
+from hookrun.engine.values.index import joined
 from hookrun.errors import reason
 from hookrun.store.background import Background
 from hookrun.store.captures.shard import RowKind, index_name, shard_name
@@ -24,9 +27,6 @@ from hookrun.store.captures.tensor_file import Chunks, as_bytes, dtype_name, uns
 from hookrun.store.files import Lines, StoreError, make_folder, read_lines, replacing
 from hookrun.store.format import COLUMNS, FIRING, VERSION
 from hookrun.store.states.position import IndexPosition
-from hookrun.values.containers import leaves
-from hookrun.values.host_copies import HostCopy, copies_of, host_memory
-from hookrun.values.index import joined
 
 SHARD_BYTES = 64 * 2**20
 BUFFERS = 3

@@ -49,9 +49,9 @@ class OneRun:
     """A prepared experiment of task=effects; `run` makes a whole run, in a new directory each time."""
 
     def __init__(self, overrides: list[str]) -> None:
-        from hookrun import tasks
-        from hookrun.compose.compose import compose_dict
-        from hookrun.tasks.run.batches import Batches
+        from hookrun.command.compose.compose import compose_dict
+        from hookrun.run import tasks
+        from hookrun.run.passes.batches import Batches
 
         experiment = tasks.parse_experiment(compose_dict([*_COMMON, *overrides]))
         self.ready: Any = tasks.prepare(experiment)
@@ -63,7 +63,7 @@ class OneRun:
     def run(self) -> Any:
         """The effects of one run."""
         import hookrun
-        from hookrun import tasks
+        from hookrun.run import tasks
 
         place = Path(self._folder.name) / str(next(self._numbers))
         with contextlib.redirect_stdout(io.StringIO()):

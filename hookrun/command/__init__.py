@@ -1,0 +1,1 @@
+"""What is typed: composed, checked and run as one job or many."""

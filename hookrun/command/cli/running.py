@@ -1,0 +1,341 @@
+"""Execute a command line that asks for a plan, a run or a sweep, or resumes a run; in one process or several."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from hookrun.command.cli.restarts import begun_before, tell_begun
+from hookrun.command.compose.compose import claimed, parsed_run, place_run, plain_run, planned, refuse_used
+from hookrun.command.compose.errors import composed, explained, origins_told
+from hookrun.command.compose.hydra import Composition, conf_dir, opened
+from hookrun.command.compose.overrides import LATEST, RESUME, Resume, named_folder
+from hookrun.command.sweeps.exit_codes import DONE, exit_code
+from hookrun.command.sweeps.jobs import JobFailed, import_torch, make_missing_page, run_alone
+from hookrun.command.sweeps.needs import NeededRuns, previous_run
+from hookrun.engine.keys import key_of
+from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
+from hookrun.run import tasks
+from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.ranks import ALONE, Ranks, is_main, started
+from hookrun.run.tasks import Ready, refuse_ranks, task_of
+from hookrun.store.config.stored import read_yaml
+from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences, encode
+from hookrun.store.records import Status, read_record
+from hookrun.store.run_dir import outputs_folder
+from hookrun.terminal import wait_is_over, waiting_for
+
+_HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+_FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
+"""Keys that may differ when a run is resumed."""
+
+_TELLING = 60.0
+"""Seconds that a rank that cannot begin waits for the others, to tell them why."""
+
+
+def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
+    """Resume an unfinished run; returns the exit code."""
+    folder = named_folder(resume.name, outputs_folder())
+    if _is_done(folder):
+        if is_main():
+            if asked.overrides:
+                print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
+            remove_left_states(folder)
+            make_missing_page(folder)
+        return DONE
+    shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
+    if typed := [text for text in asked.overrides if text in shown]:
+        raise spec_error(
+            "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
+        )
+    return run_again(asked, folder, trust, resume)
+
+
+def run_again(asked: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
+    """Go on with the unfinished run in the folder; returns the exit code."""
+    with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
+        return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
+
+
+def run_once(
+    asked: Composition,
+    cfg: DictConfig,
+    experiment: Experiment,
+    trust: frozenset[str],
+    resume: Resume | None = None,
+    folders: Composition | None = None,
+) -> int:
+    """Check one run, then show it or run it; returns the exit code.
+
+    experiment: what `cfg` describes
+    folders: what was typed, which names the folders where needs are found; None: `asked`. A stored configuration has
+             no other experiments beside it.
+    """
+    shows = tasks.task_of(experiment).shows
+    if experiment.settings.baseline and not shows and is_main():
+        print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
+    if not is_main():
+        if shows:  # rank 0 shows it
+            return DONE
+    elif not shows and resume is None and (left := begun_before(Path(cfg.hydra.runtime.output_dir))):
+        print(f"torchrun has started the run again: it goes on in {left}")
+        return run_again(asked, left, trust, Resume(str(left)))
+    needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
+    try:
+        with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
+            return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
+    except RefusedByMain as refused:
+        return refused.exit_code
+
+
+def _checked_and_run(
+    asked: Composition,
+    cfg: DictConfig,
+    trust: frozenset[str],
+    resume: Resume | None,
+    experiment: Experiment,
+    ranks: Ranks,
+    needs: NeededRuns,
+) -> int:
+    """Check everything, then show it or run it; returns the exit code. Every rank calls this function."""
+    config, shows = plain_run(cfg), tasks.task_of(experiment).shows
+    run_dir = Path(cfg.hydra.runtime.output_dir)
+    import_torch()
+    waiting_for("building the model and checking the hooks")
+    with agreed(ranks) if ranks.several else nullcontext(), origins_told(cfg), tasks.in_order_of(config):
+        if not shows and resume is None and ranks.is_main:
+            refuse_used(run_dir, "hydra.run.dir")
+        if shows:
+            experiment = planned(
+                experiment,
+                asked.overrides,
+                lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
+            )
+        if resume is not None and (run_dir / JOB).exists():
+            experiment = experiment.of_a_sweep()
+        previous = previous_run([experiment], run_dir.parent)
+        needs.find(experiment)
+        if ranks.several and needs.missing:
+            raise spec_error(
+                "needs",
+                "runs that it needs are not there, and each of several processes would make them",
+                "run the same command once without torchrun and compute.strategy",
+            )
+        known = experiment.with_runs(needs.made, previous)
+        try:
+            prepared = tasks.prepare(known, trust=trust)
+        except SpecError as error:
+            if shows:
+                wait_is_over()
+                tasks.show_without_data(known, error, trust)
+            raise
+        if ranks.several and ranks.is_main:
+            from hookrun.run.passes.agreement import read_splits
+
+            read_splits(prepared)  # first on one rank, which may download the data for the others
+    if ranks.several:
+        from hookrun.run.passes.agreement import facts_of_rank
+
+        with agreed(ranks) as facts:
+            facts |= facts_of_rank(prepared, run_dir)
+    wait_is_over()
+    if not ranks.is_main:
+        return follow(prepared, ranks)
+    needs.prepare(shows=shows)
+    if shows:
+        tasks.show(prepared)
+        return DONE
+    with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, go_on=resume is not None):
+        if resume is not None and _is_done(run_dir):  # another process has just finished it
+            ranks.gathered([None, None])
+            return DONE
+        tell_begun(run_dir)
+        is_new = needs.missing
+        needs.make()
+        if is_new:  # again, now that the runs exist from which its values come
+            prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
+        with explained(asked):
+            returned = asked.app.run_checked(
+                cfg, partial(run_alone, prepared=prepared, resume=resume, ranks=ranks)
+            )
+    return int(returned.return_value)
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether status.json says so. Raises SpecError for a directory without a run that can be resumed."""
+    if not folder.is_dir():
+        there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        # `latest` is a word of the command, not a directory
+        names = [*there, *get_close_matches(folder.name, [LATEST])]
+        raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, names))
+    if not (folder / STATUS).exists():
+        raise spec_error(
+            RESUME,
+            f"{folder} has no {STATUS}: no run began there",
+            "name the directory of a run, or of a sweep",
+        )
+    if not (folder / CONFIG).exists():
+        raise spec_error(
+            RESUME,
+            f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it",
+        )
+    is_done = bool(read_record(folder / STATUS, Status)["status"] == "done")
+    if is_done and is_main():
+        print(f"{folder} is done: there is nothing to resume")
+    return is_done
+
+
+def remove_left_states(folder: Path) -> None:
+    """Remove the saved states of a finished run that was killed before it removed them itself."""
+    keeps = read_yaml(folder / CONFIG, folder)
+    for key in ("train", "checkpoint", "keep_done"):
+        keeps = keeps.get(key) if isinstance(keeps, Mapping) else None
+    if keeps is not True and any((folder / CHECKPOINTS).glob("state_*")):
+        from hookrun.store.states.files import remove_states
+
+        with claimed(folder, RESUME, go_on=True):
+            remove_states(folder)
+
+
+@contextmanager
+def composed_again(
+    asked: Composition, folder: Path, *, anyway: bool
+) -> Iterator[tuple[Composition, DictConfig]]:
+    """The stored configuration with the typed overrides applied, to be run in the directory of the stored run.
+
+    If an override names a group (``experiment=clip_fc``), the configuration is composed from the config folders, as
+    the first time. Raises SpecError with each difference to the stored configuration, unless `anyway`.
+    """
+    with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
+        stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
+        groups = set(asked.app.config_loader.list_groups(""))
+        from_folders = any(key_of(text).partition("@")[0] in groups for text in asked.overrides)
+        again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
+        cfg = composed(again)
+        # what is stored stays as it is, unless a typed override replaces it
+        place_run(cfg, folder, stores=bool(asked.overrides) and anyway)
+        if asked.overrides and not anyway:
+            of_stored = composed(stored)
+            place_run(of_stored, folder, stores=False)
+            before, now = plain_run(of_stored), plain_run(cfg)
+            before.setdefault("hooked", True)  # a run of an earlier version does not store it
+            lines = [
+                f"{key}: {old!r:.100} there, {new!r:.100} now"
+                for key, old, new in differences(before, now)
+                if not any(key == free or key.startswith(f"{free}.") for free in _FREE)
+            ]
+            if lines:
+                shown = "\n".join(f"\n    {line}" for line in first_lines(lines))
+                raise spec_error(
+                    RESUME,
+                    f"{folder} is of another configuration:{shown}",
+                    "leave it out, or type resume_anyway=true",
+                )
+        yield again, cfg
+
+
+@contextmanager
+def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
+    """The processes of the run; the process group is joined on entry and left on exit.
+
+    Raises SpecError where torchrun started several and the experiment does not say how to split a run over them.
+    """
+    compute = experiment.settings.compute
+    if compute.strategy == "none":
+        refuse_ranks()
+    me = None if compute.strategy == "none" else started()
+    if me is None:
+        yield ALONE
+        return
+    task = task_of(experiment)
+    if me.size > 1 and not task.splits_batches:
+        raise spec_error(
+            "task",
+            f"found {me.size} processes, and task={task.name} is one for a single process",
+            "start it without torchrun",
+        )
+    from hookrun.run.experiment.session import device_of
+    from hookrun.run.ranks.group import joined
+
+    device = device_of(compute).type
+    with joined(me, device, compute.timeout) as ranks, ranks.failures_told():
+        yield ranks
+        if not ranks.failed:  # a rank that dies at its end costs no page
+            ranks.meet()
+
+
+def told_to_ranks(error: HookrunError) -> bool:
+    """Tell why this rank ends to those on other nodes, which wait for it; False if they cannot be reached."""
+    try:
+        me = started()
+        is_on_one_node = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its torchrun ends the others
+        if error._is_told or me is None or me.size == 1 or is_on_one_node:
+            return True
+        import_torch()
+        from hookrun.run.ranks.group import joined
+
+        with joined(me, "cpu", _TELLING) as ranks, ranks.failures_told():
+            ranks.gathered([str(error), error.exit_code])  # as `agreed` does
+    except Exception:  # also one of these ends for the same reason, before this one has joined it
+        return False
+    return True
+
+
+class RefusedByMain(JobFailed):
+    """Rank 0 refused the experiment and reports why; this rank ends with the same exit code and prints nothing."""
+
+
+@contextmanager
+def agreed(ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """A block that has to succeed on every one of several ranks, and to put the same facts into what it gets.
+
+    An error on rank 0 is raised there, and RefusedByMain on the other ranks. If only another rank fails, rank 0 raises
+    HookrunError with that rank's message; for facts that differ, SpecError with each of them.
+    """
+    facts = dict[str, Any]()
+    failure: HookrunError | None = None
+    try:
+        yield facts
+    except HookrunError as error:
+        failure = error
+    mine = encode(facts)
+    outcome: Any = sha256(mine.encode()).hexdigest() if facts else None
+    if failure is not None:
+        outcome = [str(failure), failure.exit_code]
+    outcomes = ranks.gathered(outcome)
+    if failure is not None and ranks.is_main:
+        raise failure
+    failed = next(((rank, each) for rank, each in enumerate(outcomes) if isinstance(each, list)), None)
+    if failed is not None:
+        rank, (text, code) = failed
+        if not ranks.is_main:
+            raise RefusedByMain("refused by rank 0", code)
+        raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+    if any(each != outcome for each in outcomes):
+        from hookrun.run.passes.agreement import differing_ranks
+
+        differing = differing_ranks([json.loads(each) for each in ranks.gathered(mine)])
+        raise differing if ranks.is_main else RefusedByMain("refused by rank 0", differing.exit_code)
+
+
+def follow(prepared: Ready, ranks: Ranks) -> int:
+    """Do the work of a rank other than 0 in a run; returns its exit code."""
+    from hookrun.run.execute import execute_as_rank
+
+    try:
+        return execute_as_rank(prepared, ranks)
+    except Exception as error:
+        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        print(f"rank {ranks.rank}: {what}", file=sys.stderr, flush=True)
+        return exit_code(error)

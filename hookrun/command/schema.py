@@ -1,0 +1,158 @@
+"""The JSON Schema of experiments and hook sets, for editors: ``python -m hookrun.schema hookrun.schema.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import create_model
+
+from hookrun.engine.actions import actions
+from hookrun.engine.spec.hook import HookKeys, hook_keys
+from hookrun.run.experiment.settings import Settings, TaskKeys
+from hookrun.run.tasks import tasks
+from hookrun.terminal import words
+
+Schema = dict[str, Any]
+
+_INTERPOLATION: Schema = {"type": "string", "pattern": r"\$\{.+\}"}
+_DEFAULTS: Schema = {"type": "array", "description": "Hydra's defaults list"}
+_HOOKS: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/hook"}}
+_HAS_HOOK: Schema = {
+    "not": {
+        "additionalProperties": {
+            "not": {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+        }
+    }
+}
+"""Matches if some root key is a hook: the file is a hook set, as in conf/hooks/, not an experiment."""
+
+
+def experiment_schema() -> Schema:
+    """The JSON Schema of files in experiment/ and hooks/.
+
+    All keys of an experiment are optional, because it only overrides, and any value may be an interpolation.
+    """
+    settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
+    definitions: Schema = settings.pop("$defs", {})
+    definitions[TaskKeys.__name__], of_tasks = _task_schema()
+    definitions |= of_tasks
+    for definition in definitions.values():
+        definition.pop("required", None)
+    for name in actions():
+        schema = _hook_schema(name)
+        definitions |= schema.pop("$defs", {})
+        definitions[f"hook_{name}"] = schema
+    definitions = {name: _interpolable(definition) for name, definition in definitions.items()}
+    definitions["hook"] = _any_hook(definitions)
+    properties = {
+        **{key: _open(_interpolable(schema)) for key, schema in settings["properties"].items()},
+        "hooks": _open(_HOOKS),
+        "defaults": _DEFAULTS,
+        "hydra": {"type": "object", "description": "Hydra's own settings"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hookrun experiment or hook set",
+        "type": "object",
+        "if": _HAS_HOOK,
+        "then": _HOOKS | {"title": "hook set", "properties": {"defaults": _DEFAULTS}},
+        "else": {"title": "experiment", "properties": properties, "additionalProperties": False},
+        "$defs": definitions,
+    }
+
+
+def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
+    """The schema of a hook, whose keys depend on its action; without an action it changes a hook of another file."""
+    names = list(actions())
+    keys = dict.fromkeys(key for name in names for key in definitions[f"hook_{name}"]["properties"])
+    cases = [
+        {
+            "if": {"type": "object", "properties": {"action": {"const": name}}, "required": ["action"]},
+            "then": {"$ref": f"#/$defs/hook_{name}"},
+        }
+        for name in names
+    ]
+    change = {"if": {"required": ["action"]}, "else": {"propertyNames": {"enum": list(keys)}}}
+    properties = {"action": _open({"enum": names})}
+    return _open({"type": "object", "properties": properties, "allOf": [*cases, change]})
+
+
+def _task_schema() -> tuple[Schema, Schema]:
+    """The schema of the section `task`, and its definitions.
+
+    It has the keys of all tasks, since keys of other tasks are allowed, with a note.
+    """
+    keys: dict[str, list[Schema]] = {}
+    definitions: Schema = {}
+    for task in tasks().values():
+        of_task = task.model_json_schema(ref_template="#/$defs/{model}")
+        definitions |= of_task.pop("$defs", {})
+        for key, schema in of_task.get("properties", {}).items():
+            if schema not in keys.setdefault(key, []):
+                keys[key].append(schema)
+    properties = {key: found[0] if len(found) == 1 else {"anyOf": found} for key, found in keys.items()}
+    section = {
+        "type": "object",
+        "properties": {"name": {"enum": list(tasks())}, **properties},
+        "additionalProperties": False,
+    }
+    return section, definitions
+
+
+def _hook_schema(name: str) -> Schema:
+    action = actions()[name]
+    keys = {key for hook_type in action.hook_types for key in hook_keys(hook_type.name)}
+    common = {key: info for key, info in HookKeys.model_fields.items() if key in keys}
+    fields: dict[str, Any] = {
+        field: (info.annotation, info) for field, info in (common | action.model_fields).items()
+    }
+    schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
+    hook_types = sorted(hook_type.name for hook_type in action.hook_types)
+    schema["properties"] |= {"action": {"const": name}, "hook": {"enum": hook_types}}
+    schema["required"] = sorted({*schema.get("required", []), "action"})
+    return {**schema, "title": name, "additionalProperties": False}
+
+
+def _open(schema: Schema) -> Schema:
+    """The schema of a value or an interpolation; error messages are those of the value."""
+    kept = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+    return kept | {"if": _INTERPOLATION, "else": schema}
+
+
+def _interpolable(schema: Schema) -> Schema:
+    """The schema with an interpolation allowed for each value inside it."""
+    inner = dict(schema)
+    for key in {"anyOf", "oneOf", "allOf"} & inner.keys():
+        inner[key] = [_interpolable(variant) for variant in inner[key]]
+    for key in {"items", "additionalProperties"} & inner.keys():
+        inner[key] = _member(inner[key])
+    if "prefixItems" in inner:
+        inner["prefixItems"] = [_member(item) for item in inner["prefixItems"]]
+    if "properties" in inner:
+        inner["properties"] = {key: _member(field) for key, field in inner["properties"].items()}
+    return inner
+
+
+def _member(schema: Any) -> Any:
+    """The schema of a value inside another one. The action is fixed, by which the case was chosen."""
+    is_fixed = not isinstance(schema, dict) or "const" in schema
+    return schema if is_fixed else _open(_interpolable(schema))
+
+
+def main() -> int:
+    """Write the schema to a file, or to stdout."""
+    parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
+    parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
+    file = parser.parse_args().file
+    text = json.dumps(experiment_schema(), indent=2) + "\n"
+    if file is None:
+        with words():
+            sys.stdout.write(text)
+    else:
+        file.write_text(text, encoding="utf-8")
+    return 0

@@ -1,5 +1,0 @@
-"""Config folders and overrides composed by Hydra: its loader, and what is wrong on a command line."""
-
-from hookrun.values.private_names import require
-
-require("hydra-core")

@@ -1,0 +1,364 @@
+"""A model's names: modules and parameters once per object, each with all of its names."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain, islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+
+from hookrun.engine.actions.base import was_added
+from hookrun.engine.actions.own_parameters import LAZY
+from hookrun.engine.plan.attention_points import POINTS, lacks_points
+from hookrun.engine.plan.plan import Match
+from hookrun.engine.spec.hook import HookSpec
+from hookrun.engine.spec.selector import Names, Node, Selector, Tree
+from hookrun.engine.spec.selector.tree import ancestors
+from hookrun.engine.values.private_names import require
+from hookrun.errors import listed, shortened
+
+
+class Unhookable(NamedTuple):
+    """Why hooks on the submodules of a module do not fire, and what to do.
+
+    itself: hooks on the module itself do not fire either
+    """
+
+    what: str
+    hint: str
+    itself: bool = True
+
+
+def unhookable(module: nn.Module) -> Unhookable | None:
+    """Why hooks inside `module` would never fire, or None."""
+    if is_scripted(module):
+        return Unhookable(
+            f"{class_name(module)} calls its modules without Python hooks",
+            "hook it as a whole, or hook the model that it was made from",
+            itself=False,
+        )
+    compiled = "an already compiled module ignores new hooks"
+    first = "install the hooks first, then compile"
+    if module._compiled_call_impl is not None and not hasattr(module._compiled_call_impl, "hooks_fire"):
+        return Unhookable(compiled, first)
+    # takes half a second to import, and is imported if anything is compiled
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None:
+        require("torch, compiler")
+        if isinstance(module, dynamo.OptimizedModule):
+            return Unhookable(compiled, first, itself=False)
+    if isinstance(module, nn.DataParallel):
+        return Unhookable(
+            "DataParallel's threads race on hooks", "use DistributedDataParallel, or hook the inner module"
+        )
+    return None
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether it is a TorchScript module, of torch.jit.script, trace or load."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def unhookable_model(model: nn.Module) -> Unhookable | None:
+    """Why no hook on the model would fire, or None: a TorchScript model has at least its root."""
+    return None if is_scripted(model) else unhookable(model)
+
+
+def children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in the order of `Module.apply`, a shared one once for each parent.
+
+    A model may define methods `apply` and `children` of its own, which mean something else.
+    """
+    for child in module._modules.values():
+        if child is not None:
+            yield from children_first(child)
+    yield module
+
+
+def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
+    """The parametrized parameters of a module, by the names under which its forward reads them."""
+    lists = getattr(module, "parametrizations", None)
+    members = lists.items() if isinstance(lists, nn.ModuleDict) else ()
+    return {
+        name: each for name, each in members if isinstance(each, ParametrizationList) and each._parameters
+    }
+
+
+def computed_before(module: nn.Module, name: str) -> str | None:
+    """That a pre-hook of the module computes a tensor from this parameter for the forward, or None.
+
+    As torch.nn.utils.prune does, and the older weight_norm and spectral_norm.
+    """
+    for key, value in vars(module).items():
+        if isinstance(value, Tensor) and name.startswith(f"{key}_"):
+            return (
+                f"a pre-hook of torch.nn.utils computes {key!r} from it, which is what the forward reads: make that "
+                "permanent (prune.remove), or use torch.nn.utils.parametrizations"
+            )
+    return None
+
+
+MOST_OF_A_CLASS = 200
+"""How many characters of the name of a class are shown and stored."""
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; of a longer one than `MOST_OF_A_CLASS` the beginning and the end.
+
+    Of a TorchScript module that of the class it was made from: all have a class of torch, and a copy another one.
+    """
+    name = f"{module.original_name} (TorchScript)" if is_scripted(module) else type(module).__name__
+    return shortened(name, MOST_OF_A_CLASS)
+
+
+class ModelNames:
+    """The names that selectors are matched against, and what the hooks planned so far will add and freeze.
+
+    modules, parameters: by each of their names
+    added:  first path of a module -> names of parameters that hooks will add
+    added_by: name of a hook -> those that it adds to each of its modules
+    frozen: names of the parameters that hooks will freeze
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._names = _names_by_object(self.modules) | _names_by_object(self.parameters)
+        self.added = defaultdict[str, list[str]](list)
+        self.added_by = dict[str, list[str]]()
+        self.frozen = set[str]()
+        self._trees = dict[
+            bool, Tree
+        ]()  # of parameters, of readings; reset when a planned hook adds parameters
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
+        modules = self.modules.items()
+        types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
+        # a module may redefine `parameters`
+        sizes = {path: sum(map(_numel, nn.Module.parameters(module))) for path, module in modules}
+        nodes = {
+            path: Node(path, types[type(module)], not module._modules, sizes[path])
+            for path, module in modules
+        }
+        children = {path: list(filter(str.isdecimal, module._modules.keys())) for path, module in modules}
+        numbered = {path: names for path, names in children.items() if names}
+        # calling them raises: a list or dict of modules or parameters, or a class without a forward
+        forwards = {path: getattr(module, "forward", None) for path, module in modules}
+        silent = {
+            path for path, own in forwards.items() if getattr(own, "__func__", None) is nn.Module.forward
+        }
+        return Tree(nodes, numbered, self._first_names(self.modules), silent)
+
+    @cached_property
+    def own(self) -> set[int]:
+        """The ids of the model's parameters and buffers, without those that hooks have added."""
+        return {
+            id(tensor)
+            for module in self.modules.values()
+            for name, tensor in chain(module._parameters.items(), module._buffers.items())
+            if not was_added(module, name)
+        }
+
+    def tree_of(self, spec: HookSpec) -> Tree:
+        """The modules as the hook sees them: without a forward they still have parameters and can be changed."""
+        return self.tree if spec.hook_type.of_rows else self.tree.whole
+
+    def parameter_tree(self, *, readings: bool = False) -> Tree:
+        """The parameters, with all of their names, including those that planned hooks will add.
+
+        readings: the same as modules read them: each reader of a shared parameter by itself, and parametrized ones
+        """
+        if readings not in self._trees:
+            every = [*self.parameters]
+            every += [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
+            first = self._first_names(self.parameters)
+            if readings:
+                every += [
+                    f"{path}.{name}".lstrip(".")
+                    for path, owner in self.modules.items()
+                    for name in parametrized(owner)
+                ]
+                first = {name: main for name in every if (main := self._first_reading(name)) != name}
+            nodes = dict[str, Node]()
+            numbered = {path: [*children] for path, children in self.tree.numbered.items()}
+            for name in dict.fromkeys(every):
+                container, _, last = name.rpartition(".")
+                owner = self.tree.nodes[container]
+                size = _numel(self.parameters[name]) if name in self.parameters else 0
+                nodes[name] = Node(name, owner.types, owner.leaf, size)
+                if last.isdecimal():
+                    numbered.setdefault(container, []).append(last)
+            self._trees[readings] = Tree(nodes, numbered, first, modules=self.tree.whole)
+        return self._trees[readings]
+
+    def _first_reading(self, name: str) -> str:
+        """The name of a parameter at the first name of its module."""
+        path, _, own = name.rpartition(".")
+        return f"{self.first_name(path)}.{own}".lstrip(".")
+
+    def _first_names(self, objects: Mapping[str, object]) -> Mapping[str, str]:
+        """Each name that is not the first of its object -> the first one."""
+        return {name: main for name, named in objects.items() if (main := self._names[id(named)][0]) != name}
+
+    def matches(self, spec: HookSpec) -> tuple[Match, ...]:
+        """The modules or parameters that the hook's selector matches: by first names, once per object, in order."""
+        selector, reading = spec.keys.select, spec.hook_type.on == "reading"
+        if spec.hook_type.on_parameters:
+            names = self.select_parameters(selector, readings=reading)
+            return tuple(self.match(name, on_parameters=True, reading=reading) for name in names)
+        own = self._own_parameters(spec)
+        paths = map(self.first_name, selector.select(self.tree_of(spec)))
+        return tuple(
+            replace(self.match(path, on_parameters=False), own=own.get(path, ()))
+            for path in dict.fromkeys((*paths, *own))
+        )
+
+    def _own_parameters(self, spec: HookSpec) -> dict[str, tuple[str, ...]]:
+        """First path of a module that the selector does not match -> those of its parameters that it matches.
+
+        Only where the selector may match both.
+        """
+        own = defaultdict[str, list[str]](list)
+        if spec.takes_parameters:
+            selector, tree = spec.keys.select, self.parameter_tree()
+            modules = set(map(self.first_name, selector.select(self.tree.whole)))
+            for name in selector.select(tree):
+                owner, _, last = name.rpartition(".")
+                around = map(self.first_name, ancestors(name))
+                if modules.isdisjoint(around) and last not in own[self.first_name(owner)]:
+                    own[self.first_name(owner)].append(last)
+        return {path: tuple(names) for path, names in own.items()}
+
+    def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
+        """The parameters that a selector matches, by default all: first names, once per object, in order."""
+        tree = self.parameter_tree(readings=readings)
+        matching = tree.nodes if selector is None else selector.paths(tree)
+        # a parametrized parameter stands also for what it is computed from
+        names = [name for name in tree.nodes if name in matching and _parametrized_name(name) not in matching]
+        return list(dict.fromkeys(tree.first.get(name, name) for name in names))
+
+    def first_name(self, path: str) -> str:
+        """The first name of a module."""
+        return self.tree.first.get(path, path)
+
+    def match(self, path: str, on_parameters: bool, *, reading: bool = False) -> Match:
+        """The Match of the module or parameter with this first name; `reading`: of one module that reads it."""
+        if not on_parameters:
+            module = self.modules[path]
+            return Match(
+                path, tuple(self._names[id(module)]), class_name(module), self.tree.nodes[path].parameters
+            )
+        container, _, own = path.rpartition(".")
+        module = self.modules[container]
+        parameter, names = self.parameters.get(path), [path]
+        if reading:
+            names = [f"{each}.{own}".lstrip(".") for each in self._names[id(module)]]
+        elif parameter is not None:
+            names = self._names[id(parameter)]
+        shape = None if parameter is None or is_lazy(parameter) else str(list(parameter.shape))
+        size = 0 if parameter is None else _numel(parameter)
+        return Match(path, tuple(names), class_name(module), size, shape)
+
+    def trains(self, name: str) -> bool:
+        """Whether the parameter will require a gradient when the hooks planned so far are installed."""
+        parameter = self.parameters.get(name)
+        return name not in self.frozen and (parameter is None or parameter.requires_grad)
+
+    def without_gradient(self, name: str) -> str | None:
+        """Why no gradient of the parameter can be hooked, or None."""
+        if not self.trains(name):
+            return "carries no gradient: it does not require one"
+        return LAZY if name in self.parameters and is_lazy(self.parameters[name]) else None
+
+    def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...], own: Iterable[str] = ()) -> None:
+        """Record what a planned hook will add to its modules and freeze in them.
+
+        own: the names of the parameters of the user's own module
+        """
+        name = spec.action.adds(spec.name)
+        names = self.added_by[spec.name] = [*own] if name is None else [name]
+        for match in matches:
+            if new := [name for name in names if name not in self.added[match.path]]:
+                self.added[match.path] += new
+                self._trees.clear()
+            if spec.action.does == "freeze":
+                named = getattr(spec.action_on(match.own), "parameters", None)
+                of_module = self.modules[match.path].named_parameters()
+                frozen = {id(parameter) for each, parameter in of_module if named is None or each in named}
+                self.frozen |= {
+                    name for name, parameter in self.parameters.items() if id(parameter) in frozen
+                }
+
+    @cached_property
+    def unhookable(self) -> Mapping[int, Unhookable]:
+        """id of a module -> why hooks on it would never fire; found in the whole model."""
+        reasons = dict[int, Unhookable]()
+        for path, module in self.modules.items():  # the outermost first: it is the one that is named
+            if (reason := unhookable(module)) is not None:
+                named = reason._replace(what=f"{path}: {reason.what}") if path else reason
+                for inside in islice(module.modules(), 0 if reason.itself else 1, None):
+                    reasons.setdefault(id(inside), named)
+        return reasons
+
+    def inside(self) -> dict[str, Match]:
+        """Path -> each module that only a compiled or scripted module calls; its shape says that it takes no hooks."""
+        paths = [path for path in self.modules if id(self.modules[path]) in self.unhookable]
+        return {
+            path: replace(
+                self.match(path, on_parameters=False),
+                shape=f"no hooks: {self.unhookable[id(self.modules[path])].what}",
+            )
+            for path in dict.fromkeys(map(self.first_name, paths))
+        }
+
+    def nearest(self, selector: Selector, on_parameters: bool) -> str:
+        """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""
+        if beside := selector.select(self.tree.whole):
+            lack = "that have none" if on_parameters else "without a forward, around which no hook fires"
+            return f"it matches modules {lack}: {listed([path or '(root)' for path in beside], 4)}"
+        classes = set(map(class_name, self.model.modules()))
+        parameters = tuple(self.parameters) if on_parameters else ()
+        near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
+        points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)
+        if points and not on_parameters and any(map(lacks_points, self.modules.values())):
+            added = listed(sorted(points), len(POINTS))
+            near += f"; model.args.attention=points, or hookrun.points(model), adds {added} to each attention module"
+        return near
+
+
+def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:
+    """id of an object -> all of its names."""
+    names = dict[int, list[str]]()
+    for name, named in objects.items():
+        names.setdefault(id(named), []).append(name)
+    return names
+
+
+def _parametrized_name(name: str) -> str | None:
+    """``fc.parametrizations.weight.original`` -> ``fc.weight``, which is computed from it; else None."""
+    owner, found, own = f".{name}".rpartition(".parametrizations.")
+    tensor, _, last = own.partition(".")
+    return f"{owner}.{tensor}".lstrip(".") if found and last.startswith("original") else None
+
+
+def _type_names(cls: type) -> frozenset[str]:
+    bases = [base for base in cls.__mro__ if base is not object]
+    return frozenset(
+        [base.__name__ for base in bases] + [f"{base.__module__}.{base.__qualname__}" for base in bases]
+    )
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    return 0 if is_lazy(parameter) else parameter.numel()

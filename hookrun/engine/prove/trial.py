@@ -1,0 +1,639 @@
+"""Checks that a plan fits the model: runs a copy of it once with the hooks.
+
+torch's fake tensors have shapes but no data, and work for any model on any device; but they import torch's compiler,
+which takes as long as importing torch. A small model of known modules on the CPU is therefore run with data.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, is_fake
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
+
+from hookrun.engine.actions.base import Keeper, Measured, Packed, TokenRows
+from hookrun.engine.actions.user_code import UserCodeError, only_without_data
+from hookrun.engine.actions.values import InlineFunction
+from hookrun.engine.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
+from hookrun.engine.plan.batch import Shapes, followers_of
+from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
+from hookrun.engine.plan.resolve import resolve
+from hookrun.engine.plan.table import text
+from hookrun.engine.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
+from hookrun.engine.runtime.hooks.base import RegisteredHook
+from hookrun.engine.runtime.install import Installation
+from hookrun.engine.runtime.optimizers import without_compiler
+from hookrun.engine.runtime.rng import generators_kept
+from hookrun.engine.runtime.site import HookSite, Sink
+from hookrun.engine.runtime.snapshot import opened
+from hookrun.engine.runtime.wiring import Around
+from hookrun.engine.spec import Spec
+from hookrun.engine.values.containers import (
+    arguments,
+    describe,
+    differentiable,
+    form_changed,
+    leaves,
+    members,
+    rebuild,
+    tensors,
+    unwrapped,
+)
+from hookrun.engine.values.index import joined
+from hookrun.errors import (
+    CompileError,
+    HookError,
+    HookrunError,
+    Mistakes,
+    Problem,
+    SpecError,
+    at_module,
+    listed,
+    reason,
+)
+from hookrun.run.experiment.run_values.runs import RunReferences, with_origins
+from hookrun.store.files import collector_paused
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
+Example = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of one call of the model."""
+
+Score = Callable[[Any], Tensor]
+"""The model's output -> the score of a backward pass without training; SpecError if there is no such score."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan(ResolvedPlan):
+    """A plan that can be installed: made by `hookrun.compile`. `str()` is the table that the command line shows."""
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def install(
+        self,
+        model: nn.Module,
+        *,
+        effects: bool = False,
+        scaler: GradScaler | None = None,
+        strict: bool = False,
+    ) -> Installation:
+        """A context manager that installs the hooks on `model`.
+
+        model:   the model that the plan was compiled for, or one with the same modules
+        effects: count what edits change, at the cost of one reduction for each
+        scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
+        strict:  leaving the block raises HookrunError if a hook did nothing; otherwise it warns (HookrunWarning)
+
+        Raises CompileError if the plan does not fit `model`.
+        """
+        return Installation(
+            self, model, effects=effects, scaler=scaler, standalone=True, strict=strict, locate=locate_batch
+        )
+
+
+@collector_paused()
+def compile_plan(
+    spec: Spec,
+    model: nn.Module,
+    *,
+    runs: RunReferences | None = None,
+    example: Example | None = None,
+    two: TwoSizes | Literal["grown"] | None = "grown",
+    training: bool | None = None,
+    backward: bool | Score = True,
+    see: Callable[[Any], None] | None = None,
+) -> Plan:
+    """Match the hooks against the model, then check them with the example, if there is one.
+
+    two:      the arguments of a call with more samples, which show what dimension of each tensor is the batch; `grown`:
+              the example with one more row in its tensors' first dimension; None: each call has one sample
+    backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
+    see:      called with the output of the model under its hooks
+
+    Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others;
+    SpecError if the output has no such score.
+    """
+    runs = runs or RunReferences()
+    plan, problems = resolve(spec, model, runs)
+    mistakes = Mistakes(problems=problems)
+    if example is not None:
+        proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
+        proven: ResolvedPlan | None = None
+        for larger in larger_batches(model, example) if two == "grown" else (two,):
+            found = mistakes.tried(proving, larger) or plan
+            if proven is None or found.batch_fits:
+                proven = found
+            if found.batch_fits:
+                break
+        plan = proven or plan
+    if mistakes.problems:
+        mistakes.problems = with_origins(mistakes.problems, spec, runs)
+        mistakes.refuse()
+    return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
+
+
+def prove(
+    plan: ResolvedPlan,
+    model: nn.Module,
+    example: Example,
+    two: TwoSizes | None = None,
+    *,
+    training: bool | None = None,
+    backward: bool | Score = True,
+    around: Around | None = None,
+    see: Callable[[Any], None] | None = None,
+) -> ResolvedPlan:
+    """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
+
+    example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
+    two:      the arguments of a call with more samples; None: what the plan says of batch dimensions stays
+    training: check in this mode; None: in the model's own
+    backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
+              it, with inputs that require a gradient
+    around:   what runs in place of what each hook does, see `Installation`
+    see:      called with the output of the model under its hooks
+
+    Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
+    """
+    batches = BatchRuns(plan, two)
+
+    def run(copied: nn.Module, args: Any, kwargs: Any) -> ResolvedPlan:
+        located = plan if two is None else batches.located()
+        return _run_hooked(located, copied, args, kwargs, backward, around, batches, see)
+
+    found = on_a_copy(
+        model,
+        example,
+        run,
+        before=batches.run,
+        larger=None if two is None else two.larger,
+        training=training,
+        with_data=not any(
+            hook.spec.action.own_functions()  # a user's own code
+            or hook.spec.hook_type is SAVED_TENSORS  # which may be stored
+            or any(isinstance(value, InlineFunction) for of in hook.values.values() for value in of.values())
+            for hook in plan.hooks
+        ),
+        is_whole=lambda proven: proven.unchecked is None,
+    )
+    if not isinstance(found, str):
+        return found
+    if two is not None:
+        runs = BatchRuns(plan, two)
+        plan = runs.located() if _run_with_data(runs, model, example, two, training=training) else plan
+    return replace(plan, unchecked=found)
+
+
+_LARGEST_COPY = 2**26
+"""The most elements of a model that is copied with its data where it does not run without."""
+
+
+def _run_with_data(
+    runs: BatchRuns, model: nn.Module, example: Example, two: TwoSizes, *, training: bool | None = None
+) -> bool:
+    """Run a copy of the model that has its data, without hooks. False if it is too large, or does not run.
+
+    What a model does may depend on its numbers, so that it does not run with fake tensors.
+    """
+    held = [*nn.Module.parameters(model), *nn.Module.buffers(model)]  # a model may redefine them
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in held):
+        return False
+    if sum(tensor.numel() for tensor in held) > _LARGEST_COPY:
+        return False
+    positional, keywords = example
+    call = tuple(positional), dict(keywords)
+    training = model.training if training is None else training
+    own_saving = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with generators_kept(), torch.inference_mode(mode=False), torch.no_grad(), own_saving:
+        try:
+            _run_copy(model, call, two.larger, runs.run, training)
+        except Exception:  # the call itself reports what is wrong
+            return False
+    return True
+
+
+def locate_batch(hooks: Installation, module: nn.Module, entry: str, call: Example) -> int | None:
+    """Find out, at a call in a user's own loop, what dimension of each tensor is the batch.
+
+    Returns which dimension of the arguments is the batch: the first, or the second if modules of torch that have the
+    steps of a sequence first (`batch_first=False`) see it there; None: not known.
+
+    The copy of the model that runs has none of its hooks. What a trial run with this call does not show stays unknown.
+
+    module: the one that is called
+    entry:  its path in the model on which the hooks are installed
+    call:   the arguments; the batch has as many samples as `hooks.samples`, or as the first tensor has rows
+    """
+    samples = None if hooks.clock.samples is None else len(hooks.clock.samples)
+    unknown = [site for site in hooks.sites if site.hook_type.batch and not site.batch.is_known]
+    if may_have_steps_first(module, hooks.clock.model, call, samples):
+        return None
+    for two in larger_batches(module, call, samples) if unknown else ():
+        if two is None:
+            continue
+        runs = BatchRuns(hooks.plan, two, entry)
+        with suppress(Exception):  # the call itself reports what is wrong
+            ran = on_a_copy(module, call, lambda *run: True, before=runs.run, larger=two.larger)
+            if ran is not True and not _run_with_data(runs, module, call, two):
+                return None
+            located = runs.located()
+            if not located.batch_fits:
+                continue
+            _set_dims(unknown, located)
+            if not entry and any(map(_captures_part, hooks.plan.hooks)):
+                _set_dims(unknown, prove(hooks.plan, module, call, two, backward=False))
+            return two.dim
+    return None
+
+
+def _set_dims(sites: Sequence[HookSite], shown: ResolvedPlan) -> None:
+    """Tell sites what a run has shown of the dimensions of what they see."""
+    hooks = {hook.spec.name: hook for hook in shown.hooks}
+    for site in sites:
+        hook = hooks[site.hook_name]
+        site.batch.followers = hook.batch_of(site.path).followers
+        site.captured.followers = hook.captured_of(site.path).followers
+
+
+def on_a_copy(
+    model: nn.Module,
+    example: Example,
+    run: Callable[[nn.Module, Any, Any], T],
+    *,
+    before: Callable[[nn.Module, Any, Any, Any], None] | None = None,
+    larger: Example | None = None,
+    training: bool | None = None,
+    with_data: bool = True,
+    is_whole: Callable[[T], bool] = lambda result: True,
+) -> T | str:
+    """The result of `run` for a copy of the model and the example's arguments; why the model itself fails on these.
+
+    before: what is run before, with a copy of `larger` too, in place of the model; it raises what the model raises
+    larger: arguments of another call
+    with_data: a small model may run with data; otherwise, and if that fails, the tensors of the copy are fake
+    is_whole:  whether a result with data is complete
+    """
+    # a model may redefine `named_parameters`
+    lazy = next((name for name, each in nn.Module.named_parameters(model) if is_lazy(each)), None)
+    if lazy is not None:
+        return f"{lazy} has no shape yet: a lazy module gets it at its first call"
+    elsewhere = next((name for name, each in nn.Module.named_parameters(model) if each.is_meta), None)
+    if elsewhere is not None and not all(tensor.is_meta for tensor in tensors(example)):
+        return f"{elsewhere} lies on the meta device: the forward gets its values from elsewhere"
+    training = model.training if training is None else training
+    positional, keywords = example
+    call = tuple(positional), dict(keywords)
+    # the innermost hooks hold: a checkpoint around a call of the model must not count what the copy saves
+    own_saving = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with generators_kept(), torch.inference_mode(mode=False), torch.enable_grad(), own_saving:
+        if with_data and is_small(model, call):
+            with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
+                copied, (args, kwargs) = _run_copy(model, call, larger, before, training)
+                if is_whole(found := run(copied, args, kwargs)):
+                    return found
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with _quiet():
+            try:
+                copied, (args, kwargs) = _run_copy(model, call, larger, before, training, mode)
+            except Exception as error:  # if the model fails without hooks, they cannot be checked
+                return str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
+            with mode:
+                return run(copied, args, kwargs)
+
+
+_KNOWN = ("torch.nn.modules.", "torchvision.", "hookrun.models.")
+"""Packages whose modules change nothing but themselves when they run."""
+
+_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
+"""The most elements of all parameters and buffers, and of all arguments, for a run with data: a few milliseconds."""
+
+
+def is_small(model: nn.Module, call: Any) -> bool:
+    """Whether a copy of the model can run with data: on the CPU, small, of known modules, without hooks.
+
+    call: the arguments
+    """
+    held = [*nn.Module.parameters(model), *nn.Module.buffers(model)]  # a model may redefine them
+    given = list(tensors(call))
+    return (
+        sum(tensor.numel() for tensor in held) <= _SMALL_MODEL
+        and sum(tensor.numel() for tensor in given) <= _SMALL_EXAMPLE
+        and all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in (*held, *given))
+        and not any(
+            hooks
+            for name, hooks in vars(nn_module).items()
+            if name.startswith("_global_") and "hooks" in name
+        )
+        and all(map(_is_known, model.modules()))
+    )
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether the module has the forward of its class, which is known, and no hooks that a copy of it would have."""
+    attributes = vars(module)
+    hooks = [hook for name, each in attributes.items() if name.endswith("_hooks") for hook in each.values()]
+    return (
+        f"{type(module).__module__}.".startswith(_KNOWN)
+        and "forward" not in attributes
+        and all(isinstance(getattr(hook, "__self__", None), RegisteredHook) for hook in hooks)
+    )
+
+
+def _run_copy(
+    model: nn.Module,
+    call: Any,
+    larger: Any,
+    before: Callable[[nn.Module, Any, Any, Any], None] | None,
+    training: bool,
+    mode: FakeTensorMode | None = None,
+) -> tuple[nn.Module, Any]:
+    """A copy of the model, which `before` has shown to run without hooks, and a copy of the arguments for another call.
+
+    mode: makes them fake
+    """
+    call, larger = rebuild(  # copy.deepcopy takes only leaves of a graph
+        (call, larger),
+        lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
+    )
+    # a generator cannot be copied in this mode, and fake tensors draw nothing from it
+    same = {id(leaf): leaf for leaf in members(call) if isinstance(leaf, torch.Generator)}
+    with nullcontext() if mode is None else FakeCopyMode(mode):
+        copied = copy.deepcopy(model)
+        (args, kwargs), unused = copy.deepcopy(call, dict(same)), copy.deepcopy(call, dict(same))
+        larger = copy.deepcopy(larger, dict(same))
+    own = {id(part): name for name, part in _parts(model)}
+    for _, part in _parts(copied):
+        if (name := own.get(id(part))) is not None:
+            raise HookrunError(f"a deep copy of the model shares {name or 'its root'} with the model")
+    copied.train(training)
+    with nullcontext() if mode is None else mode:
+        if before is None:
+            copied(*args, **kwargs)
+        else:
+            before(copied, args, kwargs, larger)
+    return copied, unused
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:
+    yield from chain(model.named_modules(), model.named_parameters(), model.named_buffers())
+
+
+def _run_hooked(
+    plan: ResolvedPlan,
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    backward: bool | Score,
+    around: Around | None,
+    batches: BatchRuns,
+    see: Callable[[Any], None] | None,
+) -> ResolvedPlan:
+    """Run the copy with its hooks. The plan with what was found, see `prove`."""
+    if not isinstance(backward, bool):
+        args, kwargs = rebuild((args, kwargs), differentiable)
+    findings, unchecked = TrialSink(), None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(Installation(plan, model, sink=findings, around=around))
+        except HookError as error:
+            return replace(plan, unchecked=_unproven(error))
+        shapes = _shapes_of_first_calls(plan, model)
+        try:
+            output = model(*args, **kwargs)
+            if see is not None:
+                see(output)
+            if not isinstance(backward, bool):
+                backward(output).backward()
+            elif backward:
+                _backward_and_step(output, model, {hook.spec.hook_type for hook in plan.hooks})
+            if batches.again is not None and any(_captures_part(hook) for hook in plan.hooks):
+                findings.captured_of_larger = {}
+                batches.run_hooked(model, _sum_backward if backward else None)
+        except SpecError:
+            raise
+        except Exception as error:
+            unchecked = reason(error) + at_module(error)
+    if findings.problems:
+        raise CompileError(findings.as_problems())
+    if unchecked is not None:
+        return replace(plan, unchecked=unchecked)
+    for (hook, path), why in findings.without.items():
+        unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
+    skips = [hook for hook in plan.hooks if hook.spec.action.does == "skip" and hook.spec.keys.when.always]
+    skipped = [name for hook in skips for match in hook.matches for name in match.names]
+    sizes = None if batches.two is None else batches.two.sizes
+    hooks = tuple(
+        hook
+        if hook.spec.hook_type.on_parameters
+        else replace(
+            hook,
+            matches=tuple(
+                _seen(hook, match, shapes, findings, sizes)
+                if not lies_in(match.names, skipped)
+                else replace(match, called=False)
+                for match in hook.matches
+            ),
+        )
+        for hook in plan.hooks
+    )
+    return replace(plan, hooks=hooks, unchecked=unchecked)
+
+
+def _unproven(error: HookError) -> str:
+    """Why a user's own function cannot run on the fake model at installation. CompileError for other failures."""
+    own = error.__cause__
+    if not isinstance(own, UserCodeError):
+        raise error
+    if (why := only_without_data(own)) is None:
+        raise CompileError([Problem(f"hooks.{own.hook}", str(error))]) from error
+    return f"{own.hook} cannot run without data: {why}"
+
+
+def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[tuple[str, bool], str]:
+    """(path of a hooked module, `_sees_arguments`) -> the shapes that its hooks see, filled in at its first call."""
+    shapes, modules = dict[tuple[str, bool], str](), dict(model.named_modules(remove_duplicate=False))
+
+    def note(path: str, of_arguments: bool, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # arguments that no hook sees may be anything, also what has no end or cannot be read
+        seen = unwrapped(arguments(args, kwargs)) if of_arguments else output
+        shapes.setdefault((path, of_arguments), describe(seen))
+
+    for path, of_arguments in {
+        (match.path, _sees_arguments(hook))
+        for hook in plan.hooks
+        if not hook.spec.hook_type.on_parameters
+        for match in hook.matches
+    }:
+        nn.Module.register_forward_hook(modules[path], partial(note, path, of_arguments), with_kwargs=True)
+    return shapes
+
+
+def _sees_arguments(hook: PlannedHook) -> bool:
+    return hook.spec.hook_type in (FORWARD_PRE, BACKWARD)
+
+
+def _backward_and_step(output: Any, model: nn.Module, types: Iterable[HookType]) -> None:
+    """The backward pass and the optimizer step that hooks of these types need."""
+    if any(hook_type.needs_backward for hook_type in types):
+        _sum_backward(output)
+    if any(hook_type.phase == "step" for hook_type in types):
+        without_compiler(torch.optim.SGD)(model.parameters(), lr=0.0).step()
+
+
+def _sum_backward(output: Any) -> None:
+    """A backward pass from the sum of all outputs that carry a gradient."""
+    carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    if carrying:
+        torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
+
+
+def _shapes(captured: Mapping[str, Tensor]) -> Shapes:
+    return {path: tensor.shape for path, tensor in captured.items() if not tensor.is_nested}
+
+
+def _captures_part(hook: PlannedHook) -> bool:
+    """Whether the shapes of what it captures, whole batches, do not follow from those of what it sees."""
+    spec = hook.spec
+    return spec.captures_part and spec.hook_type.batch and not spec.works_by_sample
+
+
+def _seen(
+    hook: PlannedHook,
+    match: Match,
+    shapes: Mapping[tuple[str, bool], str],
+    findings: TrialSink,
+    sizes: tuple[int, int] | None,
+) -> Match:
+    """The match with the shape of what it sees, and with what it captures: batch dimensions and bytes.
+
+    sizes: how many samples the two batches have; None: not known
+    """
+    shape = shapes.get((match.path, _sees_arguments(hook)))
+    match = replace(match, shape=shape, called=shape is not None)
+    place = hook.spec.name, match.path
+    firings = findings.captured.get(place)
+    if firings is None:
+        return match
+    larger = (findings.captured_of_larger or {}).get(place)
+    if larger is not None and sizes is not None and _captures_part(hook):
+        calls = zip(map(_shapes, firings), map(_shapes, larger), strict=False)
+        match = replace(match, captured=followers_of(calls, sizes))
+    dims = replace(hook, matches=(match,)).captured_of(match.path)
+    places = [path for firing in firings for path in firing]
+    by_sample = (
+        hook.spec.hook_type.batch and dims.is_known and all(dims.of(path) is not None for path in places)
+    )
+    per_sample = sizes is not None and (hook.spec.works_by_sample or by_sample)
+    counted = firings if per_sample else firings[:1]
+    total = sum(x.numel() * x.element_size() for firing in counted for x in firing.values())
+    samples = sizes[0] if sizes is not None else 1
+    return replace(match, bytes=total / samples if per_sample else total, per_sample=per_sample)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turn off torch's log, which has a long traceback for each shape error with fake tensors."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@dataclass(eq=False)
+class TrialSink(Sink):
+    """The sink of a trial run: collects failures of hooks and the tensors of captures.
+
+    problems: (hook, what failed) -> the paths where it failed
+    captured: (hook, path) -> the fake tensors of each of its firings, by their path in the value
+    captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
+    without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
+    """
+
+    has_values = False
+    problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
+    captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
+    without: dict[tuple[str, str], str] = field(default_factory=dict)
+    _measured: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def keeper(self, site: HookSite) -> Keeper:
+        """Remember the tensors of every firing."""
+
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
+            of_firing = {
+                joined(site.current.within, path): leaf.detach()
+                for path, leaf in leaves(value if isinstance(value, Tensor) else opened(value))
+                if isinstance(leaf, Tensor)
+            }
+            captured = self.captured if self.captured_of_larger is None else self.captured_of_larger
+            captured.setdefault((site.hook_name, site.path), []).append(of_firing)
+
+        return keep
+
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
+        """Record nothing, since the values are not real; statistics are computed: what fails there is a problem.
+
+        Fake tensors of one form have the same statistics: computed once.
+        """
+        if isinstance(data, Measured):
+            x = data.x
+            form = data.of, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
+            if not is_fake(x) or form not in self._measured:
+                data.now(x, False)
+                self._measured.add(form)
+
+    def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""
+
+        def guarded(value: Any) -> Any:
+            try:
+                new = op(value)
+            except HookrunError as error:
+                own = error.__cause__
+                if isinstance(own, UserCodeError) and (why := only_without_data(own)) is not None:
+                    self.without[site.hook_name, site.path] = why
+                    return value
+                self.fail(site, str(error).removeprefix(f"{site.where}: "))
+                return value
+            # a saved tensor may be replaced, it is restored later
+            if not isinstance(new, Packed) and (changed := form_changed(value, new)) is not None:
+                self.fail(site, changed)
+                return value
+            return new
+
+        return guarded
+
+    def fail(self, site: HookSite, what: str) -> None:
+        """Add the failure of a hook at a site, each different failure once."""
+        if self.captured_of_larger is not None:
+            return
+        paths = self.problems.setdefault((site.hook_name, what), [])
+        if site.path not in paths:
+            paths.append(site.path)
+
+    def as_problems(self) -> list[Problem]:
+        """The failures, each with all its places."""
+        return [
+            Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], SHOWN)}: {what}")
+            for (hook, what), paths in self.problems.items()
+        ]

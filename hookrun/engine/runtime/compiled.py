@@ -1,0 +1,111 @@
+"""Hooks inside a compiled graph: functions of tensors alone, so that a run does not trigger recompilation.
+
+The graph adds to a tensor that counts the firings, and reads a tensor that says whether the schedule holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hookrun.engine.hook_types import OUTPUT_GRAD
+from hookrun.engine.runtime.apply_action import Op, acts_on, function_of
+from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.values import containers
+from hookrun.engine.values.private_names import require
+from hookrun.errors import CompileError, Problem
+
+tracing = torch.compiler.is_dynamo_compiling
+"""Whether torch.compile is tracing the hooks instead of running them."""
+
+
+def in_graph_of(site: HookSite) -> Op:
+    """What a site does inside a graph: value -> the value after the action, if the schedule holds.
+
+    For `output_grad` it is a function of a tensor, which lets the action act on the gradient of that tensor.
+
+    The action is a function of tensors. torch compiles a graph for each mode of the model. The site gets the tensor
+    that counts its firings there.
+    """
+    keys, clock, device = site.spec.keys, site.clock, site.like.device
+    fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
+    is_open: Tensor | None = None
+    if keys.when.step is not None or keys.when.epoch is not None:
+        is_open = clock.followed_in_graphs(
+            torch.tensor(False, device=device), lambda: keys.when.holds_at(clock.step, clock.epoch)
+        )
+    holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
+    function = function_of(site)
+    path = site.target_keys
+    together = site.spec.action.scope == "together"
+
+    def counted() -> bool:
+        if not holds_in[clock.model.training]:
+            return False
+        fired.add_(1 if is_open is None else is_open)
+        return True
+
+    def chosen(old: Any, new: Tensor | None) -> Any:
+        if new is None:
+            return old
+        return new if is_open is None else torch.where(is_open, new, old)
+
+    def edited(value: Any) -> Any:
+        member = value if path is None else containers.get(value, path)
+        olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
+        news = iter(function(olds) if together and olds else map(function, olds))
+        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
+        return changed if path is None else containers.put(value, path, changed)
+
+    def fire(value: Any) -> Any:
+        return edited(value) if counted() else value
+
+    def fire_always(value: Any) -> Any:
+        # without conditions, with few variables: each one becomes a guard, checked at every call
+        fired.add_(1)
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return edited(value)
+        new = function(value)
+        return value if new is None else new
+
+    def watch(tensor: Tensor) -> None:
+        tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
+
+    if site.hook_type is OUTPUT_GRAD:
+        return watch
+    always = path is None and not together and is_open is None and all(holds_in.values())
+    return fire_always if always else fire
+
+
+def refusal(problems: Sequence[Problem]) -> Op:
+    """For a site that cannot be part of a graph: it raises CompileError with the problems of the whole plan."""
+
+    def refuse() -> NoReturn:
+        require("torch, compiler")
+        # loaded already, since torch._dynamo is the caller
+        from torch._dynamo.exc import TorchRuntimeError
+
+        class Uncompilable(CompileError, TorchRuntimeError):
+            """A TorchRuntimeError, so that torch passes it on unchanged to the caller of the compiled model."""
+
+        raise Uncompilable(problems)
+
+    def refused(value: Any) -> None:
+        refuse()
+
+    refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
+    return refused
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with `change` applied to every member that is not a container; all containers are new.
+
+    `containers.rebuild` keeps unchanged containers, but torch.compile cannot trace its `is` comparison of tuples.
+    """
+    members = containers.children(value)
+    if not members:
+        return change(value)
+    return containers.replaced(value, {key: rebuilt(member, change) for key, member in members})

@@ -1,0 +1,139 @@
+"""The faults of a firing: where they are in the whole tensor, drawn for all ranks together or repeated from a list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookrun.engine.runtime.clock import RowsOfRank
+from hookrun.engine.values.containers import readable
+from hookrun.engine.values.tensors import on_device
+
+Draw = Callable[[int, np.random.Generator], Any]
+"""(size, generator) -> an array [k] int64 of different numbers below size."""
+
+_INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+_SAME = {"path", "mode", "epoch", "step", "call", "split", "dtype", "shape", "sample"}
+"""What must be as it was for a fault to be repeated."""
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A tensor whose bits are flipped.
+
+    rows:    which rows of a batch it has; None: all
+    samples: [B], the ids of its rows; None: not known
+    moment:  where and when it is flipped, as its records say
+    """
+
+    x: Tensor
+    rows: RowsOfRank | None
+    samples: Tensor | None
+    moment: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """ValueError if the bits cannot be read now, or if there is no row for each sample of this rank."""
+        seen, shape = readable(self.x), list(self.x.shape)
+        if torch._C._get_tracing_state() or seen is None or list(seen.shape) != shape:
+            raise ValueError(
+                "bits of a tensor that is traced, on the meta device or under vmap cannot be flipped"
+            )
+        if self.rows is not None and shape[:1] != [len(self.rows.mine)]:
+            raise ValueError(f"this rank has {len(self.rows.mine)} rows, the tensor has shape {shape}")
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """dtype, and the shape with the rows of all ranks."""
+        return {
+            "dtype": str(self.x.dtype).removeprefix("torch."),
+            "shape": list(self.x.shape) if self.rows is None else [self.rows.whole, *self.x.shape[1:]],
+        }
+
+    @property
+    def start(self) -> int:
+        """How many elements the ranks before this one have."""
+        return 0 if self.rows is None else self.rows.mine.start * self.x[:1].numel()
+
+    def rows_of(self, elements: Tensor) -> Tensor:
+        """The row, which is a sample, of each element."""
+        return elements // self.x[:1].numel() if len(elements) and self.x.dim() else elements
+
+    def ids(self, elements: Tensor) -> Sequence[int | None]:
+        """The sample of each element; None if the tensor does not have a row for each sample."""
+        if self.samples is None or self.samples.shape != self.x.shape[:1]:
+            return [None] * len(elements)
+        return self.samples[self.rows_of(elements)].tolist()
+
+    def drawn(
+        self, index: Tensor | None, bits: Sequence[int], draw: Draw, seed: int, by_sample: bool
+    ) -> Tensor:
+        """[k, 2]: elements of this rank, drawn from all or from those of `index`, and the bit of each."""
+        if by_sample and not self.x.dim():
+            raise ValueError("per: sample: a tensor without dimensions has no samples")
+        if by_sample:
+            index = torch.arange(self.x.numel(), device="cpu") if index is None else index
+            index = index[self.rows_of(index).argsort(stable=True)]
+        count, before = self.x.numel() if index is None else len(index), 0
+        sizes = self.rows_of(index).bincount().tolist() if by_sample and index is not None else [count]
+        if self.rows is not None and count:  # every row has as many
+            of_row, whole = count // len(self.rows.mine), self.rows.whole
+            sizes, before = [of_row] * whole if by_sample else [of_row * whole], of_row * self.rows.mine.start
+        generator, parts = np.random.default_rng(seed), [np.empty(0, np.int64)]
+        for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+            parts.append(start * len(bits) + draw(size * len(bits), generator))
+        places = torch.from_numpy(np.concatenate(parts))
+        numbers, chosen = places // len(bits) - before, torch.tensor(bits, device="cpu")[places % len(bits)]
+        is_own = (numbers >= 0) & (numbers < count)
+        numbers = numbers[is_own] if index is None else index[numbers[is_own]]
+        return torch.stack([numbers, chosen[is_own]], dim=1)
+
+    def listed(self, lines: Sequence[Mapping[str, Any]]) -> Tensor:
+        """[k, 2]: the same for the faults of these lines that are on this rank. ValueError if one does not fit."""
+        for line in lines[:1]:
+            _require_same(line, {**self.moment, **self.form})
+        own = [line for line in lines if 0 <= line["element"] - self.start < self.x.numel()]
+        pairs = [[line["element"] - self.start, line["bit"]] for line in own]
+        found = torch.tensor(pairs, dtype=torch.int64, device="cpu").view(-1, 2)
+        for line, sample in zip(own, self.ids(found[:, 0]), strict=True):
+            _require_same(line, {"sample": sample})
+        size, width = math.prod(self.form["shape"]), 8 * self.x.element_size()
+        if any(line["element"] >= size or line["bit"] >= width for line in lines):
+            raise ValueError("faults: the list has an element or a bit that the tensor does not have")
+        return found
+
+    def flipped(self, faults: Tensor) -> tuple[Tensor, list[dict[str, Any]]]:
+        """A copy of x with these bits flipped, and a record of each. faults: [k, 2], elements and bits."""
+        if not len(faults):
+            return self.x.clone(), []
+        faults = faults.unique(dim=0)
+        elements, places = faults[:, 0].unique(return_inverse=True)
+        masks = torch.zeros_like(elements).index_add_(0, places, torch.ones_like(places) << faults[:, 1])
+        table = torch.stack([*torch.unravel_index(elements, (1, *self.x.shape)), masks])
+        *at, masks = on_device(table, self.x.device).unbind()
+        new = self.x.resolve_neg().clone()  # whose gradient passes straight through
+        integers = new.detach().view(_INTEGERS[8 * self.x.element_size()]).unsqueeze(0)
+        old = integers[tuple(at)]
+        integers[tuple(at)] = flipped = old ^ masks.to(old.dtype)
+        values = torch.stack([old, flipped]).cpu()[:, places].view(self.x.dtype)
+        before, after = values.tolist()
+        names = ("sample", "element", "bit", "before", "after")
+        columns = self.ids(faults[:, 0]), (faults[:, 0] + self.start).tolist(), faults[:, 1].tolist()
+        rows = zip(*columns, before, after, strict=True)
+        return new, [{**dict(zip(names, row, strict=True)), **self.form} for row in rows]
+
+
+def _require_same(line: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for key in here.keys() & _SAME:
+        if line.get(key) != here[key]:
+            raise ValueError(
+                f"faults: call {line['draw'][0]} has {key} {line.get(key)} in the list and {here[key]} here: a list "
+                "fits a run of the same task, data and order of samples"
+            )

@@ -1,0 +1,289 @@
+"""Finds the positions that a `tokens` clause selects in a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from hookrun.engine.actions.base import TokenRows
+from hookrun.engine.runtime.tokens.calls import Pass
+from hookrun.engine.spec.tokens import Place, TokenFilter, Tokens, TokenSet
+from hookrun.engine.values.tensors import on_device
+from hookrun.errors import nearest
+
+TWICE = -2
+"""The position of a span whose text a sample has more than once; -1: it does not have the span."""
+
+Texts = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Text -> the ways in which it may be tokens: at the start of a text and within one."""
+
+
+class Chosen:
+    """N selected positions of a tensor, ordered by sample and then by position.
+
+    of:        the pass
+    sequences: [N]: their indices along the first dimension
+    columns:   [N] for each position dimension: their indices along it
+    """
+
+    def __init__(
+        self, of: Pass, sequences: Tensor, columns: Sequence[Tensor], rows: Callable[[], TokenRows]
+    ) -> None:
+        self.of = of
+        self._find_rows = rows
+        self._indices = (sequences, *columns)
+        self._on = dict[torch.device, tuple[Tensor, ...]]()
+
+    def __len__(self) -> int:
+        return len(self._indices[0])
+
+    @cached_property
+    def rows(self) -> TokenRows:
+        """The sample and the token of each position; computed on first use, since edits do not need it."""
+        with unset_fake_temporarily():
+            return self._find_rows()
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The indices along the first dimension and the position dimensions, on a device."""
+        if device.type == "cpu":
+            return self._indices
+        if (indices := self._on.get(device)) is None:
+            indices = self._on[device] = tuple(on_device(index, device) for index in self._indices)
+        return indices
+
+
+class Rule(NamedTuple):
+    """The selection of a hook.
+
+    tokens: the clause
+    once:   select a position only in the first pass that computes it
+    texts:  the token ids of the texts in the clause
+    """
+
+    tokens: Tokens
+    once: bool
+    texts: Texts
+
+    def choose(self, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
+        """The selected positions in a tensor with these sizes along its position dimensions.
+
+        samples: the sample numbers of the batch, [n] int64; None: not known
+
+        Raises ValueError if a size does not fit the pass, or if a sample does not have a selected position.
+        """
+        # `Chosen` holds the rule: as long as the key is there, no other object gets the ids of these two
+        key = (id(self.tokens), id(self.texts), self.once, sizes)
+        if (chosen := of.chosen.get(key)) is None:
+            with unset_fake_temporarily():  # trial runs index fake tensors with real index tensors
+                chosen = of.chosen[key] = _choose(self, of, sizes, samples)
+        return chosen
+
+
+def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
+    tokens = rule.tokens
+    axes = (tokens.query, tokens.key) if tokens.on_pattern else (tokens,)
+    starts, hits = list[int](), list[Tensor]()  # of each dimension with a clause
+    for axis, size, start in zip(axes, sizes, [_start(of, size) for size in sizes], strict=True):
+        if axis is None:
+            continue
+        hit = _columns(rule, axis, of, start, size)
+        known = of.new_from - start  # columns that an earlier pass has computed
+        if rule.once and known > 0 and axis is not tokens.key:
+            hit[:, :known] = False
+        starts.append(start)
+        hits.append(hit)
+    both = hits[0][:, :, None] & hits[1][:, None, :] if len(hits) > 1 else hits[0]
+    sequences, *columns = both.nonzero(as_tuple=True)
+    count = None if samples is None else len(samples)
+    of.rows_for_each(count)  # raises, for edits too, if the batch does not have the samples of the call
+
+    def rows() -> TokenRows:
+        in_batch = of.samples_of_rows(count)[sequences]
+        numbers = in_batch + of.number if samples is None else samples[in_batch]
+        places = [column + start for column, start in zip(columns, starts, strict=True)]
+        positions = [place if rule.tokens.padding else of.positions[sequences, place] for place in places]
+        known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
+        return TokenRows(in_batch, numbers, positions[0], known, *positions[1:])
+
+    return Chosen(of, sequences, columns, rows)
+
+
+def _start(of: Pass, size: int) -> int:
+    """The first column of a dimension of this size: it holds either the columns of the pass or all columns so far."""
+    if size == of.columns:
+        return of.total - of.columns
+    if size == of.total:
+        return 0
+    so_far = f", {of.total} with those before it" if of.total != of.columns else ""
+    raise ValueError(
+        f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the sequence dimension with "
+        "tokens: {…, dim: 2}, or the tensor with `target`"
+    )
+
+
+# ---- a clause over all columns ---------------------------------------------------------------------------------
+
+
+def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -> Tensor:
+    """[B, size] bool: which columns from `start` on are selected, regardless of earlier passes."""
+    if of.decodes and any(True for _ in clause.spans):
+        raise ValueError(
+            "tokens: spans refer to the encoder's tokens, and this is a module of the decoder: select its tokens by "
+            "position, id or text, or hook the encoder or the keys and values of the cross-attention"
+        )
+    if not of.has_data:
+        columns = _placeholder_columns(clause, of)
+    else:
+        columns = _Columns(rule, of, clause.phase).of_filter(clause)
+    return columns[:, start : start + size]
+
+
+class _Columns:
+    """Selects columns of one pass.
+
+    _counted: [B, total]: positions counted from the first real token, or under `generation` from the first generated
+    _lengths: [B, 1]: the number of tokens of each prompt
+    """
+
+    def __init__(self, rule: Rule, of: Pass, phase: str | None) -> None:
+        self._texts, self._of, self._phase = rule.texts, of, phase
+        self._skips = rule.tokens.missing == "skip"
+        padding = rule.tokens.padding
+        self._real = torch.ones_like(of.real) if padding else of.real
+        positions = self._real.cumsum(1) - 1 if padding else of.positions
+        self._in_prompt = torch.arange(of.total) < of.prompt
+        self._lengths = (self._real & self._in_prompt).sum(1, keepdim=True)
+        self._counted = positions - self._lengths if phase == "generation" else positions
+
+    def of_filter(self, clause: TokenFilter) -> Tensor:
+        """[B, total] bool: the columns of the phase that the clause selects, without the excluded ones."""
+        base = self._real
+        if self._phase is not None:
+            base = base & (self._in_prompt if self._phase == "prompt" else ~self._in_prompt)
+        columns = base & self._of_set(clause, strict=not self._skips)
+        return columns if clause.exclude is None else columns & ~self._of_set(clause.exclude, strict=False)
+
+    def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
+        columns = torch.ones_like(self._real)
+        numbers = [] if clause.position is None else list(clause.position.numbers)  # `all` has none
+        if self._of.packed and (clause.span is not None or numbers):
+            raise ValueError(
+                "tokens: the position_ids of the call start again within a row, so the row holds several sequences: "
+                "positions and spans need one; give each its own row, or select tokens by id or text"
+            )
+        if clause.position is not None:
+            hits = [self._of_place(place) for place in clause.position.places]
+            if strict and self._of.first and self._phase != "generation":
+                for place, hit in zip(clause.position.places, hits, strict=True):
+                    self._require(place, hit)
+            columns = columns & torch.stack(hits).any(0)
+        if clause.id is not None:
+            columns = columns & torch.isin(self._ids(), torch.tensor(clause.id))
+        if clause.text is not None:
+            ways = [ids for text in clause.text for ids in self._texts[text]]
+            columns = columns & torch.stack([self._of_text(ids) for ids in ways]).any(0)
+        return columns if clause.span is None else columns & self._of_span(clause.span, strict)
+
+    def _of_place(self, place: Place) -> Tensor:
+        if isinstance(place, int):
+            hit = self._counted == self._from_start(place)
+            return hit & self._in_prompt if place < 0 else hit
+        start, end = place.start, place.end
+        low = 0 if start is None else self._from_start(start).clamp_min(0)
+        hit = self._counted >= low
+        if end is not None:
+            hit &= self._counted < self._from_start(end)
+        if place.every > 1:
+            hit &= (self._counted - low) % place.every == 0
+        return hit & self._in_prompt if start is not None and start < 0 else hit
+
+    def _from_start(self, number: int) -> Tensor:
+        """A position counted from the start: [B, 1] for a negative one, which counts from the end of the prompt."""
+        return self._lengths + number if number < 0 else torch.tensor(number)
+
+    def _require(self, place: Place, hit: Tensor) -> None:
+        """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
+        first = place if isinstance(place, int) else place.start
+        last = None if isinstance(place, int) or place.end is None else place.end - 1
+        later_too = self._of.goes_on and self._phase is None
+        required = {
+            f"position {number}": self._of_place(number) & self._in_prompt
+            for number in (first, last)
+            if number is not None and (number < 0 or not later_too)
+        }
+        if not self._of.goes_on or self._phase == "prompt":
+            required[f"position in {place}"] = hit
+        for what, columns in required.items():
+            if (lacks := ~(columns & self._real).any(1)).any():
+                self._raise_missing(lacks, what)
+
+    def _raise_missing(self, lacks: Tensor, what: str) -> None:
+        row = int(lacks.nonzero()[0])
+        raise ValueError(
+            f"tokens: sequence {row} of the batch has {int(self._lengths[row])} tokens and no {what}; tokens: "
+            "{…, missing: skip} leaves out what a sample does not have"
+        )
+
+    def _ids(self) -> Tensor:
+        if self._of.ids is None:
+            raise ValueError(
+                "tokens: the ids of the call's tokens are not known: call hooks.tokens(input_ids) before it"
+            )
+        return self._of.ids
+
+    def _of_text(self, text: tuple[int, ...]) -> Tensor:
+        """[B, total] bool: all tokens of all occurrences of the text.
+
+        In generated text only the last token of an occurrence: when the others are computed, the rest is not known.
+        """
+        ids, width = self._ids(), len(text)
+        hits = torch.zeros_like(self._real)
+        if width > ids.shape[1]:
+            return hits
+        starts = (ids.unfold(1, width, 1) == torch.tensor(text)).all(2)  # [B, total - width + 1]
+        in_prompt = torch.arange(starts.shape[1]) + width <= self._of.prompt
+        for place in range(width):
+            known = starts if place == width - 1 else starts & in_prompt
+            hits[:, place : place + starts.shape[1]] |= known
+        return hits
+
+    def _of_span(self, name: str, strict: bool) -> Tensor:
+        if name not in self._of.spans:
+            there = list(self._of.spans)
+            hint = (
+                nearest(name, there) if there else "the data has no spans: set hooks.spans before each batch"
+            )
+            raise ValueError(f"tokens: there is no span {name!r}: {hint}")
+        bounds = self._of.spans[name]
+        bounds = bounds[self._of.samples_of_rows(len(bounds))]
+        first, end = bounds[:, :1], bounds[:, 1:]
+        if self._of.first and (first == TWICE).any():
+            raise ValueError(
+                f"tokens: span {name!r}: a sample has its text more than once: give token positions in the data, "
+                "[first, end]"
+            )
+        lacks = ((first < 0) | (end <= first) | (end > self._lengths)).squeeze(1)
+        if strict and self._of.first and lacks.any():
+            self._raise_missing(lacks, f"span {name!r}")
+        counted = self._of.positions
+        return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
+
+
+def _placeholder_columns(clause: TokenFilter, of: Pass) -> Tensor:
+    """[B, total] bool for a trial run: the largest number of columns that the clause may select, at any places."""
+    columns = torch.zeros(of.total, dtype=torch.bool)
+    if clause.position is None or clause.phase == "generation" or clause.span is not None:
+        columns[:] = True
+        return columns.expand(of.rows, -1)
+    for place in clause.position.places:
+        if isinstance(place, int):
+            columns[min(max(place, -of.total), of.total - 1)] = True
+        else:
+            columns[place.start : place.end : place.every] = True
+    columns[0] |= not columns.any()
+    return columns.expand(of.rows, -1)

@@ -1,0 +1,223 @@
+"""One hook of the `hooks` mapping: which modules, which hook type, which action, on which schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from hookrun.engine.actions import Action, actions
+from hookrun.engine.actions.python import Python
+from hookrun.engine.actions.values import OutsideValue, RunFaults, RunValue, is_drawn, parts_of
+from hookrun.engine.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
+from hookrun.engine.spec.heads import HeadsClause
+from hookrun.engine.spec.selector import AnySelector
+from hookrun.engine.spec.selector.base import shown
+from hookrun.engine.spec.tokens import TokensClause
+from hookrun.engine.spec.when import AnyExpect, Expect, When
+from hookrun.engine.trust.load import ACTIONS as FUNCTIONS
+from hookrun.engine.trust.load import short_names
+from hookrun.engine.validation import Section, join, parse, unknown_key
+from hookrun.engine.values.index import AnyIndex, AnyTarget
+from hookrun.errors import Problem, nearest
+
+MOST_PRIORITY = 10**9
+
+
+class HookKeys(Section):
+    """The keys that a hook may have beside `action` and the action's own parameters.
+
+    parameters: `saved_tensors` hooks see parameters as well
+    """
+
+    select: AnySelector
+    hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
+    target: AnyTarget | None = None
+    index: AnyIndex | None = None
+    tokens: TokensClause | None = None
+    heads: HeadsClause | None = None
+    batch_dim: Annotated[int, Field(strict=True, ge=0, le=63)] | None = None
+    when: When = When.model_construct()
+    expect: AnyExpect = Expect(">=1", least=1, most=None)
+    enabled: bool = True
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+    parameters: bool = False
+
+
+@dataclass(frozen=True)
+class HookSpec:
+    """A validated hook; its action is the frozen params model."""
+
+    name: str
+    keys: HookKeys
+    action: Action
+
+    @property
+    def hook_type(self) -> HookType:
+        """Its hook type."""
+        return HOOK_TYPES[self.keys.hook]
+
+    @property
+    def where(self) -> str:
+        """The key path."""
+        return f"hooks.{self.name}"
+
+    @property
+    def takes_parameters(self) -> bool:
+        """Whether the selector may also match parameters, which stand for their modules and the key `parameters`."""
+        return self.hook_type is APPLY and "parameters" in type(self.action).model_fields
+
+    def action_on(self, own: tuple[str, ...]) -> Action:
+        """The action on a module of which the selector matches only these parameters; without any on the module."""
+        return self.action.model_copy(update={"parameters": own}) if own else self.action
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it acts on a part of each tensor only."""
+        return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
+
+    @cached_property
+    def works_by_sample(self) -> bool:
+        """Whether it treats each sample of a batch by itself, so that the batch dimension must be known."""
+        keys = self.keys
+        return keys.tokens is not None or bool(keys.when.of_samples) or self.action.works_by_sample
+
+    @cached_property
+    def needs_whole(self) -> bool:
+        """Whether the part of a value is taken that corresponds to the part of the whole tensor."""
+        values = self.action.outside_values().values()
+        return any(isinstance(value, OutsideValue) and value.at is not None for value in values)
+
+    @property
+    def captures_part(self) -> bool:
+        """Whether what it captures is not the whole of what it sees."""
+        return self.action.captures and (self.takes_part or self.action.reduces)
+
+    @cached_property
+    def draws_in_forward(self) -> bool:
+        """Whether it draws at each forward call, so that activation checkpointing has to repeat the draws."""
+        draws = self.action.draws or any(map(is_drawn, self.action.outside_values().values()))
+        return (draws or self.keys.when.probability < 1) and self.hook_type.phase == "forward"
+
+    def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
+        """(key path, value) of each value that it takes from another run."""
+        for field, given in self.action.outside_values().items():
+            for depth, value in enumerate(parts_of(given)):
+                if isinstance(value, RunValue | RunFaults):
+                    yield f"{self.where}.{field}" + ".minus" * depth, value
+
+    @property
+    def identity(self) -> str:
+        """A hash by which checkpoints identify the hook: equal for equal name, modules, action and parameters."""
+        plain = self.to_dict()
+        what = [self.name, plain["select"], plain["action"], plain["params"]]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The hook as plain data for JSON."""
+        keys = self.keys
+        return {
+            "select": str(keys.select),
+            "hook": keys.hook,
+            "action": self.action.action_name,
+            "params": self.action.model_dump(mode="json"),
+            "when": keys.when.model_dump(mode="json"),
+            "expect": str(keys.expect),
+            "priority": keys.priority,
+            **({} if keys.batch_dim is None else {"batch_dim": keys.batch_dim}),
+            **{key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None},
+            **{
+                key: clause.model_dump(mode="json", exclude_unset=True)
+                for key in ("tokens", "heads")
+                if (clause := getattr(keys, key)) is not None
+            },
+            **{key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)},
+        }
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All hooks in the order of their declaration, and the seed from which their generators are derived."""
+
+    hooks: tuple[HookSpec, ...]
+    seed: int = 0
+
+
+def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:
+    """The hooks of a mapping from name to hook, and every mistake in it."""
+    if raw is None:
+        return [], []
+    if not isinstance(raw, Mapping):
+        return [], [
+            Problem(
+                where,
+                f"found a {type(raw).__name__}, expected a mapping from name to hook",
+                "write each hook as `name: {select: ..., hook: ..., action: ...}`",
+            )
+        ]
+    parsed = [_parse_hook(name, body, join(where, str(name))) for name, body in raw.items()]
+    hooks = [hook for hook in parsed if isinstance(hook, HookSpec)]
+    return hooks, [problem for wrong in parsed if not isinstance(wrong, HookSpec) for problem in wrong]
+
+
+def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
+        return [
+            Problem(where, f"found the name {shown(name)}, expected a letter, then letters, digits, _ or -")
+        ]
+    if not isinstance(body, Mapping):
+        return [Problem(where, f"found {shown(body)}, expected a mapping with select, hook and action")]
+    given = dict(body)
+    action_name = given.pop("action", None)
+    if callable(action_name):  # in Python the function itself
+        if "function" in given:
+            return [
+                Problem(
+                    join(where, "function"),
+                    "the action is a function itself, and `function` is given as well",
+                    "leave `function` out, or write action: python",
+                )
+            ]
+        given["function"], action_name = action_name, Python.action_name
+    action = actions().get(action_name) if isinstance(action_name, str) else None
+    hook_type = given["hook"] if isinstance(given.get("hook"), str) else None
+    common = hook_keys(hook_type)
+    possible = [action] if action else actions().values()  # without an action, keys of any may be meant
+    own = {key for each in possible for key in each.model_fields}
+    problems = list[Problem]()
+    if action_name is None:
+        problems.append(Problem(join(where, "action"), "is missing", f"it is one of: {', '.join(actions())}"))
+    elif action is None:
+        text = f"found {shown(action_name)}, which is not an action"
+        hint = nearest(str(action_name), actions())
+        if action_name in short_names(FUNCTIONS):
+            hint = f"it is a function of an installed package: action: python, function: {action_name}"
+        problems.append(Problem(join(where, "action"), text, hint))
+    known = own | common | {"action"}
+    allowed = known if hook_type in HOOK_TYPES else known | OWN_KEYS
+    problems += [unknown_key(where, key, known) for key in given if key not in allowed]
+    if hook_type is not None and hook_type not in HOOK_TYPES:
+        problems.append(
+            Problem(
+                join(where, "hook"),
+                f"found {hook_type!r}, which is not a hook type",
+                nearest(hook_type, HOOK_TYPES),
+            )
+        )
+    keys, wrong = parse(HookKeys, {key: given[key] for key in given if key in common}, where)
+    of_action = {key: given[key] for key in given if key in own}
+    params, wrong_in_action = (None, []) if action is None else parse(action, of_action, where)
+    problems += [*wrong, *wrong_in_action]
+    return problems if problems or keys is None or params is None else HookSpec(name, keys, params)
+
+
+def hook_keys(hook_type: str | None) -> set[str]:
+    """The keys of a hook of that type; keys of other hook types only may be parameters of the action."""
+    known = HOOK_TYPES.get(hook_type or "")
+    return set(HookKeys.model_fields) - (OWN_KEYS - (known.takes if known else frozenset()))

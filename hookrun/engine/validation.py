@@ -1,0 +1,329 @@
+"""Checks arguments against a pydantic model or a function's signature before they are used. Imports no torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from types import NoneType, UnionType
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from hookrun.errors import Problem, SpecError, counted, nearest
+
+M = TypeVar("M", bound=BaseModel)
+
+MISSING = "is missing"
+"""What is wrong where a required key is not given."""
+
+
+class Section(BaseModel):
+    """A frozen section of the configuration; an unknown key is an error.
+
+    Importing builds no validators, which takes milliseconds for each class: `defer_build`, and defaults that are
+    made with `model_construct`, which does not validate.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Args(Section):
+    """Frozen arguments; an unknown key is an error, and so is a value of another type."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class FromRegistry(Section):
+    """A name of a closed registry with its arguments, or `python` with a function of the user's own."""
+
+    name: str
+    args: dict[str, Any] = {}
+    factory: str | None = None
+
+    @model_validator(mode="after")
+    def _factory_goes_with_python(self) -> Self:
+        if (self.name == "python") != (self.factory is not None):
+            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
+        return self
+
+
+def parse(model: type[M], given: Mapping[str, Any], where: str) -> tuple[M | None, list[Problem]]:
+    """The validated model, or None and every mistake in `given`; `where` is the key path of `given` itself."""
+    try:
+        return model.model_validate(dict(given)), []
+    except ValidationError as error:
+        return None, problems_of(error, where, model)
+
+
+def validated(model: type[M], given: Mapping[str, Any], where: str) -> M:
+    """The validated model, as `parse`. Raises SpecError with every mistake in `given`."""
+    content, problems = parse(model, given, where)
+    if content is None:
+        raise SpecError(problems)
+    return content
+
+
+_TAGS = ("a name", "a run")
+"""The tags of discriminated unions, which pydantic inserts into the location of an error; no key has such a name."""
+
+
+def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Problem]:
+    """One problem for each key with a mistake; pydantic has one error for each member of a union.
+
+    model: the model of the section at the key path `where`
+    """
+    by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for each in error.errors(include_url=False):
+        detail: ErrorDetails = {**each, "loc": tuple(part for part in each["loc"] if part not in _TAGS)}
+        by_key.setdefault(_key(detail, model), []).append(detail)
+    return [_problem(details, key, where, model) for key, details in by_key.items()]
+
+
+def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:
+    """The parameters of `target` that can be given by name; None if its signature does not list all of them."""
+    known = _signature(target)
+    if known is None or any(p.kind is p.VAR_KEYWORD for p in known):
+        return None
+    return _by_name(known)
+
+
+def _signature(target: Callable[..., object]) -> list[inspect.Parameter] | None:
+    """Every parameter of `target`; None where it has no signature, as builtins and C extensions need not have."""
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _by_name(known: Iterable[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """Those that can be given by name."""
+    return {p.name: p for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def unknown_arguments(
+    given: Collection[str], known: Collection[str], where: str, owner: str
+) -> list[Problem]:
+    """A problem for each given name that `owner`, a function or class, does not take."""
+    return [
+        Problem(
+            join(where, name),
+            f"'{owner}' takes no argument '{name}'; {nearest(name, known)}",
+            "correct the name, or remove it",
+        )
+        for name in given
+        if name not in known
+    ]
+
+
+def missing_arguments(
+    given: Collection[str],
+    found: Mapping[str, inspect.Parameter],
+    where: str,
+    owner: str,
+    why: Callable[[str], str] = lambda name: "",
+) -> list[Problem]:
+    """A problem for each parameter of `owner` that has no default and is not given.
+
+    why: argument name -> the reason why nothing else supplies it, or an empty text
+    """
+    return [
+        Problem(
+            join(where, name),
+            "; ".join(filter(None, [f"is missing: '{owner}' needs it", why(name)])),
+            f"set {join(where, name)}",
+        )
+        for name, parameter in found.items()
+        if parameter.default is parameter.empty and name not in given
+    ]
+
+
+def takes(target: Callable[..., object], name: str) -> bool:
+    """Whether `target` has a parameter of that name which can be given by name."""
+    return name in _by_name(_signature(target) or ())
+
+
+def wrong_call(
+    target: Callable[..., object],
+    given: Collection[str],
+    where: str,
+    owner: str,
+    *,
+    first: int = 0,
+    also: Collection[str] = (),
+) -> list[Problem]:
+    """The mistakes in a call of a user's own function with `first` positional arguments and those that are `given`.
+
+    where: the key path of the given arguments
+    also:  arguments that hookrun passes by name if the function has them
+    """
+    known = _signature(target)
+    if known is None:
+        return []
+    kinds = {p.kind for p in known}
+    in_order = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(in_order) < first and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        takes_count = counted(len(in_order), "positional argument")
+        return [
+            Problem(
+                where, f"'{owner}' takes {takes_count}, and is called with {first}", "change its signature"
+            )
+        ]
+    taken = {*(p.name for p in in_order[:first]), *also}
+    own = {name: p for name, p in _by_name(known).items() if name not in taken}
+    unknown = [name for name in given if name in taken] if inspect.Parameter.VAR_KEYWORD in kinds else given
+    return [*unknown_arguments(unknown, own, where, owner), *missing_arguments(given, own, where, owner)]
+
+
+def unknown_key(where: str, key: object, keys: Collection[str], deeper: Collection[str] = ()) -> Problem:
+    """The problem of a key that its section does not have.
+
+    deeper: the key paths below the section that end in the key; see `paths_to`
+    """
+    if isinstance(key, bool):
+        hint = "YAML reads on, off, yes and no as true and false: quote the key"
+    elif deeper:
+        hint = f"did you mean {' or '.join(repr(join(where, each)) for each in deeper)}?"
+    elif key in keys:
+        hint = "it does not go with the keys beside it"
+    else:
+        hint = nearest(str(key), keys) if keys else ""
+    return Problem(join(where, str(key)), "unknown key", hint)
+
+
+def paths_to(key: str, section: Any) -> list[str]:
+    """Up to three of the shortest key paths below a section of this type that end in `key`: ``optimizer.lr``."""
+    sections: list[tuple[str, Any]] = [("", section)]
+    for _ in range(_DEEPEST):
+        inner = [
+            (f"{path}{name}.", field)
+            for path, annotation in sections
+            for name, field in _fields(annotation).items()
+            if _fields(field.annotation)
+        ]
+        if found := [path + key for path, field in inner if key in _all_keys(field)]:
+            return found[:3]
+        sections = [(path, field.annotation) for path, field in inner]
+    return []
+
+
+_DEEPEST = 3
+"""How many sections below one another are searched for a key."""
+
+
+def _all_keys(section: FieldInfo) -> set[Any]:
+    """The keys of a section: its fields, and what its default has beside them, such as an optimizer's arguments."""
+    default = section.get_default()
+    beside = default.model_extra if isinstance(default, BaseModel) else None
+    return {*_fields(section.annotation), *(beside or ())}
+
+
+def join(*parts: str) -> str:
+    """A key path; empty parts are left out."""
+    return ".".join(part for part in parts if part)
+
+
+def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
+    """The keys and list indices that lead to the mistake, up to the first union."""
+    location = detail["loc"]
+    annotation: Any = model
+    for depth, part in enumerate(location):
+        annotation = _under(annotation, part)
+        if annotation is None:
+            last = depth == len(location) - 1
+            return location if last and detail["type"] == "extra_forbidden" else location[:depth]
+    return location
+
+
+def _under(annotation: Any, key: int | str) -> Any:
+    """The annotation of the member under a key of a value of type `annotation`; None if it is not known."""
+    fields = _fields(annotation)
+    if key in fields:
+        return fields[key].annotation
+    members = [each for each in _members(annotation) if each is not NoneType]
+    origin, inner = get_origin(members[0]), get_args(members[0])
+    if len(members) == 1 and isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
+        return inner[-1] if issubclass(origin, Mapping) else inner[0]
+    return None
+
+
+def _fields(annotation: Any) -> dict[Any, FieldInfo]:
+    """The fields of all models in the annotation; empty if it contains none."""
+    models = [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
+    return {field.alias or name: field for each in models for name, field in each.model_fields.items()}
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types in a union; the type itself if it is not a union."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _members(inner[0])
+    if origin in (Union, UnionType):
+        return [member for each in inner for member in _members(each)]
+    return [annotation]
+
+
+def _problem(
+    details: Sequence[ErrorDetails], key: tuple[int | str, ...], where: str, model: type[BaseModel]
+) -> Problem:
+    """The problem of one key, from every error that pydantic has for it."""
+    first = min(details, key=lambda detail: len(detail["loc"]))
+    kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
+    path = join(where, *map(str, key))
+    match kind:
+        case "extra_forbidden":
+            section: Any = reduce(_under, key[:-1], model)
+            deeper = paths_to(str(key[-1]), section)
+            return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
+        case "missing":
+            return Problem(path, MISSING, f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
+        case "value_error":
+            return Problem(path, _message(first))
+        case "model_type" | "dict_type":
+            return not_a_mapping(path, first["input"], list(_fields(reduce(_under, key, model))))
+    return Problem(path, f"found {first['input']!r}: {_merged(details)}", _hint(first))
+
+
+def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
+    """The problem of a value where a section is expected, such as ``model: mlp``, which means a choice of a group."""
+    hint = f"its keys: {', '.join(keys)}" if keys else ""
+    if isinstance(found, str) and path in _GROUPS:
+        hint = f"a file chooses from a group in its defaults list: `- override /{path}: {found}`; {hint}"
+    elif isinstance(found, str) and "name" in keys:
+        hint = f"choose by name: {path}.name={found}"
+    return Problem(path, f"found {found!r}, expected a mapping", hint)
+
+
+_GROUPS = ("task", "model", "data", "train", "compute")
+
+
+def _merged(details: Sequence[ErrorDetails]) -> str:
+    """``expected a valid integer or a valid list; list should have at most 2 items``."""
+    prefix = "Input should be "
+    messages = dict.fromkeys(_message(detail) for detail in details)
+    expected = [each.removeprefix(prefix) for each in messages if each.startswith(prefix)]
+    others = [each[:1].lower() + each[1:] for each in messages if not each.startswith(prefix)]
+    return "; ".join([*(["expected " + " or ".join(expected)] if expected else []), *others])
+
+
+def _message(detail: ErrorDetails) -> str:
+    """pydantic's message in the words of YAML, which has lists and no tuples."""
+    if detail["type"] == "value_error":  # the message comes from hookrun's own validators
+        return detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].replace(" after validation", "")
+    return message.replace("valid tuple", "valid list").replace("Tuple", "List")
+
+
+def _hint(detail: ErrorDetails) -> str:
+    """``did you mean 'fast'?`` for a misspelled name, and how to write a word that YAML has read as true or false."""
+    if detail["type"] not in ("string_type", "literal_error"):
+        return ""
+    if isinstance(detail["input"], bool):
+        words = "on and yes as true" if detail["input"] else "off and no as false"
+        return f"YAML reads {words}: quote the word"
+    expected = detail.get("ctx", {}).get("expected", "")
+    options = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
+    hint = nearest(str(detail["input"]), options)
+    return hint if hint.startswith("did you mean") else ""

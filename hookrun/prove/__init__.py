@@ -1,5 +1,0 @@
-"""Checks a plan on a copy of the model before a run."""
-
-from hookrun.values.private_names import require
-
-require("torch")

@@ -1,0 +1,1 @@
+"""An experiment, from what it names to its finished directory."""

@@ -1,0 +1,128 @@
+"""`compute.strategy: fsdp`: shards the run's model with torch's fully_shard, and gathers sharded states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookrun.engine.plan.model_tree import ModelNames
+from hookrun.engine.plan.plan import ResolvedPlan
+from hookrun.engine.runtime.sharded import is_sharded, like, sharded_modules, whole
+from hookrun.engine.spec.selector import Names
+from hookrun.engine.values.containers import rebuild
+from hookrun.errors import Problem, listed
+from hookrun.run.experiment.settings import Fsdp, Settings
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
+    """The paths of the modules that `wrap` selects, inner modules first; the model itself is sharded in addition."""
+    if fsdp.wrap is None:
+        return []
+    paths = [path for path in fsdp.wrap.select(ModelNames(model).tree) if path]
+    return sorted(paths, key=lambda path: path.count("."), reverse=True)
+
+
+def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> Iterator[Problem]:
+    """Problems of sharding the model with fully_shard as configured."""
+    fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
+    paths = units(fsdp, model)
+    if fsdp.wrap is not None and not paths:
+        yield Problem(
+            where,
+            f"'{fsdp.wrap}' matches no module",
+            fsdp.wrap.nearest(Names(list(ModelNames(model).modules))),
+        )
+    lists = [path for path in paths if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
+    if lists:
+        yield Problem(
+            where,
+            f"{listed(lists)} is a list or dict of modules, which is never called itself",
+            f"name its members, such as '{lists[0]}.*'",
+        )
+    single = [name for name, each in model.named_parameters() if not each.dim()]
+    if single:
+        yield Problem(
+            "compute.strategy",
+            f"fully_shard cannot shard parameters without dimensions: {listed(single)}",
+            "use compute=ddp",
+        )
+    for hook in plan.hooks:
+        action = hook.spec.action
+        adds = action.adds(hook.spec.name) is not None
+        value = getattr(action, "value", None)
+        if adds and getattr(action, "shape", () if isinstance(value, float) else None) == ():
+            yield Problem(
+                f"{hook.spec.where}.action",
+                "fully_shard cannot shard a parameter without dimensions, and the hook adds one",
+                "give it one dimension, such as [0.0]",
+            )
+
+
+def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None:
+    """Shard the model's parameters over all ranks; gradients are summed, not averaged.
+
+    size: the number of ranks
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (size,))
+    dtype = DTYPES.get(fsdp.mixed_precision or "")
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
+    for path in [*units(fsdp, model), ""]:
+        fully_shard(
+            model.get_submodule(path),
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=fsdp.reshard_after_forward,
+        )
+    for module in sharded_modules(model):
+        module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
+        module.set_gradient_divide_factor(1.0)
+
+
+def reshard(model: nn.Module) -> None:
+    """Shard all parameters again: a forward without a backward pass leaves some of them gathered."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
+    """The model's state dict, gathered from all ranks, on the CPU; every rank calls it.
+
+    keeps: whether this rank needs the result; otherwise its tensors are empty
+    """
+    own = model.state_dict(keep_vars=True)  # in which a shared parameter is one object
+    gathered = dict[int, Tensor]()
+    for tensor in own.values():
+        if id(tensor) not in gathered:
+            full = whole(tensor.detach()).cpu()
+            gathered[id(tensor)] = full if keeps else full.new_empty(0)
+    return {name: gathered[id(tensor)] for name, tensor in own.items()}
+
+
+def whole_states(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state dict, gathered from all ranks; every rank calls it."""
+    return rebuild(optimizer.state_dict(), whole)
+
+
+def sharded_states(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A gathered state dict of an optimizer, with the tensors of sharded parameters sharded in the same way."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    of_parameters = dict(state["state"])
+    for number, parameter in zip(numbers, parameters, strict=False):
+        if is_sharded(parameter) and number in of_parameters:
+            of_parameters[number] = {
+                name: like(each, parameter)
+                if isinstance(each, Tensor) and each.shape == parameter.shape
+                else each
+                for name, each in of_parameters[number].items()
+            }
+    return {**state, "state": of_parameters}

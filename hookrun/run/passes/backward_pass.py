@@ -1,0 +1,192 @@
+"""One backward pass for each batch without training: computes its score, and clears the gradients afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.engine.trust.load import METRICS, load
+from hookrun.engine.values.containers import differentiable, rebuild
+from hookrun.engine.values.tensors import computable
+from hookrun.errors import counted, spec_error
+from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, UserFunction
+from hookrun.run.experiment.metrics.rows import BatchRows, main_tensor
+from hookrun.run.experiment.task_keys import BackwardPass
+from hookrun.run.passes.average import sample_by_sample
+from hookrun.run.passes.batches import Batch
+from hookrun.run.passes.context import RunContext
+from hookrun.run.passes.measuring import Measuring
+
+Score = Callable[[Any, Tensor, Batch | None], Tensor]
+"""(the model's output for a batch, its targets [B, ...], the batch; None: an example of the data) -> the sum of its
+samples' scores, without dimensions."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Computes the score from which a backward pass starts. Raises SpecError if the output does not fit it.
+
+    where:     the key path of the score
+    loss:      the loss of `train.loss`
+    measuring: chooses the tokens; None for a trial run, in which the sum of the output stands for what needs a batch
+    """
+
+    keys: BackwardPass
+    where: str
+    loss: TrainLoss
+    measuring: Measuring | None = None
+
+    def __call__(self, output: Any, target: Tensor, batch: Batch | None = None) -> Tensor:
+        """The sum of the samples' scores, a tensor without dimensions."""
+        score = self.of_samples(output, target, batch).sum()
+        if not score.requires_grad:
+            raise spec_error(
+                self.where,
+                "the score requires no gradient: neither a parameter of the model nor an input requires one",
+                "freeze less of the model",
+            )
+        return score
+
+    def of_samples(self, output: Any, target: Tensor, batch: Batch | None) -> Tensor:
+        """[B]: the score of each sample; [1] if `output` has no row for each sample."""
+        output = rebuild(self.loss.reader.named(output), _precise)
+        scores, samples = main_tensor(output), target.shape[0]
+        by_row = scores.dim() > 0 and scores.shape[0] == samples
+        if self.keys.score == "output":
+            return scores.reshape(samples if by_row else 1, -1).sum(1)
+        if not by_row:
+            raise spec_error(
+                f"{self.where}.score",
+                f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}, expected a row for "
+                "each sample",
+                "score: output takes any shape",
+            )
+        if self.keys.score == "loss" or self.keys.is_own:
+            return self._one_by_one(output, target)
+        of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
+        if not of_tokens or batch is None or self.measuring is None:
+            if scores.dim() == 2 + of_tokens:
+                return self._of_rows(scores.flatten(0, -2), target.reshape(-1) if not of_tokens else None)
+            raise spec_error(
+                f"{self.where}.score",
+                f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}",
+                "use output or loss",
+            )
+        rows = self.measuring.scored(output, batch)
+        rows = rows.with_targets if self.keys.score == "label" else rows
+        if not len(rows):
+            raise spec_error(
+                f"{self.where}.score",
+                "no sample of the batch has a token to score",
+                "set task.tokens, such as -1; `label` needs tokens that have a target",
+            )
+        assert rows.scores is not None and rows.samples is not None
+        answers = None if rows.answers is None or rows.wrong is None else (rows.answers, rows.wrong)
+        of_rows = self._of_rows(rows.scores[rows.chosen], rows.targets, answers)
+        return of_rows.new_zeros(samples).index_add(0, rows.samples, of_rows)
+
+    def _of_rows(
+        self, scores: Tensor, target: Tensor | None, answers: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """[N]: the score of each row of scores [N, classes].
+
+        target:  [N]; None: not known in a trial run
+        answers: the right and the wrong answer [N] of each row
+        """
+        if self.keys.score == "class":
+            if (number := self.keys.class_) is None or number >= scores.shape[1]:
+                raise spec_error(
+                    f"{self.where}.class",
+                    f"found {number}, and the model has {scores.shape[1]} classes",
+                    f"use a number from 0 to {scores.shape[1] - 1}",
+                )
+            return scores[:, number]
+        if self.keys.score == "top" or target is None:
+            return scores.max(1).values
+        if self.keys.score == "label":
+            return scores.gather(1, target[:, None].long()).squeeze(1)
+        if answers is None:
+            raise spec_error(
+                f"{self.where}.score",
+                "'logit_difference' needs sequences of tokens with a right and a wrong answer",
+                "use data=names, or data=prompts with the fields `answer` and `wrong`",
+            )
+        right, wrong = (scores.gather(1, each[:, None]).squeeze(1) for each in answers)
+        return right - wrong
+
+    def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
+        """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
+        if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
+            raise spec_error(
+                f"{self.where}.score",
+                f"'loss' needs a loss of each sample, and with train.loss={self.loss.name} the model returns one for "
+                "the batch",
+                "use output, top or class, or another train.loss",
+            )
+        samples = target.shape[0]
+        if (
+            self.keys.is_own and self.measuring is None
+        ):  # the user's code may look at values, which an example lacks
+            return main_tensor(output).reshape(samples, -1).sum(1)
+        function = self._own if self.keys.is_own else self.loss
+        return sample_by_sample(BatchRows(None, target, output=output), function)
+
+    @cached_property
+    def _own(self) -> Callable[[Any, Tensor], Tensor]:
+        return own_score(self.keys, f"{self.where}.score")
+
+
+def own_score(keys: BackwardPass, where: str) -> Callable[[Any, Tensor], Tensor]:
+    """The user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
+    return UserFunction.of(load(keys.score, METRICS, where), {}, where).loss
+
+
+def _precise(leaf: Any) -> Any:
+    """A tensor in half precision as float32: a sum in half precision would be inexact."""
+    return computable(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _reduce(context: RunContext) -> None:
+    """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
+    if not context.ranks.several:
+        return
+    hooked = [] if context.sharded else context.reduced.parameters  # gradients of shards are summed already
+    there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
+    with torch.no_grad():
+        for parameter, is_somewhere in zip(hooked, there, strict=True):
+            if not is_somewhere:
+                continue
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            context.ranks.sum_([parameter.grad])
+    context.reduced.run()
+
+
+def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any:
+    """The model's output, detached, after a backward pass from the score; parameters have no `grad` afterwards.
+
+    Floating-point inputs require a gradient too, so that a `backward` hook on the first module sees it.
+
+    Returns None if this rank has no row of the batch.
+    """
+    if not len(batch.ids):
+        if context.sharded and batch.pattern is not None:
+            with context.standing_in():
+                forward_and_backward(context, lambda *of: score(*of) * 0, batch.pattern)
+        else:
+            _reduce(context)
+        return None
+    inputs = rebuild(batch.inputs, partial(differentiable, leaf=context.settings.compute.compile))
+    try:
+        with torch.enable_grad():
+            output = context.forward(replace(batch, inputs=inputs))
+            total = score(output, batch.target, batch)
+        total.backward()
+        _reduce(context)
+    finally:
+        context.model.zero_grad(set_to_none=True)
+    return rebuild(output, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)

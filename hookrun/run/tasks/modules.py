@@ -1,0 +1,182 @@
+"""task=modules: prints the module tree with classes, parameters and output shapes, and the matches of a selector."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from hookrun.data.info import SPLITS
+from hookrun.engine.spec import Spec, parse_spec
+from hookrun.engine.spec.selector import AnySelector, Selector
+from hookrun.engine.spec.selector.tree import ancestors
+from hookrun.errors import SpecError, compile_error, counted, printable
+from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.experiment.task import JobCache, Task
+
+if TYPE_CHECKING:
+    from rich.console import OverflowMethod
+    from rich.tree import Tree
+    from torch.nn import Module
+
+    from hookrun.engine.plan.plan import Match
+    from hookrun.run.experiment.prepare import Prepared
+
+
+MOST_LEVELS = 1_000
+_LINES_BELOW = 5
+"""The number of terminal lines that are kept free for the output below the tree."""
+_UNLIMITED = 100_000
+"""The width of a line that is not cut."""
+_GUIDE = 4
+"""The width of rich's lines before a module, for each level."""
+
+
+class ModulesTask(Task):
+    """Shows the module tree. The experiment's hooks are not compiled, since this task helps to write them.
+
+    select: a selector; the modules that it matches are marked with ``*``
+    depth:  the number of levels below the root; null: as many as fit into the terminal, or all without a terminal
+    full:   show all levels and complete lines, whatever the size of the terminal
+    """
+
+    task_name: ClassVar[str] = "modules"
+    shows: ClassVar[bool] = True
+
+    select: AnySelector | None = None
+    depth: int | None = Field(default=None, ge=1, le=MOST_LEVELS)
+    full: bool = False
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
+        """Build the model, and run it once with a hook on every module to find the output shapes."""
+        from hookrun.run.experiment.prepare import prepare_alone, without_data
+
+        errors = list[SpecError]()
+        for split in SPLITS:  # data may have one split only
+            try:
+                return prepare_alone(experiment, _on_every_module, split, trust)
+            except SpecError as error:
+                errors.append(error)
+        return without_data(experiment, _on_every_module, SPLITS[0], errors[0], trust)
+
+    def show(self, prepared: Prepared) -> None:
+        """Print the tree.
+
+        Raises CompileError for a selector without matches.
+        """
+        from hookrun.engine.plan.model_tree import ModelNames
+        from hookrun.run.passes.progress import Screen
+
+        screen = Screen()
+        names = ModelNames(prepared.model)
+        hooked = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
+        every = hooked | names.inside()
+        matches = {path: every[path] for path in names.modules if path in every}
+        picked = [] if self.select is None else _picked(self.select, prepared.model)
+        depth = self.depth
+        if depth is None and not self.full and screen.height is not None:
+            depth = _fitting_depth(matches, screen.height - _LINES_BELOW)
+        shown = {path for path in matches if depth is None or _level(path) <= depth}
+        for path in picked:
+            shown.update(matches.keys() & {path, *ancestors(path)})
+        console = screen.console
+        width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
+        is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
+        console.print(
+            _tree(matches, shown, frozenset(picked), "ellipsis" if is_utf else "crop"), soft_wrap=False
+        )
+        console.width = width
+        screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
+        if picked:
+            screen.say(
+                f"* {str(self.select)!r} matches {len(picked)}: {', '.join(path or '(root)' for path in picked)}"
+            )
+        if hidden := len(matches) - len(shown):
+            screen.say(
+                f"{counted(hidden, 'module')} further down: task.depth={(depth or 0) + 1} shows one more level, "
+                "task.full=true everything"
+            )
+        if prepared.plan.unchecked:
+            screen.say(f"shapes unknown: {prepared.plan.unchecked}")
+        screen.note(prepared.notes)
+
+
+def _on_every_module(model: Module) -> Spec:
+    """A hook on each module around which one can fire."""
+    from hookrun.engine.plan.model_tree import ModelNames
+
+    inside = [*ModelNames(model).inside()]
+    select = {"type": "*", "exclude": inside} if inside else "type:*"
+    return parse_spec({"every": {"select": select, "hook": "forward", "action": "print"}})
+
+
+def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overflow: OverflowMethod) -> Tree:
+    """The modules in the model's order, each with class, parameters, output shape and further names.
+
+    shown:  the paths of the modules that the tree has
+    picked: paths that are marked with ``*``
+    overflow: how a line that is longer than the terminal ends
+    """
+    from rich.text import Text
+    from rich.tree import Tree
+
+    listed = [matches[path] for path in matches if path in shown]
+    names = [
+        f"{'* ' if each.path in picked else ''}{each.path.rpartition('.')[2] or '(root)'}" for each in listed
+    ]
+    indents = [_GUIDE * _level(each.path) for each in listed]
+    name_width = max(indent + len(name) for indent, name in zip(indents, names, strict=True))
+    class_width = max(len(each.type) for each in listed)
+    size_width = max(len(f"{each.parameters:,}") for each in listed)
+    below = Counter(around for path in matches for around in ancestors(path))
+    unfolded = {around for path in shown for around in ancestors(path)}
+    nodes = dict[str, Tree]()
+    for match, name, indent in zip(listed, names, indents, strict=True):
+        columns = [
+            name.ljust(name_width - indent),
+            match.type.ljust(class_width),
+            f"{match.parameters:,}".rjust(size_width),
+            match.shape or "-",
+        ]
+        if others := [path for path in match.names if path != match.path]:
+            columns.append(f"(also {', '.join(others)})")
+        if below[match.path] and match.path not in unfolded:
+            columns.append(f"(+{below[match.path]} below)")
+        label = Text(printable("  ".join(columns)), no_wrap=True, overflow=overflow)
+        parent = nodes.get(match.path.rpartition(".")[0]) if match.path else None
+        nodes[match.path] = Tree(label) if parent is None else parent.add(label)
+    return nodes[""]
+
+
+def _level(path: str) -> int:
+    """The depth of a module path; 0 for the root."""
+    return path.count(".") + 1 if path else 0
+
+
+def _fitting_depth(paths: Iterable[str], lines: int) -> int:
+    """The deepest level down to which all modules fit into `lines` lines; at least 1."""
+    levels = sorted(map(_level, paths))
+    fitting = (depth for depth in range(levels[-1], 1, -1) if bisect_right(levels, depth) <= lines)
+    return next(fitting, 1)
+
+
+def _picked(selector: Selector, model: Module) -> list[str]:
+    """The paths of the modules that match; if none does, the names of the parameters that match."""
+    from hookrun.engine.plan.model_tree import ModelNames
+
+    names = ModelNames(model)
+    modules = [names.first_name(path) for path in selector.select(names.tree)]
+    picked = modules or selector.select(replace(names.parameter_tree(), modules=None))
+    if not picked:
+        raise compile_error(
+            "task.select",
+            f"{str(selector)!r} matches no module and no parameter",
+            names.nearest(selector, on_parameters=False),
+        )
+    return list(dict.fromkeys(picked))

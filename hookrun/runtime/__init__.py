@@ -1,7 +1,0 @@
-"""Installs the hooks of a plan on a model and removes them."""
-
-from __future__ import annotations
-
-from hookrun.runtime.install import Installation
-
-__all__ = ["Installation"]

@@ -1,0 +1,1 @@
+"""Files of configuration, read under one guard."""

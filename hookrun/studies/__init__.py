@@ -1,0 +1,1 @@
+"""One folder for each question: its task, what it computes, its records and its page."""

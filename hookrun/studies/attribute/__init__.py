@@ -1,0 +1,1 @@
+"""Which part of an input a score depends on."""

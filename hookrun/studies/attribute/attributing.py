@@ -1,0 +1,311 @@
+"""Attributions of one batch at a time: integrated gradients, Grad-CAM, guided backpropagation.
+
+The model runs once with everything that its hooks do. It then runs again for the gradients, where hooks that edit the
+forward pass act as before, and nothing is recorded or counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from hookrun.data.samples import IGNORED
+from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
+from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.engine.runtime import Installation
+from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.runtime.tokens.calls import IDS, MASK
+from hookrun.engine.values.containers import tensors
+from hookrun.engine.values.tensors import computable, read_together
+from hookrun.errors import HookrunError, counted, listed
+from hookrun.run.experiment.metrics.rows import main_tensor
+from hookrun.run.experiment.observers import Exchange, Observe, matches, new_nodes, planned
+from hookrun.run.experiment.task import metric_tokens_of
+from hookrun.run.experiment.task_keys import BackwardPass
+from hookrun.run.passes.backward_pass import Scoring
+from hookrun.run.passes.batches import Batch
+from hookrun.run.passes.context import RunContext
+
+MOST_BYTES = 2 * 2**30
+"""How much memory the attributions of all samples may take."""
+
+Values = dict[str, Tensor]
+"""Name of an input, or path of a module -> a tensor with a row for each sample."""
+
+
+class Attributing:
+    """Attributes the score of each sample to the inputs or to the output of one module.
+
+    module: the path of the module; None: the inputs, for token ids the module that embeds them
+    method, steps, baseline: the keys of the task
+    channels_first: the module's output as [B, C, height, width], for grad_cam; RuntimeError if that is not possible
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        scoring: Scoring,
+        module: str | None,
+        *,
+        method: str,
+        steps: int,
+        baseline: float,
+        channels_first: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._context, self._scoring = context, scoring
+        self._method, self._steps, self._baseline = method, steps, baseline
+        self._channels_first = channels_first
+        self._module, self._is_embedding = module, False
+        self._leaves, self._values = Values(), Values()
+        self._relus = 0
+        self._draws = list[tuple[HookSite, Any]]()
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's output for a batch, which stays as it is if the model writes into its inputs."""
+        self._draws = [(site, site.draws_place) for site in self._context.hooks.sites if site.draws]
+        return self._context.forward(batch.copied())
+
+    def _again(self, batch: Batch) -> Any:
+        """The output for the same samples, with the same random numbers of hooks."""
+        for site, place in self._draws:
+            site.draws_place = place
+        return self._context.forward(batch)
+
+    def of(self, batch: Batch, output: Any) -> Values:
+        """`attributions` [B, ...] (of several inputs `attributions.NAME`), `scores` [B], maybe `delta` [B].
+
+        output: the model's output for the batch, under all hooks
+
+        Raises HookrunError if the method does not fit the model.
+        """
+        scores = self._scoring.of_samples(output, batch.target, batch)
+        scoring, batch = self._of_fixed_classes(batch, output)
+        with self._context.standing_in():
+            if self._module is None and not _floating(batch):
+                self._module, self._is_embedding = self._embedding(batch), True
+            match self._method:
+                case "grad_cam":
+                    found = self._grad_cam(*self._gradients(scoring, batch))
+                case "guided_backprop":
+                    _, found = self._gradients(scoring, batch)
+                case _:
+                    found = self._integrated(scoring, batch)
+            result: Values = {"scores": scores}
+            if self._method == "integrated_gradients" and len(scores) == len(batch.ids):
+                with self._pass(batch, 0.0) as at_start:
+                    at_baseline = scoring.of_samples(at_start, batch.target, batch)
+                total = sum(values.flatten(1).sum(1) for values in found.values())
+                result["delta"] = total - (scores - at_baseline)
+        if self._is_embedding:
+            found = {name: values.sum(-1) for name, values in found.items()}
+        if batch.data.of_tokens:
+            found = {name: _from_first_real(values, batch) for name, values in found.items()}
+        named = {f"attributions.{name}" if len(found) > 1 else "attributions": found[name] for name in found}
+        values = named | result
+        return dict(zip(values, read_together(values.values()), strict=True))
+
+    def _of_fixed_classes(self, batch: Batch, output: Any) -> tuple[Scoring, Batch]:
+        """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""
+        if self._scoring.keys.score != "top":
+            return self._scoring, batch
+        target = main_tensor(self._scoring.loss.reader.named(output)).argmax(-1)
+        if batch.data.of_tokens and metric_tokens_of(self._context.prepared.task) is None:
+            target = target.masked_fill(batch.target == IGNORED, IGNORED)
+        return replace(self._scoring, keys=BackwardPass(score="label")), replace(batch, target=target)
+
+    # ---- the methods -----------------------------------------------------------------------------------------------
+
+    def _integrated(self, scoring: Scoring, batch: Batch) -> Values:
+        nodes, weights = np.polynomial.legendre.leggauss(self._steps)
+        total: Values = {}
+        for node, weight in zip(nodes, weights, strict=True):
+            _, gradients = self._gradients(scoring, batch, (1 + node) / 2)
+            for name, gradient in gradients.items():
+                part = gradient * (weight / 2)
+                total[name] = total[name] + part if name in total else part
+        return {name: each * (self._values[name] - self._baseline) for name, each in total.items()}
+
+    def _grad_cam(self, values: Values, gradients: Values) -> Values:
+        """[B, 1, height, width]: the sum over the channels [B, C, height, width], weighted by their mean gradients."""
+        maps: Values = {}
+        for name, whole in gradients.items():
+            try:
+                gradient, value = map(self._channels_first, (whole, values[name]))
+            except RuntimeError as error:
+                raise HookrunError(
+                    f"task.select: {name} returns shape {list(whole.shape)}: {error}"
+                ) from error
+            if whole.any() and not gradient.any():
+                raise HookrunError(
+                    f"task.select: the score depends on the skipped tokens of {name} only: name an earlier layer"
+                )
+            weights = gradient.mean(tuple(range(2, gradient.dim())), keepdim=True)
+            maps[name] = (weights * value).sum(1, keepdim=True)
+        return maps
+
+    # ---- a forward and a backward ----------------------------------------------------------------------------------
+
+    def _gradients(self, scoring: Scoring, batch: Batch, share: float = 1.0) -> tuple[Values, Values]:
+        """The values that scores are attributed to, and the gradient of the score there, in float32 or float64.
+
+        share: where to take the gradient, from 0 at the baseline to 1 at the values
+        """
+        with torch.enable_grad(), self._pass(batch, share) as output:
+            total = scoring(output, batch.target, batch)
+            if not self._leaves:
+                raise HookrunError(f"task.select: {self._module} was not called")
+            if self._method == "guided_backprop":
+                self._require_modules(total)
+            # a leaf requires no gradient where the model switches gradients off
+            leaves = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
+            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
+        found = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
+        if not found:
+            raise HookrunError(f"task.select: the score does not depend on {listed(list(self._leaves), 4)}")
+        if wrong := [name for name, each in found.items() if len(each) != len(batch.ids)]:
+            raise HookrunError(
+                f"task.select: the first dimension of what {wrong[0]} returns is not the samples"
+            )
+        return self._values, {name: computable(each) for name, each in found.items()}
+
+    @contextmanager
+    def _pass(self, batch: Batch, share: float) -> Iterator[Any]:
+        """The model's output with the values at `share` of the way from the baseline, as leaves of the graph.
+
+        In the block hooks change gradients as the method asks for.
+        """
+        self._leaves, self._values, self._relus = {}, {}, 0
+        model, hooks = self._context.model, list[PlannedHook]()
+        if self._module is not None:
+            exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
+            hooks.append(planned("attributed", FORWARD, matches(model, [self._module]), exchange))
+            batch = batch.copied()
+        else:
+            change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
+            inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
+            batch = replace(batch, inputs=inputs)
+        if self._method == "guided_backprop":
+            relus = self._matches(nn.ReLU)
+            hooks.append(planned("relus", FORWARD, relus, Observe(see=self._count)))
+            positive = Exchange(change=lambda site, gradient: gradient.clamp_min(0))
+            hooks.append(planned("guided", OUTPUT_GRAD, relus, positive))
+        with Installation(ResolvedPlan("", tuple(hooks)), model):
+            yield self._again(batch)
+
+    def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:
+        """The tensor that takes the place of a value; a clone, because the model may write into it."""
+        if name in self._leaves:
+            raise HookrunError(
+                f"task.select: {name} is called several times, or returns several tensors: name another"
+            )
+        value = self._values[name] = value.detach().clone()
+        start = self._baseline
+        leaf = value if share == 1 else start + share * (value - start)
+        self._leaves[name] = leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
+        return leaf.clone()
+
+    def _count(self, site: HookSite, value: Any) -> None:
+        self._relus += 1
+
+    def _require_modules(self, total: Tensor) -> None:
+        """Raise HookrunError unless every ReLU of the graph is an nn.ReLU, whose gradient a hook can change."""
+        in_graph = sum(node.name() == "ReluBackward0" for node in new_nodes(total, set()))
+        if in_graph > self._relus:
+            raise HookrunError(
+                f"task.method: guided_backprop changes the gradient of nn.ReLU, and {in_graph - self._relus} of the "
+                f"{in_graph} ReLUs that the model computes are functions (F.relu, torch.relu), which no hook reaches: "
+                "make them nn.ReLU modules, or use integrated_gradients"
+            )
+
+    # ---- modules ---------------------------------------------------------------------------------------------------
+
+    def _embedding(self, batch: Batch) -> str:
+        """The path of the nn.Embedding that is called with the batch's token ids. HookrunError unless there is one."""
+        batch = batch.copied()
+        inputs = batch.inputs if isinstance(batch.inputs, dict) else {IDS: batch.inputs}
+        ids = {tensor.data_ptr() for tensor in ([inputs[IDS]] if IDS in inputs else inputs.values())}
+        paths = dict[str, None]()
+
+        def see(site: HookSite, value: Any) -> None:
+            if any(tensor.data_ptr() in ids for tensor in tensors(value)):
+                paths[site.path] = None
+
+        hook = planned("embeddings", FORWARD_PRE, self._matches(nn.Embedding), Observe(see=see))
+        with Installation(ResolvedPlan("", (hook,)), self._context.model):
+            self._again(batch)
+        if len(paths) != 1:
+            raise HookrunError(
+                f"task.select: integer inputs have no gradient, and {counted(len(paths), 'nn.Embedding')} of the model "
+                f"takes them ({listed(list(paths), 4) or 'none'}): name the module to whose output the score is "
+                "attributed"
+            )
+        return next(iter(paths))
+
+    def _matches(self, kind: type[nn.Module]) -> tuple[Match, ...]:
+        model = self._context.model
+        return matches(model, [path for path, module in model.named_modules() if isinstance(module, kind)])
+
+
+def _floating(batch: Batch) -> Values:
+    """The floating-point inputs by name; a single input has the name ''."""
+    inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
+    return {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+
+
+def _from_first_real(values: Tensor, batch: Batch) -> Tensor:
+    """Values [B, T, ...] in columns that count from each sample's first real token; 0 behind its last one."""
+    mask = batch.inputs.get(MASK) if isinstance(batch.inputs, dict) else None
+    if mask is None or values.shape[:2] != mask.shape:
+        return values
+    real = mask != 0
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    rows = torch.arange(len(values), device=values.device)[:, None]
+    kept = real[rows, order].reshape(*real.shape, *[1] * (values.dim() - 2))
+    return values[rows, order] * kept
+
+
+@dataclass
+class AttributionRows:
+    """The attributions of all batches so far."""
+
+    _parts: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def add(self, ids: Tensor, values: Values) -> None:
+        """Add the values of a batch. HookrunError if they take too much memory."""
+        for name, tensor in {"sample_ids": ids, **values}.items():
+            self._parts.setdefault(name, []).append(tensor)
+            self._bytes += tensor.nbytes
+        if self._bytes > MOST_BYTES:
+            raise HookrunError(
+                f"task=attribute keeps its results in memory, at most {MOST_BYTES // 2**30} GiB: "
+                "set train.limit_batches"
+            )
+
+    def state_dict(self) -> Values:
+        """The rows so far; sequences are as long as the longest, with 0 behind their end."""
+        return {
+            name: pad_sequence([row for part in parts for row in part], batch_first=True)
+            if parts[0].dim() > 1
+            else torch.cat(parts)
+            for name, parts in self._parts.items()
+        }
+
+    def means(self) -> dict[str, float]:
+        """The mean score, and for integrated gradients the mean of how far a sample's sum is off."""
+        found = {"score": torch.cat(self._parts["scores"]).double().mean().item()}
+        if "delta" in self._parts:
+            found["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the rows by saved ones."""
+        self._parts = {name: [tensor] for name, tensor in state.items()}
+        self._bytes = sum(tensor.nbytes for tensor in state.values())

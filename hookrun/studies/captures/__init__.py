@@ -1,0 +1,1 @@
+"""Questions to captured rows: probes and similarity."""

@@ -1,0 +1,213 @@
+"""task=probe: how well a linear model predicts the label of each row from each layer's activations.
+
+task=similarity: how similar the layers' representations of the same samples are, by linear CKA.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from hookrun.engine.validation import Section
+from hookrun.errors import HookrunError, counted, spec_error
+from hookrun.run.experiment.settings import Settings
+from hookrun.run.tasks.captured.base import TaskOfCaptures
+from hookrun.store.objective import Direction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookrun.run.passes.progress import Screen
+    from hookrun.run.passes.resuming import Results
+    from hookrun.run.tasks.captured.cka import Way
+    from hookrun.run.tasks.captured.input import Analysis
+    from hookrun.store.run_dir import RunDir
+    from hookrun.studies.captures.probing import Labels
+PROBES = "probes.safetensors"
+_HEADINGS = ("module", "features", "train", "test", "95 %", "majority", "control")
+
+
+class LabelsFile(Section):
+    """`task.labels`: a CSV file with a header, and the column that holds the labels."""
+
+    file: str
+    column: str
+
+
+class ProbeTask(TaskOfCaptures):
+    """Fits a linear probe to the captured activations of each module.
+
+    labels: of each row; None: the target of the sample, or of a token the target at its position; answer: the last
+            target of the sample; or a column of a file
+    """
+
+    task_name: ClassVar[str] = "probe"
+    by_token: ClassVar[bool] = True
+
+    labels: Literal["answer"] | LabelsFile | None = None
+
+    def check(self, analysis: Analysis) -> None:
+        """Raise SpecError if the run's data is not known or has no labels, or if the analysis needs too much memory."""
+        run, outputs = analysis.run, 1
+        if isinstance(self.labels, LabelsFile):
+            self._labels(analysis)  # says what is wrong with the file
+        elif not run.config:
+            raise spec_error("task.run", f"{run.path} does not say which data it used", "run it again")
+        else:
+            info = run.data_info()
+            if info.target is None:
+                raise spec_error(
+                    "task.run",
+                    f"the data {info.name!r} of {run.path} has no targets to probe for",
+                    "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}",
+                )
+            if self.labels is not None and info.tokenizer is None:
+                raise spec_error(
+                    "task.labels",
+                    f"the samples of {info.name!r} are not of tokens: they have one target",
+                    "leave it out",
+                )
+            # the number of classes, if it is known before the labels are read, or of the numbers to predict
+            numbers = (
+                math.prod(info.target.shape) if info.target.dtype.is_floating_point else info.num_classes
+            )
+            outputs = numbers or 1
+        self._require_memory(analysis, outputs)
+
+    def _require_memory(self, analysis: Analysis, outputs: int) -> int:
+        return self.require_memory(analysis, "probing", partial(self._needed, analysis, outputs))
+
+    def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
+        """Module path -> the bytes needed while it is probed, including the weights of all probes."""
+        from hookrun.studies.captures.probing import memory_needed
+
+        every = self.features(analysis, project)
+        kept = sum(4 * outputs * each.captured for each in every.values())
+        return {name: memory_needed(each, outputs) + kept for name, each in every.items()}
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """The scores of each probe: accuracies, or for numeric targets r2 under the same names."""
+        return {f"{self.name}/accuracy": "maximize", f"{self.name}/train_accuracy": "maximize"}
+
+    def analyse(self, analysis: Analysis, run_dir: RunDir, screen: Screen, results: Results) -> None:
+        """Fit a probe for each module, log and show the scores, and write the weights.
+
+        Raises SpecError if the labels need more memory than allowed.
+        """
+        import torch
+        from safetensors.torch import save_file
+
+        from hookrun.run.tasks.captured.input import projection_entry, show_table
+        from hookrun.studies.captures.probing import fit
+
+        features, labels = self.features(analysis, self.project), self._labels(analysis)
+        shown = list[list[str]]()
+        every = [each.values for each in labels.values()]
+        outputs = max(each[0].numel() if each.is_floating_point() else len(each.unique()) for each in every)
+        self.say_memory(screen, self._require_memory(analysis, outputs))
+        weights: dict[str, Tensor] = {}
+        for module, rows in features.items():
+            probed = results.get(module)
+            if probed is None:
+                capture = analysis.captures[module]
+                numbered = torch.stack([capture.split_numbers, capture.sample_ids], dim=1)
+                _, samples = numbered.unique(dim=0, return_inverse=True)
+                line, of_probe = fit(rows, labels[module].values, samples, analysis.settings.seed)
+                run_dir.log_metrics(split=self.name, module=module, **line, **projection_entry(rows))
+                probed = {"line": line, "weights": of_probe}
+                results.add(module, probed)
+            line = probed["line"]
+            train, test, majority, control = (
+                f"{line[key]:.3f}" for key in ("train_accuracy", "accuracy", "majority", "control")
+            )
+            interval = (
+                f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}" if "accuracy_low" in line else "–"
+            )
+            width = f"{rows.captured:,}" + ("" if rows.projection is None else f" → {rows.width:,}")
+            shown.append([module, width, train, test, interval, majority, control])
+            weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
+        show_table(screen.console, _HEADINGS, shown)
+        self.say_projections(screen, features.values())
+        names = next(iter(labels.values())).names
+        save_file(weights, run_dir.path / PROBES, None if names is None else {"classes": json.dumps(names)})
+        run_dir.wrote(run_dir.path / PROBES)
+
+    def _labels(self, analysis: Analysis) -> dict[str, Labels]:
+        """Module path -> the label of each row, read once for all modules with the same samples and positions."""
+        from hookrun.studies.captures.probing import labels_of_data, labels_of_file
+
+        read: dict[bytes, Labels] = {}
+        labels: dict[str, Labels] = {}
+        for module, capture in analysis.captures.items():
+            columns = capture.split_numbers, capture.sample_ids, capture.positions
+            rows = b"".join(column.numpy().tobytes() for column in columns)
+            if rows not in read:
+                read[rows] = (
+                    labels_of_file(self.labels.file, self.labels.column, capture)
+                    if isinstance(self.labels, LabelsFile)
+                    else labels_of_data(analysis.run, capture, answer=self.labels == "answer")
+                )
+            labels[module] = read[rows]
+        return labels
+
+
+FEWEST_ROWS = 3
+"""Two rows lie on one line in any space: centered, each module has the same products between them."""
+
+
+class SimilarityTask(TaskOfCaptures):
+    """Compares each captured module with each other one."""
+
+    task_name: ClassVar[str] = "similarity"
+
+    def check(self, analysis: Analysis) -> None:
+        """Raise SpecError if there are too few modules or rows, or if the analysis needs too much memory."""
+        if len(analysis.captures) < 2:
+            raise spec_error(
+                "task.capture",
+                f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with",
+                "capture several modules",
+            )
+        if (rows := min(len(each.sample_ids) for each in analysis.captures.values())) < FEWEST_ROWS:
+            raise spec_error(
+                "task.run",
+                f"only {counted(rows, 'row')} captured: any CKA is then 1 or 0",
+                f"capture at least {FEWEST_ROWS} samples",
+            )
+        self.require_memory(analysis, "comparing the modules", partial(self._needed, analysis))
+
+    def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:
+        """The widest module -> the bytes needed to compare all modules."""
+        widest = max(self.features(analysis, None).values(), key=lambda each: each.captured)
+        return {widest.name: self._way(analysis, project).needed}
+
+    def _way(self, analysis: Analysis, project: int | None) -> Way:
+        from hookrun.run.tasks.captured.cka import chosen_way
+
+        return chosen_way(list(self.features(analysis, project).values()), self.max_bytes)
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """The CKA of two different modules, from 0 to 1."""
+        return {f"{self.name}/cka": "maximize"}
+
+    def analyse(self, analysis: Analysis, run_dir: RunDir, screen: Screen, results: Results) -> None:
+        """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
+        from hookrun.run.tasks.captured.cka import linear_cka_of_all
+        from hookrun.run.tasks.captured.input import projection_entry, show_table
+
+        ids = [(each.split_numbers.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
+        if any(each != ids[0] for each in ids):
+            raise HookrunError("the modules were captured on different samples: capture them in one run")
+        features, way = self.features(analysis, self.project), self._way(analysis, self.project)
+        self.say_memory(screen, way.needed)
+        found = linear_cka_of_all(list(features.values()), way, results).tolist()
+        shown = list[list[str]]()
+        for number, (name, values) in enumerate(zip(features, found, strict=True)):
+            shown.append([name, str(number), *(f"{value:.3f}" for value in values)])
+            for other, value in zip(features, values, strict=True):
+                how = projection_entry(features[name]) or projection_entry(features[other])
+                run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
+        show_table(screen.console, ["linear CKA", "", *map(str, range(len(features)))], shown)
+        self.say_projections(screen, features.values())

@@ -1,0 +1,135 @@
+"""task=compare: what differs between two runs, or between the jobs of two sweeps, and where it begins."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from hookrun.errors import HookrunError, counted
+from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.experiment.task import JobCache
+from hookrun.run.tasks.captured.base import TaskOfRuns
+from hookrun.store.format import COMPARE_CSV, COMPARE_JSON
+
+if TYPE_CHECKING:
+    from hookrun.run.passes.progress import Screen
+    from hookrun.run.tasks.captured.input import TwoRuns
+    from hookrun.store.captures.read import StoredCapture
+    from hookrun.store.records import Comparison
+    from hookrun.store.run_dir import RunDir
+
+_MOST_BYTES = 2**31
+"""The memory that the CKA of two captures may use."""
+
+_SHOWN, _LINES = 40, 8
+"""The rows of the table in the terminal, and the lines of the configuration."""
+
+_COLUMNS = {
+    "cosine": ("cosine", ".6f"),
+    "relative L2": ("relative_l2", ".2e"),
+    "largest": ("largest", ".2e"),
+    "sample": ("largest_sample", ""),
+}
+"""Heading -> the key of a row, and the format of its value."""
+
+
+class CompareTask(TaskOfRuns):
+    """Compares two runs, and writes compare.json and compare.csv.
+
+    other:         the run, or the sweep, with which `run` is compared
+    by:            module; with tokens, each position of a token by itself
+    tolerance:     a row differs if the norm of its difference is above this times the norm of the row of `run`
+    on_difference: report; stop: the exit code is 3 if results differ
+    cka:           also compute the linear CKA of each two captures
+    """
+
+    task_name: ClassVar[str] = "compare"
+
+    other: str | None = None
+    by: tuple[Literal["module", "tokens"], ...] = ("module",)
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
+    on_difference: Literal["report", "stop"] = "report"
+    cka: bool = False
+
+    @field_validator("by")
+    @classmethod
+    def _of_modules(cls, by: tuple[str, ...]) -> tuple[str, ...]:
+        if by not in (("module",), ("module", "tokens")):
+            raise ValueError(f"found {list(by)}, expected [module] or [module, tokens]")
+        return by
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> TwoRuns:
+        """Find both runs. Raises SpecError if one is missing, or only one is a sweep."""
+        from hookrun.run.tasks.captured.input import find_both
+
+        return find_both(experiment, self.run, self.other)
+
+    def examine(self, prepared: TwoRuns, run_dir: RunDir, screen: Screen) -> str | None:
+        """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
+        from hookrun.store.files import write_table
+
+        jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
+        for job, (run, other) in prepared.jobs.items():
+            screen.say(" ".join(filter(None, [job, f"{run.path} and {other.path}"])))
+            comparison = run.compare(
+                other, by=self.by, tolerance=self.tolerance, cka=self._cka if self.cka else None
+            )
+            rows += [({"job": job} if job else {}) | row for row in comparison.captures]
+            reasons += [f"{job}: {reason}" if job else reason for reason in comparison.reasons]
+            jobs[job] = comparison.to_dict()
+            self._show(comparison, screen)
+        if not rows:
+            screen.say("no module was captured by both runs")
+        reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
+        firsts = [each["first"] for each in jobs.values() if each["first"] is not None]
+        of_sweeps = {"first": next(iter(firsts), None), "unpaired": list(prepared.unpaired), "jobs": jobs}
+        run_dir.write(COMPARE_JSON, {**jobs.get("", of_sweeps), "reasons": reasons})
+        heads = rows[0].keys() if rows else ("hook", "module")
+        write_table(run_dir.path / COMPARE_CSV, [heads, *(row.values() for row in rows)])
+        for reason in reasons or ["no difference"]:
+            screen.say(reason)
+        return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
+
+    def _cka(self, rows: StoredCapture, other: StoredCapture) -> float | None:
+        """Linear CKA; None for rows that are not of samples or not finite, and if it would need too much memory."""
+        from hookrun.run.tasks.captured.cka import chosen_way, linear_cka_of_all
+        from hookrun.run.tasks.captured.features import SHARE, Features
+
+        features = [Features("", each, _MOST_BYTES // SHARE) for each in (rows, other)]
+        way = chosen_way(features, _MOST_BYTES)
+        if len(rows) < 2 or not rows.is_by_sample or way.needed > _MOST_BYTES:
+            return None
+        try:
+            return float(linear_cka_of_all(features, way)[0, 1])
+        except HookrunError:  # values that are not finite, which the table counts
+            return None
+
+    def _show(self, comparison: Comparison, screen: Screen) -> None:
+        """Print the table of captures, or of those that differ if there are many, and the configuration."""
+        from hookrun.run.tasks.captured.input import show_table
+        from hookrun.studies.compare.comparison import label
+
+        rows = comparison.captures
+        if len(rows) > _SHOWN:
+            rows = [row for row in rows if row["differs"]][:_SHOWN]
+        shown = list[list[str]]()
+        for row in rows:
+            name = label(row) + ("" if row["token"] is None else f", token {row['token']}")
+            values = [(row[key], form) for key, form in _COLUMNS.values()]
+            texts = ["" if value is None else format(value, form) for value, form in values]
+            shown.append([name, *texts, "differs" if row["differs"] else ""])
+        if shown:
+            show_table(screen.console, ["capture", *_COLUMNS, ""], shown)
+        if comparison.captures:
+            screen.say(
+                f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
+            )
+        for line in comparison.config[:_LINES]:
+            value, other = (json.dumps(line[side], ensure_ascii=False)[:100] for side in ("run", "other"))
+            screen.say(f"configuration: {line['key']}: {value}, other {other}")
+        if (more := len(comparison.config) - _LINES) > 0:
+            screen.say(f"configuration: and {more} more, in {COMPARE_JSON}")

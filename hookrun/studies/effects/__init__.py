@@ -1,0 +1,1 @@
+"""The effect of a hook at many places on one metric."""

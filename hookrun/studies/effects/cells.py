@@ -1,0 +1,471 @@
+"""Computes the cells of a grid batch by batch: several cells in one forward pass, each in its copy of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hookrun.data import Split
+from hookrun.engine.hook_types import FORWARD_PRE
+from hookrun.engine.runtime.tokens.calls import DECODER_IDS, parameters_of
+from hookrun.engine.values.containers import members, rebuild, tensors
+from hookrun.engine.values.tensors import read_together
+from hookrun.errors import counted, first_lines, spec_error
+from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY
+from hookrun.run.experiment.metrics.rows import BatchRows, own_token_scores
+from hookrun.run.experiment.prepare import Prepared, as_call
+from hookrun.run.experiment.run_values import RunReferences
+from hookrun.run.experiment.session import generator_states, set_generators
+from hookrun.run.passes.average import losses
+from hookrun.run.passes.batches import Batch
+from hookrun.run.passes.context import RunContext
+from hookrun.run.passes.measuring import Measuring, predicted_rows
+from hookrun.store.states.files import SECONDS
+from hookrun.studies.effects.grid import Job
+from hookrun.studies.effects.moved import Activation, Moved, parts_of
+from hookrun.studies.effects.records import (
+    CLEAN,
+    CLEAN_OF_SAMPLES,
+    EXACT,
+    GRADIENT,
+    OF_SAMPLES,
+    PLACEBO,
+    PLAIN,
+    PLAIN_OF_SAMPLES,
+    RESTORED,
+    SEEDS,
+    Effects,
+)
+from hookrun.studies.effects.replay import Replay, repeated
+
+MOST_NUMBERS = {"cpu": 2**20}
+"""Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
+ON_ACCELERATORS = 2**27
+MOST_COPIES = 64
+MOST_FAULTS = 1_000
+"""How many faults of cells the file of the effects lists."""
+_SAVED = ("plain", "clean", "values")
+
+
+class Reading:
+    """Computes the metric for the samples of a batch.
+
+    head: the linear layer that computes the scores for tokens; it runs at the tokens only at which the metric is read.
+          None: the model's whole output is computed
+    """
+
+    def __init__(self, prepared: Prepared, measuring: Measuring, head: nn.Module | None) -> None:
+        self.metric, self._reader = prepared.metrics[0], prepared.loss.reader
+        self._loss, self._measuring, self._head = prepared.loss, measuring, head
+        self._source: BatchRows
+        self._sizes: set[int]
+
+    def begin(self, batch: Batch, others: Any) -> None:
+        """Set the batch; `others` is the output without hooks, if the metric compares with it."""
+        self._batch, self._others = batch, others
+        if self._head is not None:
+            shape = (*batch.target.shape, next(self._head.parameters()).shape[0])
+            self._choose(torch.empty(1, 1, 1, device=batch.target.device).expand(shape))
+
+    def see(self, output: Any) -> None:
+        """Take note of the output of the unedited pass."""
+        named = self._reader.named(output, self.metric.of)
+        self._sizes = {tensor.shape[0] for tensor in tensors(named) if tensor.dim()}
+        if self._head is None:
+            self._choose(output)
+
+    def _choose(self, output: Any) -> None:
+        rows = self._measuring.rows(output, self._batch, self._others)
+        rows = rows.of_paths.get(self.metric.of, rows)
+        at_targets = self.metric.needs_target(of_tokens=rows.samples is not None)
+        self._source = rows.with_targets if at_targets else rows
+
+    @contextmanager
+    def of_rows_only(self, copies: int) -> Iterator[None]:
+        """Within the block the head computes only the rows of which the metric is read."""
+        if self._head is None:
+            yield
+            return
+        chosen = self._source.chosen
+
+        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+            hidden: Tensor = args[0]
+            rows = hidden.reshape(copies, -1, hidden.shape[-1])[:, chosen]
+            return (rows.flatten(0, 1),)
+
+        handle = self._head.register_forward_pre_hook(take)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def copies_of(self, output: Any, copies: int, *, whole: bool = False) -> list[Any]:
+        """What the metric is computed from, for each copy: the scores [n, classes] of the chosen tokens, or the output.
+
+        whole: the output has the scores of all tokens, not only of those in `of_rows_only`
+        """
+        source, output = self._source, self._reader.named(output, self.metric.of)
+        if source.samples is None:
+            return parts_of(output, copies, self._sizes) if copies > 1 else [output]
+        scores = own_token_scores(output)
+        assert scores is not None  # else the rows could not have been chosen
+        if self._head is not None and not whole:
+            return list(scores.unflatten(0, (copies, -1)).unbind())
+        return [part[source.chosen] for part in scores.flatten(0, 1).chunk(copies)]
+
+    def rows(self, copy: Any) -> BatchRows:
+        """The rows of which the metric is computed."""
+        source = self._source
+        if source.samples is None:
+            scores = None if source.scores is None else self._reader.scores(copy, source.targets)
+            return replace(source, scores=scores, output=copy)
+        others = None if source.others is None else source.others[source.chosen]
+        return replace(source, scores=copy, others=others, chosen=None)
+
+    def values(self, copy: Any) -> Tensor:
+        """[B]: the metric of each sample, the mean over its tokens; NaN for a sample without a token to read.
+
+        A metric or loss of the user's own that has one value for a batch has it for each of its samples.
+        """
+        source = self._source
+        places = source.chosen if source.samples is None else source.samples
+        values = self._of_rows(self.rows(copy))
+        if places is not None:
+            places = places.to(values.device)
+            counts = values.new_zeros(len(self._batch.ids)).index_add(0, places, torch.ones_like(values))
+            values = torch.zeros_like(counts).index_add(0, places, values) / counts
+        return values.exp() if self.metric.name == PERPLEXITY else values
+
+    def _of_rows(self, rows: BatchRows) -> Tensor:
+        """[n]: the metric of each row."""
+        metric = self.metric
+        if not len(rows):
+            return torch.zeros(0)
+        if metric.name == LOSS and self._loss.code is not None:
+            return self._loss(*rows.whole()).expand(len(rows))
+        if metric.name == LOSS:
+            return losses(rows, self._loss)
+        if metric.of_batch is not None:
+            return metric.of_batch(*rows.whole()).expand(len(rows))
+        assert metric.of_rows is not None
+        columns = [metric.of_rows(part) for part in rows.parts()]
+        known = [column for column in columns if column is not None]
+        if not known:
+            raise metric.misfit(rows)
+        column = torch.cat(known)
+        return column if column.is_floating_point() else column.float()
+
+
+def usable_head(prepared: Prepared, head: str | None) -> str | None:
+    """The head of a model of tokens, unless a hook sees its input, its output, or the output of a module around it."""
+    if head is None or prepared.data.tokenizer is None or DECODER_IDS in parameters_of(prepared.model):
+        return None
+    if prepared.settings.train.output is not None or prepared.metrics[0].of is not None:
+        return None
+    around = {head.rsplit(".", up)[0] for up in range(head.count(".") + 1)} | {""}
+    sees = any(
+        (match.path in around and hook.spec.hook_type is not FORWARD_PRE) or match.path == head
+        for hook in prepared.plan.hooks
+        for match in hook.matches
+    )
+    return None if sees else head
+
+
+def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two outputs are equal but for rounding."""
+    pairs = zip(tensors(left), tensors(right), strict=True)
+    return all(_close(a, b) for a, b in pairs if a.is_floating_point())
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    scale = float(b.abs().nan_to_num(0.0, 0.0).max()) if b.numel() else 0.0
+    share = 2e-5 if b.dtype in (torch.float32, torch.float64) else 3e-2
+    return a.shape == b.shape and torch.allclose(a, b, rtol=share, atol=share * scale, equal_nan=True)
+
+
+class Cells:
+    """The values of all jobs, with what has to be saved to go on from the middle of a batch.
+
+    values: [jobs, samples] the metric; of a metric over the whole split [jobs, 1], filled at the end
+    plain:  [samples] the metric without the hook
+    clean:  [samples] the metric of the other run
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        moved: Moved,
+        against: str | None,
+        samples: int,
+    ) -> None:
+        self._context, self._moved, prepared = context, moved, context.prepared
+        scouted, jobs = moved.grid.scouted, dict(enumerate(moved.jobs))
+        self._estimated = [number for number, job in jobs.items() if job.kind == GRADIENT]
+        computed = {number: job.cell.paths for number, job in jobs.items() if job.kind != GRADIENT}
+        self._replay = Replay(context.model, scouted, computed)
+        head = usable_head(prepared, scouted.head)
+        unembed = None if head is None else context.model.get_submodule(head)
+        self._reading = Reading(prepared, context.measuring, unembed)
+        self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
+        self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
+        self._together, self._done = dict[str, bool](), 0
+        self._over_split = self._reading.metric.over is not None
+        nothing = torch.full((1 if self._over_split else samples,), torch.nan, dtype=torch.float64)
+        self.plain, self.clean = nothing.clone(), nothing.clone()
+        self.values = nothing.repeat(len(jobs), 1)
+        self._columns = {str(number): self.values[number] for number in jobs}
+        self._columns |= {PLAIN: self.plain, CLEAN: self.clean}
+        # The rows of a metric over the whole split: without the hook, of the other run, and of each job by its number.
+        places = self._columns if self._over_split else ()
+        self._rows = {place: context.measuring.average(share=len(places)) for place in places}
+        self._notes = list[str]()
+
+    # ---- saved states, results -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values so far, and how many jobs of the batch are done."""
+        position = {"together": dict(self._together), "done": self._done}
+        rows = {place: average.state_dict() for place, average in self._rows.items()}
+        return {name: getattr(self, name) for name in _SAVED} | position | {"rows": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        for name in _SAVED:
+            getattr(self, name).copy_(state[name])
+        self._together, self._done = dict(state["together"]), state["done"]
+        for place, average in self._rows.items():
+            average.load_state_dict(state["rows"][place])
+
+    def effects(self, split: Split) -> Effects:
+        """The means over samples, or the metric over the split, in the order of the axes."""
+        for place, average in self._rows.items():
+            if not average.samples:
+                continue  # no other run
+            values, notes = average.over_split()
+            self._columns[place][:] = values[self._reading.metric.name]
+            self._notes = notes if place == PLAIN else self._notes
+        plain, exact = self.plain.nanmean(), self._placed(EXACT)
+        tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: self.plain}
+        if len(exact):
+            tensors |= {EXACT: exact.nanmean(-1).mean(0), OF_SAMPLES: exact.mean(0)}
+        if len(exact) > 1:
+            tensors[SEEDS] = exact.nanmean(-1)
+        if len(placebo := self._placed(PLACEBO)):
+            tensors[PLACEBO] = placebo.nanmean(-1)
+        if self._estimated:
+            tensors[GRADIENT] = self._placed(GRADIENT).nanmean(-1).mean(0)
+        if self._against is not None:
+            clean = self.clean.nanmean()
+            tensors |= {CLEAN: clean, CLEAN_OF_SAMPLES: self.clean}
+            tensors[RESTORED] = (tensors[EXACT] - plain) / (clean - plain)
+        about = {
+            "hook": self._moved.grid.hook.spec.name,
+            "metric": self._reading.metric.name,
+            "split": split,
+        }
+        if self._over_split:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("_samples")}
+        axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
+        samples = range(0 if self._over_split else len(self.plain))
+        return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
+
+    def _faults(self) -> Iterator[str]:
+        """Notes on the metric without the hook; a line for each cell and kind of job that makes it NaN or infinite."""
+        yield from (f"without the hook: {note}" for note in self._notes)
+        axes, metric = self._moved.grid.axes, self._reading.metric.name
+        wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
+        for job, count in zip(self._moved.jobs, wrong, strict=True):
+            if count:
+                labels = (
+                    f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
+                )
+                samples = "" if self._over_split else f" for {counted(count, 'sample')}"
+                yield f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite{samples}"
+
+    def _placed(self, kind: str) -> Tensor:
+        """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
+        jobs = [
+            (job, row) for job, row in zip(self._moved.jobs, self.values, strict=True) if job.kind == kind
+        ]
+        repeats = 1 + max((job.number for job, _ in jobs), default=-1)
+        sizes = repeats, *self._moved.grid.sizes, len(self.plain)
+        whole = torch.full(sizes, torch.nan, dtype=torch.float64)
+        for job, row in jobs:
+            whole[job.number, *job.cell.place] = row
+        return whole
+
+    # ---- one batch -------------------------------------------------------------------------------------------------
+
+    def compute(self, batch: Batch) -> Any:
+        """Compute every job for a batch. Returns the output of the pass without the hook."""
+        context, moved, reading, ids = self._context, self._moved, self._reading, batch.ids
+        is_new = not self._done  # else the run was cut off in this batch: observers have seen it
+        others = context.without_hooks(batch) if context.measuring.without_hooks else None
+        context.set_batch(batch)
+        reading.begin(batch, others)
+        moved.rows.clear()
+        again = partial(self._set_draws, self._draws())
+        clock = context.hooks.clock
+        moved.reached, moved.records, clock.stands_in = self._replay.reach, is_new, not is_new
+        with self._replay.storing(), nullcontext() if is_new else context.hooks.uncounted():
+            output = self._forward(batch)
+        moved.reached, moved.records, clock.stands_in = None, False, True
+        reading.see(output)
+        (plain,) = reading.copies_of(output, 1)
+        if is_new or not self._over_split:
+            self._keep([PLAIN], batch, [plain])
+        after = self._draws()
+        if self._against is not None and is_new:
+            scores = predicted_rows(self._against, batch.split).of(ids, Generator()).to(batch.target.device)
+            self._keep([CLEAN], batch, reading.copies_of(scores, 1, whole=True))
+        if self._estimated and is_new:
+            again()
+            self._estimate(batch)
+        for numbers, entry in self._passes(len(ids)):
+            self._pass(batch, numbers, entry, plain, again)
+            self._done += len(numbers)
+            again()
+            context.resuming.point(context.resuming.seconds >= SECONDS)
+        self._set_draws(after)
+        self._done, clock.stands_in = 0, False
+        return output
+
+    def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
+        """The jobs of each pass that is still to be made, and the hooked module that runs first in it."""
+        most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
+        copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
+        done = self._done
+        for entry, numbers in self._replay.groups().items():
+            left, done = numbers[done:], max(done - len(numbers), 0)
+            yield from ((left[at : at + copies], entry) for at in range(0, len(left), copies))
+
+    def _pass(
+        self, batch: Batch, numbers: Sequence[int], entry: str | None, plain: Any, again: Callable[[], None]
+    ) -> None:
+        """Compute some jobs in one pass, or each alone if the copies of the batch depend on each other.
+
+        Whether they do is seen in the first passes from each entry: one more copy has no hook, and its output must be
+        that of the unedited pass.
+        """
+        jobs = [self._moved.jobs[number] for number in numbers]
+        if entry is not None and self._together.get(entry, True) and not self._moved.uses_arguments:
+            unknown = entry not in self._together
+            again()
+            try:
+                copies = self._copies(batch, [*jobs, None] if unknown else jobs, entry)
+                fits = not unknown or same(copies[-1], plain)
+                if unknown and (not fits or any(not same(copy, plain) for copy in copies[:-1])):
+                    self._together[entry] = fits
+            except Exception:  # whatever the model's own code raises for more rows than the batch has
+                fits = self._together[entry] = False
+            if fits:
+                self._keep(map(str, numbers), batch, copies[: len(numbers)])
+                return
+        for number, job in zip(numbers, jobs, strict=True):
+            again()
+            self._keep([str(number)], batch, self._copies(batch, [job]))
+
+    def _copies(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None = None) -> list[Any]:
+        """What the metric is computed from, for each job, from one pass with a copy of the batch for each."""
+        return self._reading.copies_of(self._forward(batch, blocks, entry), len(blocks))
+
+    def _forward(self, batch: Batch, blocks: Sequence[Job | None] = (None,), entry: str | None = None) -> Any:
+        """The model's output for a copy of the batch for each job, one after the other.
+
+        entry: the hooked module that runs first, before which nothing has to be computed; None: not known
+        """
+        context, passes, copies = self._context, self._context.hooks.clock.passes, len(blocks)
+        args, kwargs = as_call(rebuild(batch.inputs, partial(repeated, copies)), context.model)
+        self._moved.blocks = blocks
+        if passes is not None:
+            passes.copies = copies
+        try:
+            with (
+                self._replay.from_entry(entry, copies),
+                context.autocast(),
+                self._reading.of_rows_only(copies),
+            ):
+                return context.model(*args, **kwargs)
+        finally:
+            self._moved.blocks = (None,)
+            if passes is not None:
+                passes.copies = 1
+
+    def _keep(self, places: Iterable[str], batch: Batch, copies: Sequence[Any]) -> None:
+        """Keep the metric of each sample of a batch, or the rows of a metric over the whole split, for each copy."""
+        reading = self._reading
+        if self._over_split:
+            for place, copy in zip(places, copies, strict=True):
+                self._rows[place].add(None, reading.rows(copy), ids=batch.ids, split=batch.split)
+            return
+        for place, values in zip(places, read_together(map(reading.values, copies)), strict=True):
+            self._columns[place][batch.ids] = values.double()
+
+    # ---- random numbers --------------------------------------------------------------------------------------------
+
+    def _draws(self) -> tuple[Mapping[str, Any], list[Any]]:
+        """The states of torch's generators, and the positions of the random draws of all hooks."""
+        return generator_states(python=False), [site.draws_place for site in self._context.hooks.sites]
+
+    def _set_draws(self, draws: tuple[Mapping[str, Any], Sequence[Any]]) -> None:
+        generators, places = draws
+        set_generators(generators)
+        for site, place in zip(self._context.hooks.sites, places, strict=True):
+            site.draws_place = place
+
+    # ---- the gradient ----------------------------------------------------------------------------------------------
+
+    def _estimate(self, batch: Batch) -> None:
+        """One forward and one backward pass: (value - activation) · d metric / d activation, for every job."""
+        moved, reading = self._moved, self._reading
+        moved.kept = kept = list[Activation]()
+        try:
+            with torch.enable_grad(), self._context.hooks.uncounted():
+                (copy,) = self._copies(batch, (None,))
+                total = reading.values(copy).nansum()
+        finally:
+            moved.kept = None
+        if not total.requires_grad:
+            raise spec_error(
+                "task.method",
+                f"the metric {reading.metric.name!r} has no gradient with respect to the values of the hook",
+                "use a metric that changes smoothly, such as loss, probability or logit_difference; or method: exact",
+            )
+        tensors = [tensor for activation in kept for tensor in activation.tensors]
+        gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
+        sites = [(activation, [next(gradients) for _ in activation.tensors]) for activation in kept]
+        for number in self._estimated:
+            job = self._moved.jobs[number]
+            changes = [
+                self._change(job, activation, of_tensors, len(batch.ids))
+                for activation, of_tensors in sites
+                if activation.site.path in job.cell.paths
+            ]
+            self.values[number, batch.ids] = sum(changes, self.plain[batch.ids])
+
+    def _change(
+        self, job: Job, activation: Activation, gradients: Sequence[Tensor | None], samples: int
+    ) -> Tensor:
+        """[B]: the change of the metric to first order in what the job changes of the activation."""
+        site, current = activation.site, activation.site.current
+        site.fired += 1
+        op = self._moved.op(job.hook, site.path, job.seed)
+        new = current.in_call(activation.call, activation.of_pass, op, activation.value)
+        total = torch.zeros(samples, dtype=torch.float64)
+        pairs = zip(members(activation.value), members(new), strict=True)
+        floats = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].is_floating_point()]
+        for (old, changed), gradient in zip(floats, gradients, strict=True):
+            if gradient is None or changed is old:
+                continue
+            products = ((changed - old) * gradient).to("cpu", torch.float64)
+            if old.dim() and old.shape[0] % samples == 0:
+                total += products.reshape(samples, -1).sum(1)
+            else:  # all samples share the tensor
+                total += products.sum() / samples
+        return total

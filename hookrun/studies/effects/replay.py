@@ -1,0 +1,210 @@
+"""Forward passes that do not compute again what runs before a hook: finished modules return their stored outputs.
+
+Which dimensions grow with the batch is seen in a run of a copy of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.engine.hook_types import FORWARD_PRE
+from hookrun.engine.plan.plan import PlannedHook
+from hookrun.engine.prove.batch import noting_calls, one_more_sample
+from hookrun.engine.values import containers
+from hookrun.engine.values.containers import members, rebuild, tensors
+from hookrun.run.experiment.metrics.rows import own_token_scores
+
+
+@dataclass(frozen=True)
+class Scouted:
+    """What was seen in a forward pass.
+
+    grows:   path and number of a call -> for each tensor of its output whether the first dimension grows with the
+             batch; None: another one does, or the output holds objects that are not tensors, so it cannot be stored
+    calls:   path of a module -> how often it was called
+    shapes:  path of a hooked module -> the shape of the first tensor of floating-point numbers in the hook's value
+    head:    the linear layer whose output is the model's scores for tokens; None: there is none
+    largest: the largest number of elements of an output for one sample, the scores left out
+    scores:  the number of scores for one sample
+    """
+
+    grows: Mapping[tuple[str, int], Sequence[bool] | None] = field(default_factory=dict)
+    calls: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    head: str | None = None
+    largest: int = 0
+    scores: int = 0
+
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+    """What is seen in a run of the model with an example, and in one with one more sample."""
+    two, modules = one_more_sample((args, kwargs)), dict(model.named_modules())
+    rows = 1 if two is None else two.sizes[0]
+    with torch.no_grad():
+        with noting_calls(modules) as calls:
+            model(*args, **kwargs)
+        args, kwargs = (args, kwargs) if two is None else two.larger
+        with noting_calls(modules) as more:
+            model(*args, **kwargs)
+    are_same = list(calls) == list(more)
+    grows = {call: _grows(output, more[call][1]) for call, (_, output) in calls.items() if are_same}
+    keys = hook.spec.keys.target.keys if hook.spec.keys.target is not None else ()
+    shapes = dict[str, Sequence[int]]()
+    for (path, number), (inputs, output) in calls.items():
+        if path in hook.aliases and number == 0:
+            value = containers.get(inputs if hook.spec.hook_type is FORWARD_PRE else output, keys)
+            shapes[path] = next((x.shape for x in tensors(value) if x.is_floating_point()), ())
+    outputs = {call: output for call, (_, output) in calls.items()}
+    scores = own_token_scores(outputs["", 0])
+    makers = [path for (path, _), output in outputs.items() if output is scores]
+    linear = [path for path in makers if isinstance(nn.Module.get_submodule(model, path), nn.Linear)]
+    is_called_once = len(linear) == 1 and (linear[0], 1) not in outputs
+    numbers = [x.numel() for output in outputs.values() for x in tensors(output) if x is not scores]
+    return Scouted(
+        grows,
+        Counter(path for path, _ in calls),
+        shapes,
+        linear[0] if is_called_once else None,
+        max(numbers, default=0) // rows,
+        0 if scores is None else scores.numel() // rows,
+    )
+
+
+def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:
+    """For each tensor whether its first dimension alone grows with the batch; None where anything else does."""
+    before, after = members(small), members(large)
+    if len(before) != len(after):  # such as a list of one tensor for each sample
+        return None
+    grows = list[bool]()
+    for a, b in zip(before, after, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            grown = (a.shape[0] * 3 / 2, *a.shape[1:]) if a.dim() else ()  # from two samples to three
+            if b.shape not in (a.shape, grown):
+                return None
+            grows.append(a.shape != b.shape)
+        elif not isinstance(a, _PLAIN) or type(a) is not type(b) or a != b:
+            return None
+    return tuple(grows)
+
+
+# ---- passes that skip what runs before a hook ----------------------------------------------------------------------
+
+
+class Replay:
+    """Stores outputs in the unedited pass over a batch, and returns them in later passes over the same batch.
+
+    The outputs are those of `forward` itself: forward hooks run on them again. A module is called for its stored output
+    only as long as the calls come in the order of the unedited pass; afterwards everything is computed.
+
+    paths: number of a job -> the modules that it hooks
+    """
+
+    def __init__(self, model: nn.Module, scouted: Scouted, paths: Mapping[int, Sequence[str]]) -> None:
+        self._modules, self._scouted, self._paths = dict(model.named_modules()), scouted, paths
+        self._hooked = {path for hooked in paths.values() for path in hooked}
+        # path, output and growing tensors of the calls that have ended, without those inside another of them
+        self._ended = list[tuple[str, Any, Sequence[bool]]]()
+        # hooked module -> the calls that had ended when the hook fired there first
+        self._before = dict[str, list[tuple[str, Any, Sequence[bool]]]]()
+        self._keeps_state: bool | None = None
+
+    def reach(self, path: str) -> None:
+        """Note that the hook at the module fires in the unedited pass."""
+        self._before.setdefault(path, list(self._ended))
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
+        """The unedited pass over a batch."""
+        self._ended.clear()
+        self._before.clear()
+        numbers = Counter[str]()
+
+        def store(path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            inside = len(self._ended)
+            output = forward(*args, **kwargs)
+            grows = self._scouted.grows.get((path, numbers[path]))
+            numbers[path] += 1
+            if grows is not None and not self._before.keys() >= self._hooked:
+                self._ended[inside:] = [(path, rebuild(output, partial(repeated, 1)), grows)]
+            return output
+
+        before = list(_states(self._modules)) if self._keeps_state is None else None
+        with _forwards(self._modules, {path: partial(store, path) for path, _ in self._scouted.grows}):
+            yield
+        if before is not None:
+            self._keeps_state = before != list(_states(self._modules))
+
+    def groups(self) -> dict[str | None, list[int]]:
+        """The hooked module that ran first in the unedited pass -> its jobs, in the order of the pass.
+
+        None: modules of these jobs did not run, there or in the run of the copy, which data-dependent branches end.
+        """
+        order = {path: place for place, path in enumerate(self._before) if path in self._scouted.shapes}
+        groups: dict[str | None, list[int]] = {path: [] for path in (None, *order)}
+        for number, hooked in self._paths.items():
+            is_known = hooked and all(path in order for path in hooked)
+            groups[min(hooked, key=order.__getitem__) if is_known else None].append(number)
+        return groups
+
+    @contextmanager
+    def from_entry(self, path: str | None, copies: int) -> Iterator[None]:
+        """A pass over `copies` of the batch, one after the other, that computes only what runs after the entry."""
+        ahead = deque(self._before[path] if path is not None and not self._keeps_state else ())
+
+        def answer(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not ahead or ahead[0][0] != name:
+                return forward(*args, **kwargs)
+            _, output, grows = ahead.popleft()
+            times = (copies if each else 1 for each in grows)
+            return rebuild(output, lambda x: repeated(next(times), x) if isinstance(x, Tensor) else x)
+
+        with _forwards(self._modules, {name: partial(answer, name) for name, *_ in ahead}):
+            yield
+
+
+@contextmanager
+def _forwards(modules: Mapping[str, nn.Module], instead: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block the function runs in place of the module's forward, which is its first argument."""
+    own = {path: vars(modules[path]).get("forward") for path in instead}
+    try:
+        for path, function in instead.items():
+            vars(modules[path])["forward"] = partial(function, modules[path].forward)
+        yield
+    finally:
+        for path, forward in own.items():
+            vars(modules[path]).pop("forward", None)
+            if forward is not None:
+                vars(modules[path])["forward"] = forward
+
+
+def repeated(times: int, leaf: Any) -> Any:
+    """A tensor so many times along its first dimension, in memory of its own."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.repeat(times, *[1] * (leaf.dim() - 1)) if leaf.dim() else leaf.clone()
+
+
+_OF_TORCH = {"_parameters", "_buffers", "_modules", "forward"}
+
+
+def _states(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
+    """What changes if a forward pass writes into its modules: another pass must not leave that out."""
+    for module in modules.values():
+        yield [(id(buffer), buffer._version) for buffer in module._buffers.values() if buffer is not None]
+        for name, value in vars(module).items():
+            if name in _OF_TORCH or name.endswith("_hooks"):
+                continue
+            inside = value.values() if isinstance(value, dict) else value
+            held = [id(each) for each in inside] if isinstance(value, dict | list | set | tuple) else []
+            yield name, id(value), held

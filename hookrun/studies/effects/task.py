@@ -1,0 +1,301 @@
+"""task=effects: one hook is moved over many sites, and what each does to one metric is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from hookrun.engine.actions.values import PassValue, is_by_sample, is_drawn
+from hookrun.engine.spec import HookSpec
+from hookrun.engine.spec.tokens import TokensClause
+from hookrun.errors import (
+    Problem,
+    Refusal,
+    SpecError,
+    counted,
+    first_lines,
+    listed,
+    nearest,
+    problems_where,
+    refuse,
+)
+from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.experiment.settings import Settings
+from hookrun.run.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
+from hookrun.store.objective import MOST_ROWS, Against, Entry, MetricKeys, MostRows
+from hookrun.studies.effects.over import (
+    CALL,
+    EVERY,
+    MODULE,
+    WHERE,
+    Over,
+    first_value,
+    listed_if_one,
+    place_of,
+    problems_of,
+    varied,
+)
+
+if TYPE_CHECKING:
+    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.task import JobCache
+    from hookrun.run.passes.context import RunContext
+
+MOST_REPEATS = 1_000
+Method = Literal["exact", "gradient"]
+EXACT: Method = "exact"
+GRADIENT: Method = "gradient"
+
+
+class EffectsTask(TaskOfOneSplit):
+    """Writes effects.safetensors and effects.csv: the metric in each cell of the grid that `over` spans.
+
+    hook:    the name of the hook that is moved; all others stay as they are
+    over:    keys of the hook -> `each`, a list of values, or {window: n, stride: m}: `module`, `heads`, `tokens`,
+             `index`, `call` (of a module that is called several times in a forward), and the parameters of its action
+    metric:  a metric as in `task.metrics` of task=evaluate, computed for each sample, or over the whole split
+    tokens:  for sequences: the positions at which the metric is computed; null: all that have a target
+    against: a run of task=predict: `restored` is (cell - unedited) / (its metric - unedited)
+    method:  exact, gradient or both; gradient is an estimate to first order from one backward pass for all cells
+    placebo: how often each cell is also computed with the values of other samples
+    seeds:   how often each cell is computed, with other random numbers
+    max_rows: for a metric over the whole split: how many samples or tokens of all cells together are kept at most
+    """
+
+    task_name: ClassVar[str] = "effects"
+    takes_apart: ClassVar[bool] = True
+
+    hook: str | None = None
+    over: Over | None = None
+    metric: Entry | None = None
+    tokens: TokensClause | None = None
+    against: Against | None = None
+    method: Annotated[
+        tuple[Method, ...],
+        BeforeValidator(listed_if_one, json_schema_input_type=Method | list[Method]),
+        Field(min_length=1),
+    ] = (EXACT,)
+    placebo: Annotated[int, Field(strict=True, ge=0, le=MOST_REPEATS)] = 0
+    seeds: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 1
+    max_rows: MostRows = MOST_ROWS
+
+    @field_validator("metric")
+    @classmethod
+    def _of_each_sample(cls, metric: MetricKeys | None) -> MetricKeys | None:
+        if metric is not None and metric.by is not None:
+            raise ValueError("`by` has no meaning here: the metric is computed for each sample anyway")
+        if metric is not None and metric.average == "none":
+            raise ValueError("a cell has one value: leave out average: none")
+        return metric
+
+    @property
+    def metrics(self) -> tuple[MetricKeys, ...]:
+        """The metric, where others have `task.metrics`."""
+        return () if self.metric is None else (self.metric,)
+
+    def completed(self, hooks: Any) -> Any:
+        """The hooks; the moved one has the first of the listed values of each key that it does not have itself.
+
+        Without `select` it has the listed modules, or every one.
+        """
+        if not isinstance(hooks, Mapping) or not isinstance(body := hooks.get(self.hook), Mapping):
+            return hooks
+        listed = {key: values for key, values in (self.over or {}).items() if isinstance(values, tuple)}
+        first = {key: values[0] for key, values in listed.items() if key not in (MODULE, CALL, *body)}
+        if MODULE in (self.over or {}) and body.get("select") is None:
+            first["select"] = list(listed.get(MODULE, [EVERY]))
+        return {**hooks, self.hook: {**body, **first}}
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
+        """Prepare the experiment with the first value of each axis, then check every cell of the grid.
+
+        Raises SpecError or CompileError with all mistakes found.
+        """
+        from hookrun.engine.prove.trial import prove
+        from hookrun.studies.effects.grid import Grid
+        from hookrun.studies.effects.moved import Moved
+
+        first = self._with_first_values(experiment)
+        try:
+            prepared = super().prepare(first, trust=trust, cache=cache)
+        except Refusal as error:
+            raise self._refused(error) from error
+        grid = Grid(prepared, str(self.hook), self.over or {}, self.splits[0])
+        try:
+            proven = prove(
+                prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried
+            )
+        except Refusal as error:
+            keys = [key for key in self.over or () if key != MODULE]
+            raise self._refused(error, f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE) from error
+        jobs = grid.jobs(dict.fromkeys(self.method, self.seeds), self.placebo)
+        sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+        if prepared.metrics[0].over is not None:
+            refuse(self._over_split_problems(prepared, len(jobs)))
+        line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
+        unchecked = [] if proven.unchecked is None else [f"cells unchecked: {proven.unchecked}"]
+        metrics = tuple(replace(metric, where="task.metric") for metric in prepared.metrics)
+        lines = (*prepared.lines, line, *unchecked)
+        return replace(prepared, lines=lines, around=Moved(grid, jobs), metrics=metrics)
+
+    def _refused(self, error: Refusal, cells: str = "") -> Refusal:
+        """The mistakes at the places where the values of the hook were given. cells: the place of those in cells."""
+        hook, problems = str(self.hook), list[Problem]()
+        for each in error.errors:
+            where = place_of(each.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
+            problems.append(replace(each, where=cells if cells and where == f"hooks.{hook}" else where))
+        return type(error)(problems, error.notes)
+
+    def _with_first_values(self, experiment: Experiment) -> Experiment:
+        """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""
+        problems = [
+            Problem(f"task.{key}", "is not given", hint)
+            for key, hint in _NEEDED.items()
+            if getattr(self, key) is None
+        ]
+        enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
+        if self.hook is not None and self.hook not in enabled:
+            problems.append(
+                Problem(
+                    "task.hook",
+                    f"found {self.hook!r}, which is not an enabled hook of the experiment",
+                    nearest(self.hook, enabled),
+                )
+            )
+        problems += self._settings_problems(experiment.settings)
+        problems += [
+            Problem(
+                f"{hook.where}.{field}",
+                f"{value}: the task leaves out parts of passes, also captures",
+                "take the value from a run",
+            )
+            for hook in enabled.values()
+            for field, value in hook.action.outside_values().items()
+            if isinstance(value, PassValue)
+        ]
+        if self.hook in enabled and self.over is not None:
+            problems += problems_of(self.over, enabled[self.hook])
+            problems += self._hook_problems(enabled[self.hook])
+        if problems or self.hook is None or self.over is None:
+            raise SpecError(problems)
+        values = {
+            key: first_value(key, values)
+            for key, values in self.over.items()
+            if key != MODULE or isinstance(values, tuple)
+        }
+        first, problems = varied(enabled[self.hook], values)
+        refuse(problems)
+        hooks = [first if hook.name == self.hook else hook for hook in experiment.hooks.hooks]
+        return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
+
+    def _settings_problems(self, settings: Settings) -> list[Problem]:
+        is_exact, steps = EXACT in self.method, [each.name for each in self.metrics if each.name in _STEPS]
+        return problems_where(
+            (
+                settings.compute.compile,
+                "compute.compile",
+                "a compiled graph has one hook, and here it changes from pass to pass",
+                "leave it out",
+            ),
+            (
+                GRADIENT in self.method and steps,
+                "task.method",
+                f"the gradient of {''.join(steps)} is 0 almost everywhere",
+                "use loss, probability or logit_difference",
+            ),
+            (
+                not is_exact and (self.placebo or self.against is not None),
+                "task.method",
+                "placebos, and what is restored, are computed exactly",
+                "add exact, or leave out placebo and against",
+            ),
+        )
+
+    def _over_split_problems(self, prepared: Prepared, jobs: int) -> Iterator[Problem]:
+        """Why a metric over the whole split cannot be computed for this grid."""
+        from hookrun.run.experiment.metrics.problems import too_many_rows
+
+        metric, size = prepared.metrics[0], prepared.data.sizes[self.splits[0]]
+        rows = (samples_of_a_pass(prepared.settings, size) or 0) * (jobs + 1)
+        if GRADIENT in self.method:
+            what = f"{metric.name!r} is computed over the whole split, and has no gradient"
+            yield Problem("task.method", what, "use exact")
+        yield from too_many_rows(metric, rows, self.max_rows)
+
+    def _hook_problems(self, hook: HookSpec) -> list[Problem]:
+        """Why the hook cannot be moved, or cannot be repeated with other values."""
+        kind, action = hook.hook_type, hook.action
+        values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
+        per_sample, draws = (
+            any(isinstance(value, dict) or holds(value) for value in values)
+            for holds in (is_by_sample, is_drawn)
+        )
+        return problems_where(
+            (
+                kind.phase != "forward" or kind.until_backward or action.observes or action.of_call,
+                "task.hook",
+                f"{action.action_name} on {kind} does not edit a value that a forward pass computes",
+                "move an edit on forward or forward_pre",
+            ),
+            (
+                self.placebo and not per_sample,
+                "task.placebo",
+                "a placebo takes the values of other samples, and the hook has the same value for all samples",
+                "use a value with sample: same, or leave it out",
+            ),
+            (
+                self.seeds > 1 and not (action.draws or hook.keys.when.probability < 1 or draws),
+                "task.seeds",
+                f"{action.action_name} draws no random numbers, so all seeds are equal",
+                "leave it out",
+            ),
+        )
+
+    def lines(self, prepared: Prepared) -> list[str]:
+        """What is moved."""
+        metric = prepared.metrics[0]
+        of_what = "each sample" if metric.over is None else "the whole split"
+        moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metric.name} of {of_what}"
+        observers = [hook.spec.name for hook in prepared.plan.hooks if hook.spec.action.observes]
+        see = f"{listed(observers)}: in the pass without {self.hook} only"
+        return [moved, *([see] if observers else [])]
+
+    # ---- the run ---------------------------------------------------------------------------------------------------
+
+    def perform(self, context: RunContext) -> None:
+        """Compute every cell for every batch, and write the files."""
+        from hookrun.run.passes.batches import Batches
+        from hookrun.studies.effects.cells import Cells
+        from hookrun.studies.effects.moved import Moved
+        from hookrun.studies.effects.records import write_effects
+
+        moved = context.prepared.around
+        assert isinstance(moved, Moved)
+        batches = Batches(context.prepared, self.splits[0])
+        names = context.sample_names({self.splits[0]: batches})
+        samples = samples_of_a_pass(context.settings, batches.samples)
+        assert samples is not None
+        cells = Cells(context, moved, None if self.against is None else self.against.run, samples)
+        with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
+            for batch in passed:
+                names.write(batch, cells.compute(batch))
+                context.hooks.step()
+        names.write_pictures()
+        effects = cells.effects(self.splits[0])
+        write_effects(context.run_dir.path, effects)
+        context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
+        context.conclude(self.split, {"unedited": float(effects["unedited"]), "cells": len(moved.grid.cells)})
+
+
+_NEEDED = {
+    "hook": "name the hook that is moved",
+    "over": "name its keys, as in {module: each, heads: each}",
+    "metric": "name one, such as loss or logit_difference",
+}
+_STEPS = ("accuracy", "top5_accuracy", "rank")
+"""Metrics that do not change smoothly."""

@@ -1,1 +1,0 @@
-"""Runs of several processes: what they sum, agree on, and cannot do as one process does."""

@@ -1,0 +1,66 @@
+"""`apply` hooks do not change a model again whose loaded state already contains their changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import hookrun
+from hookrun.engine.runtime import Installation
+from hookrun.store.states.files import save_weights
+
+ONES = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+class Counting(nn.Linear):
+    """Its state has more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        raise AssertionError("nobody asked")
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Counting])
+def test_a_hook_recorded_in_the_state_does_not_fill_again(kind: type[nn.Linear]) -> None:
+    model = nn.Sequential(kind(2, 2))
+    plan = hookrun.compile({"ones": ONES}, model)
+    trained = model[0].weight.detach().clone()
+    with Installation(plan, model, restored=plan.applied()):
+        assert torch.equal(model[0].weight, trained)
+    with Installation(plan, model):
+        assert torch.equal(model[0].weight, torch.ones(2, 2))
+
+
+def test_it_adds_and_freezes_again_since_no_file_holds_that() -> None:
+    spec = {
+        "still": {"select": "0", "hook": "apply", "action": "freeze"},
+        "more": {"select": "0", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]},
+    }
+    model = net()
+    plan = hookrun.compile(spec, model)
+    with Installation(plan, model, restored=plan.applied()):
+        assert not model[0].weight.requires_grad
+        assert "0.gain" in dict(model.named_parameters())
+
+
+def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path) -> None:
+    from hookrun.models import applied_hooks
+
+    plan = hookrun.compile(
+        {"ones": ONES, "seen": {"select": "0", "hook": "forward", "action": "print"}}, net()
+    )
+    path = tmp_path / "last.safetensors"
+    save_weights(net(), path, applied=plan.applied())
+    assert applied_hooks(str(path)) == {plan.hooks[0].spec.identity}
+    assert set(load_file(path)) == set(net().state_dict())
+    save_weights(net(), path)
+    assert applied_hooks(str(path)) == frozenset()

@@ -1,0 +1,49 @@
+"""effects.safetensors of a stranger: tensors that do not fit its axes are an error that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookrun.store.files import StoreError
+from hookrun.studies.effects.records import Effects, read_effects, write_effects
+
+AXES = {"module": ["a", "b"], "heads": [0, 1, 2]}
+WHOLE = {
+    "exact": torch.rand(2, 3),
+    "exact_samples": torch.rand(2, 3, 4),
+    "unedited": torch.tensor(0.5),
+    "unedited_samples": torch.rand(4),
+}
+
+
+def written(folder: Path, **tensors: Tensor) -> Path:
+    write_effects(folder, Effects(WHOLE | tensors, AXES, range(4), {"hook": "h", "metric": "loss"}))
+    return folder
+
+
+def test_effects_that_fit_are_read_back(tmp_path: Path) -> None:
+    effects = read_effects(written(tmp_path))
+    assert effects is not None and torch.equal(effects["exact"], WHOLE["exact"])
+    assert effects.strongest().endswith("without the hook 0.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("exact_samples", torch.rand(2, 3, 5)),
+        ("unedited", torch.rand(2, 3)),
+        ("clean", torch.rand(0)),
+        ("unedited_samples", torch.rand(3)),
+        ("clean_samples", torch.tensor(0.5)),
+        ("unedited_samples", torch.ones(4, dtype=torch.bool)),
+        ("unedited", torch.tensor(1)),
+        ("exact_samples", torch.zeros(2, 3, 4).to(torch.float8_e4m3fn)),
+    ],
+)
+def test_a_tensor_of_another_shape_or_kind_is_an_error(name: str, tensor: Tensor, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"effects.safetensors does not describe its axes: {name} "):
+        read_effects(written(tmp_path, **{name: tensor}))
