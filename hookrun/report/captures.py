@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hookrun.errors import HookrunError, counted
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines, spans_magnitudes
-from hookrun.report.draw.pictures import MOST_PAGED, heat, mosaic
+from hookrun.report.draw.pictures import MOST_PAGED, HeatMap, mosaic
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import CapturedRows, Summary, draw, summary
@@ -217,15 +217,15 @@ def _vectors(sample: CapturedRows, facts: Facts) -> Iterator[Figure]:
         matrix = rows[some][:, ::stride].numpy()
         of_samples = "token" if sample.source.positions[0] >= 0 else "sample"
         kind = of_samples if sample.source.sample_ids[0] >= 0 else "step"
-        yield heat(
+        yield HeatMap(
             "rows",
             matrix,
             rows=_names(sample, some, facts),
             columns=[str(element) for element in range(0, length, stride)],
             x="element",
             note=f"a line for each {kind}",
-            there=np.ones(matrix.shape, dtype=bool),
-        )
+            valid=np.ones(matrix.shape, dtype=bool),
+        ).figure()
 
 
 def _over_steps(sample: CapturedRows) -> list[Figure]:

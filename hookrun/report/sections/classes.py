@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from hookrun.errors import shortened
-from hookrun.report.draw.pictures import heat, matrix
+from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import by_number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
@@ -57,7 +57,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     confusions = None
     if 1 < len(names) <= MOST_CLASSES:
         shown = [shortened(name, 24) for name in names]
-        confusions = heat(
+        confusions = HeatMap(
             f"confusion matrix, {split}",
             matrix(counts, names, names, otherwise=0),
             rows=shown,
@@ -65,7 +65,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
             x="across: predicted; down: class",
             numbers=len(names) <= _NUMBERED,
             note="how many samples of each class have each predicted class",
-        )
+        ).figure()
     wrong = [(*pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]]
     return {
         "split": split,

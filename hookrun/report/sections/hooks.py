@@ -17,7 +17,7 @@ from hookrun.engine.actions.base import ABOUT, OF_RANK
 from hookrun.errors import counted, listed, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import is_number
@@ -124,7 +124,7 @@ def _map(title: str, points: Points, unit: str) -> Figure:
             for start, end in zip(starts, ends, strict=True)
         ]
     notes += ["colours by magnitude"] if log else []
-    return heat(
+    return HeatMap(
         f"{title} by layer",
         mean,
         rows=names,
@@ -132,9 +132,9 @@ def _map(title: str, points: Points, unit: str) -> Figure:
         x=unit,
         note="; ".join(notes),
         log=log,
-        there=there,
+        valid=there,
         facts=_of_single_layers(points, unit),
-    )
+    ).figure()
 
 
 def _of_single_layers(points: Points, unit: str) -> Iterator[str]:

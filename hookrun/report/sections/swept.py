@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
-from hookrun.report.draw.pictures import heat, matrix
+from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import by_number, number, number_of, token_name
 from hookrun.report.lines import sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
@@ -151,7 +151,7 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
         means = matrix({cell: np.mean(values) for cell, values in finite.items()}, rows, columns)
         if centre is None and is_loss(name) and np.isfinite(means).any():
             centre = float(means[np.isfinite(means)].min())  # no colour of the scale is green
-        return heat(
+        return HeatMap(
             name,
             means,
             rows=rows,
@@ -161,7 +161,7 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
             numbers=len(columns) <= 12,
             centre=centre,
             links=links,
-        )
+        ).figure()
 
     value = view(lambda job: job.metrics.get(name), facts.level(name), "each cell is a mean")
     if not facts.baselines:

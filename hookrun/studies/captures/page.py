@@ -7,7 +7,7 @@ from typing import Any
 
 from hookrun.errors import listed
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import heat, matrix
+from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_ROWS, Facts
 from hookrun.report.lines import is_number
@@ -51,7 +51,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         cells = {(line["module"], str(line["other"])): line["cka"] for line in similarities}
         shown = [module_name(name) for name in names]
         figures.append(
-            heat(
+            HeatMap(
                 "linear CKA",
                 matrix(cells, names, names),
                 rows=shown,
@@ -59,7 +59,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
                 x="module",
                 numbers=len(names) <= 12,
                 limits=(0, 1),
-            )
+            ).figure()
         )
     return {
         "title": "Probes" if probes else "Similarity",

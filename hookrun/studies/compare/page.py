@@ -8,7 +8,7 @@ from typing import Any
 
 from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import heat, matrix
+from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_ROWS, Facts
 from hookrun.report.lines import is_number
@@ -78,4 +78,8 @@ def _figures(rows: Sequence[Any]) -> list[Figure]:
         values = [cells[name, None] for name in names]
         return [bars(title, values, x="module", y="relative L2", names=names)] if names else []
     columns = [str(token) for token in tokens]
-    return [heat(title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True)]
+    return [
+        HeatMap(
+            title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True
+        ).figure()
+    ]

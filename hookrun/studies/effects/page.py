@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError, first_lines, shortened
 from hookrun.report.draw.charts import Figure, Series, bars, lines
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.studies.effects.records import (
@@ -72,7 +72,7 @@ class Grid:
             mark = math.nan if centre is None else centre
             return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note, mark=mark)
         wide = len(self.columns)
-        return heat(
+        return HeatMap(
             title,
             values.double().reshape(-1, wide).clip(-1e30, 1e30).float().numpy(),
             rows=self.rows,
@@ -82,7 +82,7 @@ class Grid:
             numbers=wide <= 12 and len(self.rows) <= 24,
             centre=centre,
             links=[self.links[at : at + wide] for at in range(0, len(self.links), wide)],
-        )
+        ).figure()
 
 
 def build(facts: Facts) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import LEVELS, heat, is_light, matrix, palette
+from hookrun.report.draw.pictures import LEVELS, HeatMap, is_light, matrix, palette
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number, is_place, sampled
@@ -131,14 +131,14 @@ def _figures(kind: str, means: list[Line]) -> list[Figure]:
             rows = list(dict.fromkeys(module for module, _ in by_head))[:MOST_PARTS]
             heads = range(max(head for _, head in by_head) + 1)
             figures.append(
-                heat(
+                HeatMap(
                     f"{_TITLES[name]}: what each head adds, mean",
                     matrix(by_head, rows, heads),
                     rows=[shortened(row) for row in rows],
                     columns=[str(head) for head in heads],
                     x="head",
                     numbers=len(heads) <= 12 and len(rows) <= 12,
-                )
+                ).figure()
             )
         if others := [line for line in lines if line.get("head") is None][:MOST_PARTS]:
             figures.append(
