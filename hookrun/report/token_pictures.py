@@ -19,7 +19,7 @@ from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array, encoded, is_light, shaded, worded
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts, TokenSequence
-from hookrun.report.sampling import CapturedRows, rows_of_samples
+from hookrun.report.sampling import DrawnRows, rows_of_samples
 from hookrun.store.captures.read import StoredCapture
 
 MOST_PICTURES = 480
@@ -64,7 +64,7 @@ def attention_of(capture: StoredCapture, facts: Facts) -> Iterator[dict[str, Any
             yield _drawn(rows.name, *pattern, sequence, facts.picked_heads(capture.hook), moment)
 
 
-def _pattern(rows: CapturedRows, sequence: TokenSequence) -> tuple[Array, list[int]] | None:
+def _pattern(rows: DrawnRows, sequence: TokenSequence) -> tuple[Array, list[int]] | None:
     """The pattern [heads, queries, keys] without padding, and the positions of its queries; None if it is none."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
