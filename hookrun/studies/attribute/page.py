@@ -18,7 +18,11 @@ from hookrun.report.draw.pictures import encoded
 from hookrun.report.facts import Facts
 from hookrun.report.token_pictures import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor
-from hookrun.store.format import ATTRIBUTIONS
+from hookrun.studies.attribute.records import ATTRIBUTIONS
+
+ID = "attribution"
+TITLE = "Attribution"
+POSITION = 20
 
 MOST_PICTURES = 24
 _SIDE = 64

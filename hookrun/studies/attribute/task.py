@@ -18,8 +18,8 @@ from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.experiment.task_keys import BackwardPass, ScoreKeys
 from hookrun.run.tasks.under_hooks import TaskOfOneSplit
-from hookrun.store.format import ATTRIBUTIONS
 from hookrun.store.objective import Direction
+from hookrun.studies.attribute.records import ATTRIBUTIONS
 
 if TYPE_CHECKING:
     from torch.nn import Module

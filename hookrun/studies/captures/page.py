@@ -13,6 +13,10 @@ from hookrun.report.facts import MOST_ROWS, Facts
 from hookrun.report.lines import is_number
 from hookrun.store.records import grouped
 
+ID = "analysis"
+TITLE = "Analysis"
+POSITION = 10
+
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "majority", "control"}
 _SIMILARITY = {"module", "other", "cka"}
 

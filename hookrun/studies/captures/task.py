@@ -15,6 +15,7 @@ from hookrun.errors import HookrunError, counted, spec_error
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.tasks.captured.base import TaskOfCaptures
 from hookrun.store.objective import Direction
+from hookrun.studies.captures.records import PROBES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from hookrun.run.tasks.captured.input import Analysis
     from hookrun.store.run_dir import RunDir
     from hookrun.studies.captures.probing import Labels
-PROBES = "probes.safetensors"
 _HEADINGS = ("module", "features", "train", "test", "95 %", "majority", "control")
 
 

@@ -13,8 +13,12 @@ from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_ROWS, Facts
 from hookrun.report.lines import is_number
 from hookrun.store.files import StoreError
-from hookrun.store.format import COMPARE_JSON
-from hookrun.store.records import Comparison, typed_record
+from hookrun.store.records import typed_record
+from hookrun.studies.compare.records import COMPARE_JSON, Comparison
+
+ID = "comparison"
+TITLE = "Comparison"
+POSITION = 30
 
 MOST_JOBS = 50
 _TABLES = ("captures", "unpaired", "metrics", "weights", "statistics", "plan", "config")

@@ -11,14 +11,14 @@ from hookrun.errors import HookrunError, counted
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.task import JobCache
 from hookrun.run.tasks.captured.base import TaskOfRuns
-from hookrun.store.format import COMPARE_CSV, COMPARE_JSON
+from hookrun.studies.compare.records import COMPARE_CSV, COMPARE_JSON, label
 
 if TYPE_CHECKING:
     from hookrun.run.passes.progress import Screen
     from hookrun.run.tasks.captured.input import TwoRuns
     from hookrun.store.captures.read import StoredCapture
-    from hookrun.store.records import Comparison
     from hookrun.store.run_dir import RunDir
+    from hookrun.studies.compare.records import Comparison
 
 _MOST_BYTES = 2**31
 """The memory that the CKA of two captures may use."""
@@ -111,7 +111,6 @@ class CompareTask(TaskOfRuns):
     def _show(self, comparison: Comparison, screen: Screen) -> None:
         """Print the table of captures, or of those that differ if there are many, and the configuration."""
         from hookrun.run.tasks.captured.input import show_table
-        from hookrun.studies.compare.comparison import label
 
         rows = comparison.captures
         if len(rows) > _SHOWN:

@@ -29,6 +29,10 @@ from hookrun.studies.effects.records import (
     read_effects,
 )
 
+ID = "effects"
+TITLE = "Effects"
+POSITION = 60
+
 MOST_CELLS = 40_000
 """Larger grids are not drawn: effects.csv has them."""
 MOST_WITH_LINKS = 4_000

@@ -13,8 +13,8 @@ from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.experiment.task_keys import Sampling
 from hookrun.run.tasks.under_hooks import TaskOfSplits
-from hookrun.store.format import GENERATIONS
 from hookrun.store.objective import Direction
+from hookrun.studies.generate.records import GENERATIONS
 
 if TYPE_CHECKING:
     from torch.nn import Module

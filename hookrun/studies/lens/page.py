@@ -13,8 +13,12 @@ from hookrun.report.draw.pictures import LEVELS, heat, is_light, matrix, palette
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number, is_place, sampled
-from hookrun.store.format import LENS
-from hookrun.store.records import LensLine, grouped
+from hookrun.store.records import grouped
+from hookrun.studies.lens.records import LENS, LensLine
+
+ID = "lens"
+TITLE = "Lens"
+POSITION = 50
 
 MOST_SAMPLES = 8
 MOST_PARTS = 200

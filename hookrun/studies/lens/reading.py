@@ -26,7 +26,6 @@ from hookrun.run.experiment.prepare import as_call
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.measuring import choose_tokens
-from hookrun.store.format import LENS
 from hookrun.store.run_dir import RunDir
 from hookrun.studies.lens.contributions import (
     BIAS,
@@ -41,6 +40,7 @@ from hookrun.studies.lens.contributions import (
     rounding,
 )
 from hookrun.studies.lens.places import Places, text_config
+from hookrun.studies.lens.records import LENS
 
 AT_ONCE = 2**24
 """The number of logits that are computed at once: positions x vocabulary."""
