@@ -6,12 +6,8 @@ import math
 from typing import Any
 
 from hookrun.errors import listed
-from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import heat, matrix
-from hookrun.report.draw.text import module_name
-from hookrun.report.facts import MOST_ROWS, Facts
-from hookrun.report.lines import is_number
-from hookrun.store.records import grouped
+from hookrun.studies.kit.drawing import MOST_ROWS, Facts, Figure, bars, heat, is_number, matrix, module_name
+from hookrun.studies.kit.record_types import grouped
 
 ID = "analysis"
 TITLE = "Analysis"

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import counted, listed
-from hookrun.store.records import Listing, Name, Record, Text
-from hookrun.store.studies import functions_of_studies
+from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies
 
 if TYPE_CHECKING:
-    from hookrun.store.reader import Run
     from hookrun.studies.compare.comparison import By, Cka
+    from hookrun.studies.kit.files import Run
 
 COMPARE_JSON = "compare.json"
 COMPARE_CSV = "compare.csv"

@@ -12,10 +12,6 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError, first_lines, shortened
-from hookrun.report.draw.charts import Figure, Series, bars, lines
-from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import Facts
 from hookrun.studies.effects.records import (
     CLEAN,
     EXACT,
@@ -28,6 +24,7 @@ from hookrun.studies.effects.records import (
     Effects,
     read_effects,
 )
+from hookrun.studies.kit.drawing import Facts, Figure, Series, bars, heat, lines, module_name, number
 
 ID = "effects"
 TITLE = "Effects"

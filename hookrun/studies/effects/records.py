@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookrun.errors import Lookup
-from hookrun.store.captures.tensor_file import read_tensors, write_tensors
-from hookrun.store.files import StoreError, replacing, write_table
-from hookrun.store.format import decode, encode
+from hookrun.studies.kit.files import (
+    StoreError,
+    decode,
+    encode,
+    read_tensors,
+    replacing,
+    write_table,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
-    from hookrun.store.reader import Run
+    from hookrun.studies.kit.files import Run
 
 EFFECTS = "effects.safetensors"
 EFFECTS_TABLE = "effects.csv"

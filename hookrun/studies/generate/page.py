@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookrun.report.draw.text import common
-from hookrun.report.facts import Facts
-from hookrun.report.lines import SampledLines, sampled
 from hookrun.studies.generate.records import GENERATIONS, GenerationLine
+from hookrun.studies.kit.drawing import Facts, SampledLines, common, sampled
 
 ID = "generations"
 TITLE = "Generations"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from hookrun.store.records import Count, OfSample, Text, TokenScore, read_records
+from hookrun.studies.kit.record_types import Count, OfSample, Text, TokenScore, read_records
 
 if TYPE_CHECKING:
-    from hookrun.store.reader import Run
+    from hookrun.studies.kit.files import Run
 
 GENERATIONS = "generations.jsonl"
 

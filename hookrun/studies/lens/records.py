@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from hookrun.store.records import MOST_COUNT, Count, Name, OfSample, Text, TokenScore, read_records
+from hookrun.studies.kit.record_types import MOST_COUNT, Count, Name, OfSample, Text, TokenScore, read_records
 
 if TYPE_CHECKING:
-    from hookrun.store.reader import Run
+    from hookrun.studies.kit.files import Run
 
 LENS = "lens.jsonl"
 

@@ -10,10 +10,6 @@ from typing import Any, Literal
 import torch
 
 from hookrun.errors import Lookup
-from hookrun.models.weights import read_weights
-from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors
-from hookrun.store.format import CHECKPOINTS, differences
-from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
 from hookrun.studies.compare.comparison.rows import (
     Compared,
     Difference,
@@ -24,6 +20,19 @@ from hookrun.studies.compare.comparison.rows import (
     measured,
     positions_of,
 )
+from hookrun.studies.kit.files import (
+    ABOUT,
+    CHECKPOINTS,
+    OF_PARTS,
+    Leaf,
+    SampleTable,
+    StoredCapture,
+    captured_tensors,
+    differences,
+    is_batch,
+    is_part,
+)
+from hookrun.studies.kit.passes import read_weights
 
 By = Literal["module", "tokens"]
 Cka = Callable[[StoredCapture, StoredCapture], float | None]
