@@ -65,11 +65,9 @@ NOT_YET = {
     "engine/runtime/install.py",
     "engine/runtime/site.py",
     "engine/runtime/site_values.py",
-    "report/sections/__init__.py",
     "run/experiment/metrics/problems.py",
     "run/tasks/__init__.py",
     "run/tasks/under_hooks.py",
-    "store/reader.py",
 }
 
 HEAVY = {"torch", "torchvision"}
@@ -184,7 +182,48 @@ def foreign_code(tree: ast.Module, file: str) -> list[str]:
     return found
 
 
-RULES = (wrong_directions, foreign_code)
+STUDIES = sorted(path.name for path in (PACKAGE / "studies").iterdir() if (path / "task.py").exists())
+MEAN_OTHER_THINGS = {"captures", "generate"}
+"""A folder of a run directory, and a method of the models of transformers."""
+
+
+def study_of(file: str) -> str | None:
+    """The study to which a file belongs."""
+    room, _, rest = file.partition("/")
+    study = rest.partition("/")[0]
+    return study if room == "studies" and study in STUDIES else None
+
+
+def outside_of_studies(tree: ast.Module, file: str) -> list[str]:
+    """A study imports the kit, the engine, errors and itself."""
+    study = study_of(file)
+    if study is None:
+        return []
+    rooms = ("hookrun.engine", "hookrun.errors", "hookrun.studies.kit", f"hookrun.studies.{study}")
+    return [
+        f"{file}, line {each.line}: the study imports {each.module}"
+        for each in imports_of(tree, file)
+        if each.module.startswith("hookrun") and not each.module.startswith(rooms)
+    ]
+
+
+def named_studies(tree: ast.Module, file: str) -> list[str]:
+    """Nothing outside names a study: a registry finds what its folder has."""
+    if file.startswith("studies/"):
+        return []
+    found = [
+        f"{file}, line {each.line}: imports {each.module}"
+        for each in imports_of(tree, file)
+        if each.module.startswith("hookrun.studies.")
+    ]
+    is_below = file.split("/")[0] in ("engine", "run", "data", "models", "store", "report")
+    for node in nodes(tree):
+        if is_below and isinstance(node, ast.Constant) and node.value in set(STUDIES) - MEAN_OTHER_THINGS:
+            found.append(f"{file}, line {node.lineno}: names the study {node.value!r}")
+    return found
+
+
+RULES = (wrong_directions, foreign_code, outside_of_studies, named_studies)
 
 
 def broken(rule: object) -> list[str]:
@@ -209,6 +248,32 @@ def test_imports_run_from_later_stages_to_earlier_ones() -> None:
 
 def test_nothing_runs_foreign_code() -> None:
     assert broken(foreign_code) == []
+
+
+def test_a_study_imports_the_kit_and_the_engine() -> None:
+    assert broken(outside_of_studies) == []
+
+
+def test_nothing_outside_names_a_study() -> None:
+    assert broken(named_studies) == []
+
+
+MOST_NAMES = {"attribute": 63, "captures": 37, "compare": 48, "effects": 98, "generate": 48, "lens": 75}
+"""Study -> how many names it may import from outside its folder."""
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_imports_few_names(study: str) -> None:
+    names = set[str]()
+    for file in FILES:
+        if study_of(file) == study:
+            names |= {each.module for each in imports_of(parse(file), file)}
+    names = {
+        name
+        for name in names
+        if name.startswith("hookrun.") and not name.startswith(f"hookrun.studies.{study}.")
+    }
+    assert len(names) <= MOST_NAMES.get(study, 35), sorted(names)
 
 
 def test_a_file_says_what_it_is() -> None:
@@ -330,6 +395,10 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
         ("command/cli/__init__.py", "from hydra.utils import instantiate"),
         ("command/cli/__init__.py", "hydra.utils.instantiate(cfg)"),
         ("engine/spec/selector.py", "eval(text)"),
+        ("studies/lens/task.py", "from hookrun.store.reader import Run"),
+        ("studies/lens/task.py", "from hookrun.studies.effects.grid import Grid"),
+        ("command/cli/__init__.py", "from hookrun.studies.lens import task"),
+        ("store/reader.py", "ask('lens')"),
     ],
 )
 def test_a_violation_is_found(file: str, source: str) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hookrun.engine.discovery import modules_named
 from hookrun.engine.hook_types import HOOK_TYPES
 from hookrun.errors import HookrunError, shortened
 from hookrun.report.draw.text import token_name
@@ -21,7 +22,6 @@ from hookrun.store.format import (
     CONFIG,
     ENV,
     ERROR,
-    GENERATIONS,
     HOOKS,
     METRICS,
     MODEL,
@@ -39,7 +39,6 @@ from hookrun.store.records import (
     MOST_NAME,
     Count,
     EnvRecord,
-    GenerationLine,
     HooksRecord,
     MetricsLine,
     ModelRecord,
@@ -55,6 +54,7 @@ from hookrun.store.records import (
     typed_record,
 )
 from hookrun.store.run_dir import cut_off
+from hookrun.store.studies import STUDIES
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
@@ -64,9 +64,6 @@ MOST_SITES = 10_000
 
 MOST_HOOKS = 2_000
 """Hooks that the page shows."""
-
-MOST_GENERATED = 8 * 2**20
-"""Bytes read of generations.jsonl."""
 
 MOST_ROWS = 400
 """Rows of a table or a picture, for example of modules, unless a section has its own bound."""
@@ -103,6 +100,7 @@ class HookLine(StatsLine):
 class Facts:
     """The data of one run directory.
 
+    of_studies: id of a study's section -> the lines that its page reads of a file of the study's own
     captured, predicted: captured tensors of each hook, and the model's predictions
     traceback, composed: the texts of error.txt and of the composed configuration
     cut_off: why the run seems to have been cut off, or ``""``
@@ -119,9 +117,9 @@ class Facts:
     metrics: SampledLines = field(default_factory=SampledLines)
     stats: SampledLines = field(default_factory=SampledLines)
     samples: SampledLines = field(default_factory=SampledLines)
-    generations: SampledLines = field(default_factory=SampledLines)
     tokens: SampledLines = field(default_factory=SampledLines)
     kept_pictures: SampledLines = field(default_factory=SampledLines)
+    of_studies: dict[str, SampledLines] = field(default_factory=dict)
     captured: list[StoredCapture] = field(default_factory=list)
     predicted: list[StoredCapture] = field(default_factory=list)
     traceback: str = ""
@@ -253,7 +251,6 @@ def read_facts(path: Path) -> Facts:
         metrics=sampled(run.path / METRICS, MetricsLine, always=is_kept),
         stats=_records(run.path / STATS),
         samples=sampled(run.path / SAMPLES, SampleLine),
-        generations=sampled(run.path / GENERATIONS, GenerationLine, limit=MOST_GENERATED),
         tokens=sampled(run.path / TOKENS, TokenLine, limit=MOST_TOKENS),
         kept_pictures=sampled(run.path / PICTURES, PictureLine, limit=MOST_PICTURES, from_start=True),
         captured=tried(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),
@@ -265,6 +262,10 @@ def read_facts(path: Path) -> Facts:
     )
     for lines in vars(facts).values():
         notes += lines.notes if isinstance(lines, SampledLines) else []
+    for page in modules_named(STUDIES, "page"):
+        if hasattr(page, "read"):
+            facts.of_studies[page.ID] = page.read(run.path)
+            notes += facts.of_studies[page.ID].notes
     if len(facts.planned) > MOST_HOOKS:
         notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
     return facts

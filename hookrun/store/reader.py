@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,18 +27,15 @@ from hookrun.store.captures.read import (
     read_captures,
 )
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
+from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.config.stored import data_used, read_yaml
 from hookrun.store.files import StoreError, by_number, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
-    ATTRIBUTIONS,
     CAPTURES,
     CONFIG,
     ENV,
     FAULTS,
-    GENERATIONS,
     HOOKS,
-    LENS,
     MANIFEST,
     METRICS,
     MODEL,
@@ -50,14 +47,9 @@ from hookrun.store.format import (
 )
 from hookrun.store.manifest import read_manifest
 from hookrun.store.records import (
-    MOST_LISTED,
-    STREAMS,
-    Comparison,
     EnvRecord,
     FaultLine,
-    GenerationLine,
     HooksRecord,
-    LensLine,
     MetricsLine,
     ModelRecord,
     PlanRecord,
@@ -68,9 +60,7 @@ from hookrun.store.records import (
     read_records,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.studies.compare import comparison
-from hookrun.studies.compare.comparison import By, Cka
-from hookrun.studies.effects.records import Effects, read_effects
+from hookrun.store.studies import ask_study, streams
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
@@ -142,7 +132,8 @@ class Run:
     @cached_property
     def lens(self) -> list[dict[str, Any]]:
         """The lines of lens.jsonl, which task=lens writes, in order: one for each sample, part and position."""
-        return read_records(self.path / LENS, LensLine)
+        lines: list[dict[str, Any]] = ask_study("lens_of", self)
+        return lines
 
     @cached_property
     def attributions(self) -> dict[str, Tensor]:
@@ -151,19 +142,16 @@ class Run:
         `attributions` (of several inputs `attributions.NAME`), `sample_ids`, `scores`, and for integrated gradients
         `delta`: by how much a sample's attributions miss the difference of its scores. Empty if the run has none.
         """
-        path = self.path / ATTRIBUTIONS
-        return read_tensors(path, self.path)[0] if os.path.lexists(path) else {}
+        tensors: dict[str, Tensor] = ask_study("attributions_of", self)
+        return tensors
 
     @cached_property
-    def effects(self) -> Effects:
+    def effects(self) -> Any:
         """What task=effects found: `effects["exact"]` is a tensor, `effects.axes` has the labels of its dimensions.
 
         StoreError if the run has no effects.
         """
-        effects = read_effects(self.path)
-        if effects is None:
-            raise StoreError(f"{self.path} has no effects: they are written by task=effects")
-        return effects
+        return ask_study("effects_of", self)
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:
@@ -185,7 +173,8 @@ class Run:
         For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.without_hooks` also those
         without hooks (`text_without`, …) and `kl_first`.
         """
-        return read_records(self.path / GENERATIONS, GenerationLine)
+        lines: list[dict[str, Any]] = ask_study("generations_of", self)
+        return lines
 
     @cached_property
     def predictions(self) -> Leaf | None:
@@ -200,7 +189,7 @@ class Run:
         folders = (CAPTURES, PREDICTIONS)
         indexes = [f"{folder}/{name}" for folder in folders for name in index_names(self.path / folder)]
         notes = [self.cut_off] if self.cut_off else []
-        for name in (*STREAMS, *indexes):
+        for name in (*streams(), *indexes):
             for _ in read_lines(self.path / name, self.path, notes):
                 pass
         return notes
@@ -316,10 +305,10 @@ class Run:
         self,
         other: Run | str | os.PathLike[str],
         *,
-        by: Sequence[By] = ("module",),
+        by: Sequence[Literal["module", "tokens"]] = ("module",),
         tolerance: float = 1e-3,
-        cka: Cka | None = None,
-    ) -> Comparison:
+        cka: Callable[[StoredCapture, StoredCapture], float | None] | None = None,
+    ) -> Any:
         """How this run differs from another one, given as a run or its directory, with the tables of task=compare.
 
         Captures are paired by hook and module, their rows by sample, epoch, call and token.
@@ -332,40 +321,7 @@ class Run:
         Raises StoreError if a file of a run is missing or damaged.
         """
         run = other if isinstance(other, Run) else open_run(other)
-        first, captures, unpaired = comparison.compare_captures(
-            self.captures,
-            run.captures,
-            self.samples.by_sample,
-            by=by,
-            tolerance=tolerance,
-            # A learning rate was logged, or it is a run of an own loop.
-            trains=not self.config or any("lr" in line for line in self.metrics),
-            cka=cka,
-        )
-        file, other_file = (
-            comparison.weights_file(each.path, each.model.get("weights")) for each in (self, run)
-        )
-        weights, weights_of = comparison.weights(file, other_file, tolerance)
-        here, there = (comparison.predicted(each.samples, each.generations) for each in (self, run))
-        found = Comparison.model_construct(
-            run=str(self.path),
-            other=str(run.path),
-            first=first,
-            captures=captures,
-            unpaired=unpaired,
-            metrics=comparison.side_by_side(_measured(self), _measured(run), tolerance),
-            predictions=comparison.predictions(
-                here, there, self.predictions, run.predictions, self.samples, tolerance
-            ),
-            weights=weights,
-            weights_of=weights_of,
-            statistics=comparison.differing(
-                comparison.statistics(self.stats), comparison.statistics(run.stats), tolerance
-            )[:MOST_LISTED],
-            plan=comparison.differing(comparison.plan(self.plan), comparison.plan(run.plan)),
-            config=comparison.differing(self.config, run.config),
-        )
-        return found.model_copy(update={"reasons": list(comparison.reasons(found))})
+        return ask_study("compare_runs", self, run, by, tolerance, cka)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
@@ -450,9 +406,3 @@ def _not_a_run(folder: Path) -> str:
 def _content(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     return f"with {listed(names, _SHOWN)}" if names else "empty"
-
-
-def _measured(run: Run) -> dict[str, float]:
-    """The metrics of whole passes, and the effects of each cell."""
-    effects = read_effects(run.path)
-    return comparison.metrics(run.metrics) | ({} if effects is None else effects.of_cells())

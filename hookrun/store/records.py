@@ -26,7 +26,7 @@ from pydantic import (
 
 from hookrun.errors import shortened
 from hookrun.store.files import StoreError, read_json, read_lines
-from hookrun.store.format import FAULTS, GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
+from hookrun.store.format import FAULTS, METRICS, SAMPLES, STATS, TOKENS
 from hookrun.store.objective import Direction, Goal, OfRun
 
 MOST_NAME = 1_000
@@ -37,9 +37,6 @@ MOST_TEXT = 2**20
 
 MOST_COUNT = 2**53
 """The largest count of rows, bytes, parameters or steps: integers up to this one are exact as floats too."""
-
-MOST_LISTED = 1_000
-"""The statistics of a comparison that are listed, and the captures in compare.json."""
 
 Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
 Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
@@ -202,44 +199,6 @@ class HooksRecord(Record):
     sites: Listing[SiteRecord] = []
 
 
-class Comparison(Record):
-    """How a run differs from another one, or the jobs of two sweeps. Each list is a table: a mapping for each row.
-
-    run, other:  their directories
-    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
-                 two may be None; None: no captured value differs by more than the tolerance
-    reasons:     what differs in the results, in words; empty if nothing does
-    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
-                 of execution
-    unpaired:    captures of one of the runs only
-    metrics:     each metric of both
-    predictions: what `comparison.predictions` returns
-    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
-    statistics, plan, config: values that differ; plan and configuration are not results
-    jobs:        for two sweeps: the name of a job -> its comparison
-    """
-
-    run: Text = ""
-    other: Text = ""
-    first: dict[Name, Any] | None = None
-    reasons: Listing[Text] = []
-    captures: Listing[Any] = []
-    unpaired: Listing[Any] = []
-    metrics: Listing[Any] = []
-    predictions: dict[Name, Any] = {}
-    weights: Listing[Any] = []
-    weights_of: Text = ""
-    statistics: Listing[Any] = []
-    plan: Listing[Any] = []
-    config: Listing[Any] = []
-    jobs: dict[Name, Comparison] = {}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of compare.json for two runs; all captures are in compare.csv."""
-        tables = {name: value for name, value in vars(self).items() if name != "jobs"}
-        return {**tables, "captures": self.captures[:MOST_LISTED]}
-
-
 class EnvRecord(Record):
     """env.json."""
 
@@ -393,66 +352,14 @@ class TokenLine(Record):
     text: Text
 
 
-class PictureLine(OfSample):
-    """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
-
-    png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
-
-
-MOST_TOP = 1_000
-"""Tokens that a line of lens.jsonl may name."""
-
 TokenScore = Annotated[tuple[Count, Text | None, float], Field(strict=False)]
 """Id, text and probability of a token."""
 
 
-class LensLine(OfSample):
-    """A line of lens.jsonl: the tokens that a part of the model predicts at a position of a sample.
+class PictureLine(OfSample):
+    """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
 
-    layer: None if the part is before or after all layers
-    top:   the tokens with the highest scores; for a contribution, probabilities are computed from its scores alone
-    """
-
-    part: Name
-    kind: Literal["residual", "layers", "heads"]
-    layer: Count | None
-    head: Count | None = None
-    position: Count
-    token: Annotated[int, Field(ge=-1, le=MOST_COUNT)]
-    text: Text | None
-    top: Annotated[list[TokenScore], Field(max_length=MOST_TOP), FailFast()]
-    answer_logit: float | None = None
-    wrong_logit: float | None = None
-    logit_difference: float | None = None
-    kl_to_output: float | None = None
-
-
-Tokens = Annotated[list[Count], FailFast(), Field(max_length=2**20)]
-Probable = Annotated[list[TokenScore], FailFast(), Field(max_length=100)]
-"""The most probable tokens: each with its text and its probability."""
-
-Ending = Literal["length", "end"]
-
-
-class GenerationLine(OfSample):
-    """A line of generations.jsonl: the continuation of a prompt, and the one without hooks if both were generated.
-
-    reason:   `length`: the limit on new tokens was reached; `end`: the last one is an end token
-    next:     the most probable first new tokens
-    kl_first: KL divergence of the first new token's distribution with hooks from that without, in nats
-    """
-
-    prompt: Text | None
-    prompt_ids: Tokens
-    text: Text | None
-    ids: Tokens
-    reason: Ending
-    next: Probable
-    text_without: Text | None = None
-    ids_without: Tokens = []
-    reason_without: Ending | None = None
-    next_without: Probable = []
-    kl_first: float | None = None
+    png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
 
 
 STREAMS: Mapping[str, type[Record]] = {
@@ -461,10 +368,8 @@ STREAMS: Mapping[str, type[Record]] = {
     FAULTS: FaultLine,
     SAMPLES: SampleLine,
     TOKENS: TokenLine,
-    GENERATIONS: GenerationLine,
-    LENS: LensLine,
 }
-"""The files of JSON lines in a run directory, to which lines are appended during the run: name -> a line."""
+"""The files of JSON lines that any run may write; `store.studies.streams` has those of the studies too."""
 
 R = TypeVar("R", bound=Record)
 

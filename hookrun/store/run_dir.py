@@ -62,8 +62,9 @@ from hookrun.store.format import (
     encode,
 )
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest, require_unchanged, write_manifest
-from hookrun.store.records import STREAMS, Status, fitting, grouped, read_record, typed_record
+from hookrun.store.records import Status, fitting, grouped, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
+from hookrun.store.studies import streams
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class RunDir:
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
         self.ended = False
-        self._lines = {name: Lines(path / name) for name in STREAMS}
+        self._lines = {name: Lines(path / name) for name in streams()}
         self._writers: dict[str, CaptureWriter] = {}
         self._kept = list[list[Any]]()  # stream, when, line
         self._place: os.stat_result | None = None
@@ -138,7 +139,7 @@ class RunDir:
         indexes = [
             f"{name}/{index}" for name in (CAPTURES, PREDICTIONS) for index in index_names(folder / name)
         ]
-        there = [name for name in (STATUS, PLAN, *STREAMS, *indexes) if (folder / name).exists()]
+        there = [name for name in (STATUS, PLAN, *streams(), *indexes) if (folder / name).exists()]
         if there:
             raise StoreError(
                 f"{folder} already holds a run: it has {', '.join(there)}. "
@@ -332,7 +333,7 @@ class RunDir:
             self._manifest = write_manifest(self.path, written, self._of_ranks)
 
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append a line for each record to a file of `STREAMS`, all of them or none.
+        """Append a line for each record to a file of `streams()`, all of them or none.
 
         Several ranks keep them, as plain JSON values, since an action may record numbers of NumPy and torch; rank 0
         writes the metrics, which are means over all ranks.

@@ -14,7 +14,7 @@ Line = Mapping[str, Any]
 ABOUT = frozenset({"split", "epoch", "step", "of", "module", "other", "score"})
 """Keys of a line that say what the line describes."""
 OF_PARTS = frozenset({"kind", "layer", "head", "positions"})
-"""The same for lines about parts of a model, which task=lens writes."""
+"""The same for lines about parts of a model."""
 
 
 def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> ObjectiveRecord | None:

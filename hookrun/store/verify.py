@@ -29,9 +29,10 @@ from hookrun.store.format import (
 )
 from hookrun.store.manifest import manifest_faults, read_manifest, require_unchanged
 from hookrun.store.reader import open_run
-from hookrun.store.records import STREAMS, Status, read_record
+from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import cut_off
 from hookrun.store.states.files import FILES, read_state, state_names
+from hookrun.store.studies import streams
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> dict[s
             if not os.path.lexists(path):
                 raise StoreError(f"{path} is missing")
             require_unchanged(path, folder, shard.bytes, shard.sha256, says="its index")
-    records, lines = (PLAN, ENV, MODEL, HOOKS), (*STREAMS, PICTURES)
+    records, lines = (PLAN, ENV, MODEL, HOOKS), (*streams(), PICTURES)
     for name in records:
         with findings.judging(name), suppress(MissingFile):
             read_json(folder / name)

@@ -12,9 +12,6 @@ from hookrun.store.captures.shard import Entry
 from hookrun.store.files import StoreError
 from hookrun.store.records import (
     MOST_METRICS,
-    MOST_TOP,
-    GenerationLine,
-    LensLine,
     MetricsLine,
     PictureLine,
     PlanRecord,
@@ -88,16 +85,6 @@ def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path) -> 
         read_records(path, SampleLine)
 
 
-GENERATION: dict[str, Any] = {
-    "sample": 0, "split": "val", "prompt": "a", "prompt_ids": [1], "text": None, "ids": [2, 3],
-    "reason": "length", "next": [[2, " b", 0.5], [3, None, 0.25]],
-}  # fmt: skip
-
-
-LENS: dict[str, Any] = {
-    "sample": 0, "split": "val", "part": "h.0", "kind": "residual", "layer": None, "position": 3, "token": -1,
-    "text": None, "top": [[5, " a", 0.5]],
-}  # fmt: skip
 PNG = b64encode(b"\x89PNG\r\n\x1a\n" + bytes(12)).decode()
 PICTURE = {"split": "val", "sample": 0, "png": PNG}
 METRICS = {"split": "val", "of": "epoch", "loss": 0.5, "step": 3, "ok": True, "note": None}
@@ -105,22 +92,12 @@ METRICS = {"split": "val", "of": "epoch", "loss": 0.5, "step": 3, "ok": True, "n
 
 def test_lines_are_accepted_with_keys_that_may_be_there() -> None:
     MetricsLine.model_validate(METRICS)
-    assert GenerationLine.model_validate(GENERATION).next == [(2, " b", 0.5), (3, None, 0.25)]
-    compared = {"text_without": "b", "ids_without": [2], "reason_without": "end", "kl_first": 0.1}
-    assert GenerationLine.model_validate(GENERATION | compared).kl_first == 0.1
-    found = LensLine.model_validate(LENS | {"later": 1})
-    assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
     assert PictureLine.model_validate(PICTURE).png == PNG
 
 
 WRONG: list[tuple[type[Record], dict[str, Any], list[dict[str, Any]]]] = [
     (MetricsLine, METRICS, [{"loss": [0.5]}, {"m" * 1001: 1}, {"of": "week"}]),
     (MetricsLine, METRICS, [{f"m{number}": 1 for number in range(MOST_METRICS + 1)}]),
-    (GenerationLine, GENERATION, [{"reason": "stop"}, {"ids": [-1]}, {"ids": "23"}, {"next": [[2, "b"]]}]),
-    (GenerationLine, GENERATION, [{"next": [[0, None, 0.0]] * 101}, {"sample": True}]),
-    (GenerationLine, GENERATION, [{"prompt": "a" * (2**20 + 1)}]),
-    (LensLine, LENS, [{"kind": "neurons"}, {"position": -1}, {"token": -2}, {"part": "p" * 1_001}]),
-    (LensLine, LENS, [{"top": [[0, None, 0.0]] * (MOST_TOP + 1)}, {"top": [["5", " a", 0.5], [{}, "", ""]]}]),
     (PictureLine, PICTURE, [{"png": ""}, {"png": b64encode(b"<svg onload=x>").decode()}]),
     (PictureLine, PICTURE, [{"png": PNG + more} for more in ('" onload="x', "\n<", "A" * 2**17)]),
 ]

@@ -8,15 +8,21 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
+from hookrun.engine.discovery import modules_named
 from hookrun.report.facts import Facts
-from hookrun.report.sections import classes, hooks, metrics, model, notices, plan, repeat, summary, swept
+from hookrun.report.sections import (
+    classes,
+    hooks,
+    metrics,
+    model,
+    notices,
+    plan,
+    repeat,
+    summary,
+    swept,
+)
 from hookrun.report.sweep_facts import SweepFacts
-from hookrun.studies.attribute import page as attribution
-from hookrun.studies.captures import page as analysis
-from hookrun.studies.compare import page as comparison
-from hookrun.studies.effects import page as effects
-from hookrun.studies.generate import page as generations
-from hookrun.studies.lens import page as lens
+from hookrun.store.studies import STUDIES
 
 F = TypeVar("F")
 
@@ -42,6 +48,16 @@ class ReportSection(Generic[F]):
     place: Place = "answer"
 
 
+def study_sections() -> list[ReportSection[Facts]]:
+    """The section of each study, by the position that its module `page` gives it."""
+    pages = sorted(modules_named(STUDIES, "page"), key=attrgetter("POSITION"))
+    sections = list[ReportSection[Facts]]()
+    for page in pages:
+        folder = page.__name__.split(".")[-2]
+        sections.append(ReportSection(page.ID, page.TITLE, page.build, f"{folder}/page.html"))
+    return sections
+
+
 OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("outcome", "", notices.outcome, "outcome.html", "notice"),
     ReportSection("checks", "", notices.failed_checks, "checks.html", "notice"),
@@ -49,12 +65,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("notes", "", notices.notes, "notes.html", "notice"),
     ReportSection("latest", "", metrics.latest, "latest.html", "numbers"),
     ReportSection("summary", "", summary.build, "summary.html", "numbers"),
-    ReportSection("analysis", "Analysis", analysis.build, "captures/page.html"),
-    ReportSection("attribution", "Attribution", attribution.build, "attribute/page.html"),
-    ReportSection("comparison", "Comparison", comparison.build, "compare/page.html"),
-    ReportSection("generations", "Generations", generations.build, "generate/page.html"),
-    ReportSection("lens", "Lens", lens.build, "lens/page.html"),
-    ReportSection("effects", "Effects", effects.build, "effects/page.html"),
+    *study_sections(),
     ReportSection("metrics", "Metrics", metrics.build, "metrics.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),
     ReportSection("parts", "By position and sample", metrics.parts_of_passes, "parts_of_passes.html"),

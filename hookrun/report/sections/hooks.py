@@ -133,7 +133,7 @@ def _map(title: str, points: Points, unit: str) -> Figure:
         note="; ".join(notes),
         log=log,
         valid=there,
-        facts=_of_single_layers(points, unit),
+        facts=tuple(_of_single_layers(points, unit)),
     ).figure()
 
 

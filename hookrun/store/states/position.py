@@ -32,7 +32,8 @@ from hookrun.store.format import (
     MANIFEST,
     PREDICTIONS,
 )
-from hookrun.store.records import STREAMS, Count, Name, Record, fitting
+from hookrun.store.records import Count, Name, Record, fitting
+from hookrun.store.studies import streams
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files written at the end of a run, which a resumed run does not have yet."""
@@ -88,7 +89,7 @@ class PositionRecord(Record):
     def lines(self) -> dict[str, int]:
         """File of lines -> its bytes."""
         sizes = self.model_extra or {}
-        return {name: sizes.get(name.removesuffix(".jsonl"), 0) for name in STREAMS}
+        return {name: sizes.get(name.removesuffix(".jsonl"), 0) for name in streams()}
 
 
 def cut_back(folder: Path, position: PositionRecord) -> None:

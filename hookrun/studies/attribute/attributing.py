@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hookrun.data.samples import IGNORED
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
 from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.engine.runtime import Installation
@@ -25,13 +24,19 @@ from hookrun.engine.runtime.tokens.calls import IDS, MASK
 from hookrun.engine.values.containers import tensors
 from hookrun.engine.values.tensors import computable, read_together
 from hookrun.errors import HookrunError, counted, listed
-from hookrun.run.experiment.metrics.rows import main_tensor
-from hookrun.run.experiment.observers import Exchange, Observe, matches, new_nodes, planned
-from hookrun.run.experiment.task import metric_tokens_of
-from hookrun.run.experiment.task_keys import BackwardPass
-from hookrun.run.passes.backward_pass import Scoring
-from hookrun.run.passes.batches import Batch
-from hookrun.run.passes.context import RunContext
+from hookrun.studies.kit.passes import (
+    IGNORED,
+    Batch,
+    Exchange,
+    Observe,
+    RunContext,
+    Scoring,
+    main_tensor,
+    matches,
+    new_nodes,
+    planned,
+)
+from hookrun.studies.kit.tasks import BackwardPass, metric_tokens_of
 
 MOST_BYTES = 2 * 2**30
 """How much memory the attributions of all samples may take."""

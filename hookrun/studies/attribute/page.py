@@ -13,12 +13,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, printable
-from hookrun.report.draw.charts import Figure
-from hookrun.report.draw.pictures import encoded
-from hookrun.report.facts import Facts
-from hookrun.report.token_pictures import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
-from hookrun.store.captures.tensor_file import open_tensors, read_tensor
-from hookrun.store.format import ATTRIBUTIONS
+from hookrun.studies.attribute.records import ATTRIBUTIONS
+from hookrun.studies.kit.drawing import (
+    MOST_SAMPLES,
+    MOST_TOKENS,
+    Facts,
+    Figure,
+    Strips,
+    Token,
+    encoded,
+    strips,
+)
+from hookrun.studies.kit.files import open_tensors, read_tensor
+
+ID = "attribution"
+TITLE = "Attribution"
+POSITION = 20
 
 MOST_PICTURES = 24
 _SIDE = 64

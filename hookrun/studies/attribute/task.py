@@ -14,20 +14,14 @@ from hookrun.engine.spec import HookSpec
 from hookrun.engine.spec.selector import AnySelector
 from hookrun.engine.spec.tokens import TokensClause
 from hookrun.errors import Problem, compile_error, listed, spec_error
-from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.settings import Settings
-from hookrun.run.experiment.task_keys import BackwardPass, ScoreKeys
-from hookrun.run.tasks.under_hooks import TaskOfOneSplit
-from hookrun.store.format import ATTRIBUTIONS
-from hookrun.store.objective import Direction
+from hookrun.studies.attribute.records import ATTRIBUTIONS
+from hookrun.studies.kit.tasks import BackwardPass, Direction, Experiment, ScoreKeys, Settings, TaskOfOneSplit
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from hookrun.data import DataInfo
-    from hookrun.run.experiment.prepare import Prepared
-    from hookrun.run.experiment.task import JobCache
-    from hookrun.run.passes.context import RunContext
+    from hookrun.studies.kit.passes import DataInfo, Prepared, RunContext
+    from hookrun.studies.kit.tasks import JobCache
 
 WHERE, SCORE = "task", "task.score"
 MOST_STEPS = 1_000
@@ -124,8 +118,8 @@ class AttributeTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
-        from hookrun.run.experiment.prepare import EXAMPLE_BATCH
         from hookrun.studies.attribute.layout import LAST, found_channels, output_shapes
+        from hookrun.studies.kit.passes import EXAMPLE_BATCH
 
         prepared = super().prepare(experiment, trust=trust, cache=cache)
         if self.method != "grad_cam":
@@ -166,7 +160,7 @@ class AttributeTask(TaskOfOneSplit):
     def _module(self, model: Module) -> str | None:
         """The path of the selected module; None: the inputs. Raises CompileError unless there is exactly one."""
         from hookrun.engine.plan.model_tree import ModelNames
-        from hookrun.studies.lens.places import selected
+        from hookrun.studies.kit.modules import selected
 
         if self.select is None:
             return None
@@ -182,10 +176,9 @@ class AttributeTask(TaskOfOneSplit):
         """Attribute the scores of the split's samples, and write attributions.safetensors."""
         from safetensors.torch import save_file
 
-        from hookrun.run.passes.backward_pass import Scoring
-        from hookrun.run.passes.batches import Batches
         from hookrun.studies.attribute.attributing import Attributing, AttributionRows
         from hookrun.studies.attribute.layout import channels_first
+        from hookrun.studies.kit.passes import Batches, Scoring
 
         batches = Batches(context.prepared, self.split)
         attributing = Attributing(

@@ -6,12 +6,21 @@ import math
 from typing import Any
 
 from hookrun.errors import listed
-from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import HeatMap, matrix
-from hookrun.report.draw.text import module_name
-from hookrun.report.facts import MOST_ROWS, Facts
-from hookrun.report.lines import is_number
-from hookrun.store.records import grouped
+from hookrun.studies.kit.drawing import (
+    MOST_ROWS,
+    Facts,
+    Figure,
+    HeatMap,
+    bars,
+    is_number,
+    matrix,
+    module_name,
+)
+from hookrun.studies.kit.record_types import grouped
+
+ID = "analysis"
+TITLE = "Analysis"
+POSITION = 10
 
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "majority", "control"}
 _SIMILARITY = {"module", "other", "cka"}

@@ -18,14 +18,18 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from hookrun.data.info import SPLITS
-from hookrun.data.samples import IGNORED
-from hookrun.data.source import checked_file
-from hookrun.data.text_files import lines
 from hookrun.errors import HookrunError, nearest, spec_error
-from hookrun.run.tasks.captured.features import BYTES, Features, gram, reading_bytes
-from hookrun.store.captures.read import StoredCapture
-from hookrun.store.reader import Run
+from hookrun.studies.kit.files import Run, StoredCapture
+from hookrun.studies.kit.passes import (
+    BYTES,
+    IGNORED,
+    SPLITS,
+    Features,
+    checked_file,
+    gram,
+    lines,
+    reading_bytes,
+)
 
 TEST_SHARE = 0.25
 _TOLERANCE = 1e-6

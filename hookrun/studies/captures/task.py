@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hookrun.engine.validation import Section
 from hookrun.errors import HookrunError, counted, spec_error
-from hookrun.run.experiment.settings import Settings
-from hookrun.run.tasks.captured.base import TaskOfCaptures
-from hookrun.store.objective import Direction
+from hookrun.studies.captures.records import PROBES
+from hookrun.studies.kit.tasks import Direction, Settings, TaskOfCaptures
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.run.passes.progress import Screen
-    from hookrun.run.passes.resuming import Results
-    from hookrun.run.tasks.captured.cka import Way
-    from hookrun.run.tasks.captured.input import Analysis
-    from hookrun.store.run_dir import RunDir
     from hookrun.studies.captures.probing import Labels
-PROBES = "probes.safetensors"
+    from hookrun.studies.kit.files import RunDir
+    from hookrun.studies.kit.passes import Analysis, Results, Screen, Way
 _HEADINGS = ("module", "features", "train", "test", "95 %", "majority", "control")
 
 
@@ -99,8 +94,8 @@ class ProbeTask(TaskOfCaptures):
         import torch
         from safetensors.torch import save_file
 
-        from hookrun.run.tasks.captured.input import projection_entry, show_table
         from hookrun.studies.captures.probing import fit
+        from hookrun.studies.kit.passes import projection_entry, show_table
 
         features, labels = self.features(analysis, self.project), self._labels(analysis)
         shown = list[list[str]]()
@@ -184,7 +179,7 @@ class SimilarityTask(TaskOfCaptures):
         return {widest.name: self._way(analysis, project).needed}
 
     def _way(self, analysis: Analysis, project: int | None) -> Way:
-        from hookrun.run.tasks.captured.cka import chosen_way
+        from hookrun.studies.kit.passes import chosen_way
 
         return chosen_way(list(self.features(analysis, project).values()), self.max_bytes)
 
@@ -194,8 +189,7 @@ class SimilarityTask(TaskOfCaptures):
 
     def analyse(self, analysis: Analysis, run_dir: RunDir, screen: Screen, results: Results) -> None:
         """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
-        from hookrun.run.tasks.captured.cka import linear_cka_of_all
-        from hookrun.run.tasks.captured.input import projection_entry, show_table
+        from hookrun.studies.kit.passes import linear_cka_of_all, projection_entry, show_table
 
         ids = [(each.split_numbers.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
         if any(each != ids[0] for each in ids):

@@ -7,14 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookrun.errors import shortened
-from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import HeatMap, matrix
-from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import MOST_ROWS, Facts
-from hookrun.report.lines import is_number
-from hookrun.store.files import StoreError
-from hookrun.store.format import COMPARE_JSON
-from hookrun.store.records import Comparison, typed_record
+from hookrun.studies.compare.records import COMPARE_JSON, Comparison
+from hookrun.studies.kit.drawing import (
+    MOST_ROWS,
+    Facts,
+    Figure,
+    HeatMap,
+    bars,
+    is_number,
+    matrix,
+    module_name,
+    number,
+)
+from hookrun.studies.kit.files import StoreError
+from hookrun.studies.kit.record_types import typed_record
+
+ID = "comparison"
+TITLE = "Comparison"
+POSITION = 30
 
 MOST_JOBS = 50
 _TABLES = ("captures", "unpaired", "metrics", "weights", "statistics", "plan", "config")

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from hookrun.errors import HookrunError, counted
-from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.task import JobCache
-from hookrun.run.tasks.captured.base import TaskOfRuns
-from hookrun.store.format import COMPARE_CSV, COMPARE_JSON
+from hookrun.studies.compare.records import COMPARE_CSV, COMPARE_JSON, label
+from hookrun.studies.kit.tasks import Experiment, JobCache, TaskOfRuns
 
 if TYPE_CHECKING:
-    from hookrun.run.passes.progress import Screen
-    from hookrun.run.tasks.captured.input import TwoRuns
-    from hookrun.store.captures.read import StoredCapture
-    from hookrun.store.records import Comparison
-    from hookrun.store.run_dir import RunDir
+    from hookrun.studies.compare.records import Comparison
+    from hookrun.studies.kit.files import RunDir, StoredCapture
+    from hookrun.studies.kit.passes import Screen, TwoRuns
 
 _MOST_BYTES = 2**31
 """The memory that the CKA of two captures may use."""
@@ -64,13 +60,13 @@ class CompareTask(TaskOfRuns):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> TwoRuns:
         """Find both runs. Raises SpecError if one is missing, or only one is a sweep."""
-        from hookrun.run.tasks.captured.input import find_both
+        from hookrun.studies.kit.passes import find_both
 
         return find_both(experiment, self.run, self.other)
 
     def examine(self, prepared: TwoRuns, run_dir: RunDir, screen: Screen) -> str | None:
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
-        from hookrun.store.files import write_table
+        from hookrun.studies.kit.files import write_table
 
         jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
         for job, (run, other) in prepared.jobs.items():
@@ -96,8 +92,7 @@ class CompareTask(TaskOfRuns):
 
     def _cka(self, rows: StoredCapture, other: StoredCapture) -> float | None:
         """Linear CKA; None for rows that are not of samples or not finite, and if it would need too much memory."""
-        from hookrun.run.tasks.captured.cka import chosen_way, linear_cka_of_all
-        from hookrun.run.tasks.captured.features import SHARE, Features
+        from hookrun.studies.kit.passes import SHARE, Features, chosen_way, linear_cka_of_all
 
         features = [Features("", each, _MOST_BYTES // SHARE) for each in (rows, other)]
         way = chosen_way(features, _MOST_BYTES)
@@ -110,8 +105,7 @@ class CompareTask(TaskOfRuns):
 
     def _show(self, comparison: Comparison, screen: Screen) -> None:
         """Print the table of captures, or of those that differ if there are many, and the configuration."""
-        from hookrun.run.tasks.captured.input import show_table
-        from hookrun.studies.compare.comparison import label
+        from hookrun.studies.kit.passes import show_table
 
         rows = comparison.captures
         if len(rows) > _SHOWN:

@@ -11,22 +11,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.data import Split
 from hookrun.engine.hook_types import FORWARD_PRE
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.engine.values.tensors import read_together
 from hookrun.errors import counted, first_lines, spec_error
-from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY
-from hookrun.run.experiment.metrics.rows import BatchRows, own_token_scores
-from hookrun.run.experiment.prepare import Prepared, as_call
-from hookrun.run.experiment.run_values import RunReferences
-from hookrun.run.experiment.session import generator_states, set_generators
-from hookrun.run.passes.average import losses
-from hookrun.run.passes.batches import Batch
-from hookrun.run.passes.context import RunContext
-from hookrun.run.passes.measuring import Measuring, predicted_rows
-from hookrun.store.states.files import SECONDS
 from hookrun.studies.effects.grid import Job
 from hookrun.studies.effects.moved import Activation, Moved, parts_of
 from hookrun.studies.effects.records import (
@@ -43,6 +32,24 @@ from hookrun.studies.effects.records import (
     Effects,
 )
 from hookrun.studies.effects.replay import Replay, repeated
+from hookrun.studies.kit.passes import (
+    LOSS,
+    PERPLEXITY,
+    SECONDS,
+    Batch,
+    BatchRows,
+    Measuring,
+    Prepared,
+    RunContext,
+    RunReferences,
+    Split,
+    as_call,
+    generator_states,
+    losses,
+    own_token_scores,
+    predicted_rows,
+    set_generators,
+)
 
 MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""

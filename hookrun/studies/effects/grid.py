@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from hookrun import data
-from hookrun.data import Split
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import RunValue
 from hookrun.engine.plan.model_tree import ModelNames
@@ -30,9 +28,6 @@ from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.errors import CompileError, Problem, counted, refuse
-from hookrun.run.experiment.prepare import EXAMPLE_BATCH, Prepared, as_call, missing_spans, structure
-from hookrun.run.experiment.run_values import RunReferences
-from hookrun.run.tasks.under_hooks import samples_of_a_pass
 from hookrun.studies.effects.over import (
     CALL,
     EACH,
@@ -49,6 +44,17 @@ from hookrun.studies.effects.over import (
 )
 from hookrun.studies.effects.records import PLACEBO
 from hookrun.studies.effects.replay import Scouted, scout
+from hookrun.studies.kit.passes import (
+    EXAMPLE_BATCH,
+    Prepared,
+    RunReferences,
+    Split,
+    as_call,
+    data,
+    missing_spans,
+    structure,
+)
+from hookrun.studies.kit.tasks import samples_of_a_pass
 
 MOST_CELLS = 1_000_000
 

@@ -12,10 +12,6 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError, first_lines, shortened
-from hookrun.report.draw.charts import Figure, Series, bars, lines
-from hookrun.report.draw.pictures import HeatMap
-from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import Facts
 from hookrun.studies.effects.records import (
     CLEAN,
     EXACT,
@@ -28,6 +24,11 @@ from hookrun.studies.effects.records import (
     Effects,
     read_effects,
 )
+from hookrun.studies.kit.drawing import Facts, Figure, HeatMap, Series, bars, lines, module_name, number
+
+ID = "effects"
+TITLE = "Effects"
+POSITION = 60
 
 MOST_CELLS = 40_000
 """Larger grids are not drawn: effects.csv has them."""

@@ -6,14 +6,26 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hookrun.errors import Lookup
-from hookrun.store.captures.tensor_file import read_tensors, write_tensors
-from hookrun.store.files import StoreError, replacing, write_table
-from hookrun.store.format import EFFECTS, EFFECTS_TABLE, decode, encode
+from hookrun.studies.kit.files import (
+    StoreError,
+    decode,
+    encode,
+    read_tensors,
+    replacing,
+    write_table,
+    write_tensors,
+)
+
+if TYPE_CHECKING:
+    from hookrun.studies.kit.files import Run
+
+EFFECTS = "effects.safetensors"
+EFFECTS_TABLE = "effects.csv"
 
 EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS = "exact", "gradient", "restored", "placebo", "seeds"
 OF_SAMPLES, PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES = "exact_samples", "unedited_samples", "clean_samples"
@@ -150,3 +162,17 @@ def read_effects(folder: Path) -> Effects | None:
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     return Effects(tensors, axes, samples, about, faults)
+
+
+def effects_of(run: Run) -> Effects:
+    """`Run.effects`. StoreError if the run has no effects."""
+    effects = read_effects(run.path)
+    if effects is None:
+        raise StoreError(f"{run.path} has no effects: they are written by task=effects")
+    return effects
+
+
+def numbers_to_compare(run: Run) -> dict[str, float]:
+    """The value of each cell, by which two runs are compared."""
+    effects = read_effects(run.path)
+    return {} if effects is None else effects.of_cells()

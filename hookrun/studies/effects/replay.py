@@ -20,7 +20,7 @@ from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.prove.batch import noting_calls, one_more_sample
 from hookrun.engine.values import containers
 from hookrun.engine.values.containers import members, rebuild, tensors
-from hookrun.run.experiment.metrics.rows import own_token_scores
+from hookrun.studies.kit.passes import own_token_scores
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,6 @@ from hookrun.errors import (
     problems_where,
     refuse,
 )
-from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.settings import Settings
-from hookrun.run.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
-from hookrun.store.objective import MOST_ROWS, Against, Entry, MetricKeys, MostRows
 from hookrun.studies.effects.over import (
     CALL,
     EVERY,
@@ -38,11 +34,21 @@ from hookrun.studies.effects.over import (
     problems_of,
     varied,
 )
+from hookrun.studies.kit.tasks import (
+    MOST_ROWS,
+    Against,
+    Entry,
+    Experiment,
+    MetricKeys,
+    MostRows,
+    Settings,
+    TaskOfOneSplit,
+    samples_of_a_pass,
+)
 
 if TYPE_CHECKING:
-    from hookrun.run.experiment.prepare import Prepared
-    from hookrun.run.experiment.task import JobCache
-    from hookrun.run.passes.context import RunContext
+    from hookrun.studies.kit.passes import Prepared, RunContext
+    from hookrun.studies.kit.tasks import JobCache
 
 MOST_REPEATS = 1_000
 Method = Literal["exact", "gradient"]
@@ -218,7 +224,7 @@ class EffectsTask(TaskOfOneSplit):
 
     def _over_split_problems(self, prepared: Prepared, jobs: int) -> Iterator[Problem]:
         """Why a metric over the whole split cannot be computed for this grid."""
-        from hookrun.run.experiment.metrics.problems import too_many_rows
+        from hookrun.studies.kit.passes import too_many_rows
 
         metric, size = prepared.metrics[0], prepared.data.sizes[self.splits[0]]
         rows = (samples_of_a_pass(prepared.settings, size) or 0) * (jobs + 1)
@@ -269,10 +275,10 @@ class EffectsTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Compute every cell for every batch, and write the files."""
-        from hookrun.run.passes.batches import Batches
         from hookrun.studies.effects.cells import Cells
         from hookrun.studies.effects.moved import Moved
         from hookrun.studies.effects.records import write_effects
+        from hookrun.studies.kit.passes import Batches
 
         moved = context.prepared.around
         assert isinstance(moved, Moved)

@@ -16,10 +16,8 @@ from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
 from hookrun.engine.values.tensors import computable, on_device, read_together
 from hookrun.errors import HookrunError
-from hookrun.run.experiment.metrics.metrics import kl
-from hookrun.run.experiment.metrics.rows import RowPart, own_token_scores
-from hookrun.run.experiment.task_keys import Sampling
-from hookrun.run.passes.batches import Batch
+from hookrun.studies.kit.passes import Batch, RowPart, kl, own_token_scores
+from hookrun.studies.kit.tasks import Sampling
 
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:

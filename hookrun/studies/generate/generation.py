@@ -10,14 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from hookrun.data import DataInfo
-from hookrun.data.tokenizer import FromFolder
 from hookrun.engine.plan.texts import Tokenizer, decoder_of, tokenizer_of
 from hookrun.engine.runtime.rng import derived_seed
-from hookrun.run.experiment.session import generator_states, set_generators
-from hookrun.run.passes.batches import Batch
-from hookrun.run.passes.compile_check import buffers_kept
-from hookrun.run.passes.context import RunContext
 from hookrun.studies.generate.continuing import (
     Continuation,
     NextTokens,
@@ -26,6 +20,15 @@ from hookrun.studies.generate.continuing import (
     most_probable,
     prompts_of,
     runs_together,
+)
+from hookrun.studies.kit.passes import (
+    Batch,
+    DataInfo,
+    FromFolder,
+    RunContext,
+    buffers_kept,
+    generator_states,
+    set_generators,
 )
 
 NEXT = 10

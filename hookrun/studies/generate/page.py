@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from hookrun.report.draw.text import common
-from hookrun.report.facts import Facts
+from hookrun.studies.generate.records import GENERATIONS, GenerationLine
+from hookrun.studies.kit.drawing import Facts, SampledLines, common, sampled
 
+ID = "generations"
+TITLE = "Generations"
+POSITION = 40
+
+MOST_BYTES = 8 * 2**20
+"""Bytes read of generations.jsonl."""
 MOST_OPEN = 8
 """Samples that are shown; more can be unfolded."""
 MOST_SAMPLES = 64
@@ -22,9 +29,14 @@ MOST_NEXT = 8
 _WORDS = re.compile(r"\s*\S+\s*")
 
 
+def read(folder: Path) -> SampledLines:
+    """The lines of generations.jsonl: `facts.of_studies` has them."""
+    return sampled(folder / GENERATIONS, GenerationLine, limit=MOST_BYTES)
+
+
 def build(facts: Facts) -> dict[str, Any] | None:
     """The first samples and the others; `compared`: prompts were continued with and without hooks."""
-    records = facts.generations.records
+    records = facts.of_studies[ID].records
     if not records:
         return None
     compared = any(record.get("kl_first") is not None for record in records)
@@ -35,7 +47,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "samples": samples[:MOST_OPEN],
         "rest": samples[MOST_OPEN:],
         "total": len(records),
-        "is_sample": facts.generations.is_sample,
+        "is_sample": facts.of_studies[ID].is_sample,
         "compared": compared,
         "changed": sum(map(_differs, records)),
     }

@@ -9,21 +9,15 @@ from pydantic import Field, model_validator
 
 from hookrun.engine.spec import HookSpec
 from hookrun.errors import Problem, counted, listed
-from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.settings import Settings
-from hookrun.run.experiment.task_keys import Sampling
-from hookrun.run.tasks.under_hooks import TaskOfSplits
-from hookrun.store.format import GENERATIONS
-from hookrun.store.objective import Direction
+from hookrun.studies.generate.records import GENERATIONS
+from hookrun.studies.kit.tasks import Direction, Experiment, Sampling, Settings, TaskOfSplits
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from hookrun.data import DataInfo, TensorInfo
     from hookrun.engine.plan.plan import ResolvedPlan
     from hookrun.engine.prove.trial import Example
-    from hookrun.run.experiment.prepare import Prepared
-    from hookrun.run.passes.context import RunContext
+    from hookrun.studies.kit.passes import DataInfo, Prepared, RunContext, TensorInfo
 
 MOST_TOKENS = 2**17
 _USED = {"input_ids", "attention_mask", "position_ids", "labels"}
@@ -114,7 +108,7 @@ class GenerateTask(TaskOfSplits):
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
         """
-        from hookrun.models.arguments import positions_of
+        from hookrun.studies.kit.passes import positions_of
 
         limit, ids = positions_of(model), _input_ids(info)
         if limit is None or ids is None or ids.shape[0] <= 0:
@@ -180,8 +174,8 @@ class GenerateTask(TaskOfSplits):
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
-        from hookrun.run.passes.batches import BatchesOfSplits
         from hookrun.studies.generate.generation import Generation, Sums, show
+        from hookrun.studies.kit.passes import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
@@ -201,7 +195,7 @@ class GenerateTask(TaskOfSplits):
 
 def _input_ids(info: DataInfo) -> TensorInfo | None:
     """The input `input_ids` of a sample, if it is a sequence."""
-    from hookrun.data import TensorInfo
+    from hookrun.studies.kit.passes import TensorInfo
 
     ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
     return ids if ids is not None and len(ids.shape) == 1 else None

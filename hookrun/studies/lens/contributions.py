@@ -19,9 +19,7 @@ from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values.containers import tensors
 from hookrun.engine.values.tensors import computable, read_together
 from hookrun.errors import HookrunError
-from hookrun.models.decoder import SumOfTwo
-from hookrun.run.experiment.observers import Observe, matches, planned
-from hookrun.run.training.finite import not_finite
+from hookrun.studies.kit.passes import Observe, SumOfTwo, matches, not_finite, planned
 from hookrun.studies.lens.places import HeadsPlace, Places
 
 T = TypeVar("T")

@@ -8,13 +8,27 @@ from operator import itemgetter
 from typing import Any
 
 from hookrun.errors import shortened
-from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import LEVELS, HeatMap, is_light, matrix, palette
-from hookrun.report.draw.text import number, token_name
-from hookrun.report.facts import Facts
-from hookrun.report.lines import is_number, is_place, sampled
-from hookrun.store.format import LENS
-from hookrun.store.records import LensLine, grouped
+from hookrun.studies.kit.drawing import (
+    LEVELS,
+    Facts,
+    Figure,
+    HeatMap,
+    bars,
+    is_light,
+    is_number,
+    is_place,
+    matrix,
+    number,
+    palette,
+    sampled,
+    token_name,
+)
+from hookrun.studies.kit.record_types import grouped
+from hookrun.studies.lens.records import LENS, LensLine
+
+ID = "lens"
+TITLE = "Lens"
+POSITION = 50
 
 MOST_SAMPLES = 8
 MOST_PARTS = 200

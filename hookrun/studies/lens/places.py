@@ -14,7 +14,8 @@ from hookrun.engine.spec.heads import Heads
 from hookrun.engine.spec.selector import Selector
 from hookrun.engine.validation import join
 from hookrun.errors import Mistakes, compile_error, listed, nearest
-from hookrun.models.decoder import FromHeads
+from hookrun.studies.kit.modules import SEE_MODULES, selected
+from hookrun.studies.kit.passes import FromHeads
 
 FINAL_NORMS = (
     *("ln_final", "ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "norm_f"),
@@ -114,24 +115,11 @@ def find_places(
     return Places(tuple(blocks), norm, scores, tuple(each for each in heads_of_blocks if each is not None))
 
 
-_SEE = "look at the modules with task=modules"
-
-
-def selected(names: ModelNames, selector: Selector, where: str) -> list[str]:
-    """The paths of the modules that a selector of the task matches. Raises CompileError if there are none."""
-    paths = list(dict.fromkeys(names.first_name(path) for path in selector.select(names.tree)))
-    if not paths:
-        raise compile_error(
-            where,
-            f"{str(selector)!r} matches no module; {names.nearest(selector, on_parameters=False)}",
-            _SEE,
-        )
-    return paths
-
-
 def _required(names: ModelNames, path: str, where: str) -> str:
     if path not in names.modules:
-        raise compile_error(where, f"the model has no module {path!r}; {nearest(path, names.modules)}", _SEE)
+        raise compile_error(
+            where, f"the model has no module {path!r}; {nearest(path, names.modules)}", SEE_MODULES
+        )
     return path
 
 

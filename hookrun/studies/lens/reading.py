@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookrun.data.samples import IGNORED
 from hookrun.engine.actions.base import TokenRows
 from hookrun.engine.hook_types import FORWARD
 from hookrun.engine.plan.plan import ResolvedPlan
@@ -21,13 +20,8 @@ from hookrun.engine.runtime.tokens.calls import CallReader
 from hookrun.engine.runtime.tokens.choice import Rule
 from hookrun.engine.values.tensors import computable, on_device, read_together
 from hookrun.errors import HookrunError
-from hookrun.run.experiment.metrics.rows import main_tensor
-from hookrun.run.experiment.prepare import as_call
-from hookrun.run.passes.batches import Batch
-from hookrun.run.passes.context import RunContext
-from hookrun.run.passes.measuring import choose_tokens
-from hookrun.store.format import LENS
-from hookrun.store.run_dir import RunDir
+from hookrun.studies.kit.files import RunDir
+from hookrun.studies.kit.passes import IGNORED, Batch, RunContext, as_call, choose_tokens, main_tensor
 from hookrun.studies.lens.contributions import (
     BIAS,
     ObservedForward,
@@ -41,6 +35,7 @@ from hookrun.studies.lens.contributions import (
     rounding,
 )
 from hookrun.studies.lens.places import Places, text_config
+from hookrun.studies.lens.records import LENS
 
 AT_ONCE = 2**24
 """The number of logits that are computed at once: positions x vocabulary."""

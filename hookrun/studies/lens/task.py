@@ -10,15 +10,12 @@ from pydantic import Field, model_validator
 from hookrun.engine.spec.selector import AnySelector
 from hookrun.engine.spec.tokens import Tokens, TokensClause
 from hookrun.errors import HookrunError, Problem
-from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.tasks.under_hooks import TaskOfOneSplit
+from hookrun.studies.kit.tasks import Experiment, TaskOfOneSplit
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from hookrun.data import DataInfo
-    from hookrun.run.experiment.prepare import Prepared
-    from hookrun.run.passes.context import RunContext
+    from hookrun.studies.kit.passes import DataInfo, Prepared, RunContext
     from hookrun.studies.lens.places import Places
 
 MOST_TOP = 100
@@ -71,9 +68,8 @@ class LensTask(TaskOfOneSplit):
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
         """Samples that are not sequences, tokens that cannot be read, and with CompileError what is not found."""
-        from hookrun.data import TensorInfo
         from hookrun.engine.plan.texts import tokenizer_of
-        from hookrun.run.experiment.metrics.problems import token_problems
+        from hookrun.studies.kit.passes import TensorInfo, token_problems
 
         yield from super().model_problems(experiment, info, model)
         ids = info.inputs if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
@@ -121,7 +117,7 @@ class LensTask(TaskOfOneSplit):
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
         from hookrun.engine.plan.texts import texts_of, tokenizer_of
         from hookrun.engine.runtime.tokens.choice import Rule
-        from hookrun.run.passes.batches import Batches
+        from hookrun.studies.kit.passes import Batches
         from hookrun.studies.lens.reading import Lens, Reader, changes_logits
 
         model, places = context.model, self._places(context.model)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from hookrun.errors import Lookup, counted, listed
-from hookrun.models.weights import read_weights
-from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors
-from hookrun.store.format import CHECKPOINTS, differences
-from hookrun.store.records import Comparison
-from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
+from hookrun.errors import Lookup
 from hookrun.studies.compare.comparison.rows import (
     Compared,
     Difference,
@@ -26,38 +20,24 @@ from hookrun.studies.compare.comparison.rows import (
     measured,
     positions_of,
 )
+from hookrun.studies.kit.files import (
+    ABOUT,
+    CHECKPOINTS,
+    OF_PARTS,
+    Leaf,
+    SampleTable,
+    StoredCapture,
+    captured_tensors,
+    differences,
+    is_batch,
+    is_part,
+)
+from hookrun.studies.kit.passes import read_weights
 
 By = Literal["module", "tokens"]
 Cka = Callable[[StoredCapture, StoredCapture], float | None]
 Row = dict[str, Any]
 Lines = Iterable[Mapping[str, Any]]
-
-
-def reasons(comparison: Comparison) -> Iterator[str]:
-    """What differs in the results, in words; nothing if nothing does."""
-    if (first := comparison.first) is not None:
-        where = [f"{key} {first[key]}" for key in ("sample", "token") if first[key] is not None]
-        yield ", ".join([f"first: {first['module'] or '(root)'}", *where])
-    notes = {label(row): row["note"] for row in comparison.captures if row["note"]}
-    for note, count in Counter(notes.values()).items():
-        yield f"{counted(count, 'capture')}: {note}"
-    for side in ("run", "other"):
-        if names := [label(row) for row in comparison.unpaired if row["only"] == side]:
-            yield f"only {getattr(comparison, side)} has {listed(names, 6)}"
-    for name in ("metrics", "weights", "statistics"):
-        if count := sum(row.get("differs", True) for row in getattr(comparison, name)):
-            yield f"{name} that differ: {count:,}"
-    predictions = comparison.predictions
-    if predictions["changed"]:
-        yield f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}"
-    elif predictions["differs"]:
-        note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
-        yield f"predictions: {note}"
-
-
-def label(row: Mapping[str, Any]) -> str:
-    """``seen at layers.0``, with the place in a container."""
-    return f"{row['hook']} at {row['module'] or '(root)'} {row['path']}".rstrip()
 
 
 def compare_captures(
@@ -231,13 +211,6 @@ MOST_CHANGES = 1_000
 
 Predicted = Mapping[tuple[str, int], Any]
 """(split, sample) -> the predicted class, or the text that was generated."""
-
-
-def predicted(samples: SampleTable, generations: list[dict[str, Any]]) -> Predicted:
-    """The prediction of each sample that has one."""
-    classes = {place: line.get("predicted_class") for place, line in samples.by_sample.items()}
-    texts = {(line["split"], line["sample"]): line["text"] or str(line["ids"]) for line in generations}
-    return {place: each for place, each in {**classes, **texts}.items() if each is not None}
 
 
 def predictions(

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookrun.data.info import SPLITS
-from hookrun.store.captures.read import StoredCapture
-from hookrun.store.format import FIRING
+from hookrun.studies.kit.files import FIRING, StoredCapture
+from hookrun.studies.kit.passes import SPLITS
 
 BLOCK_BYTES = 2**24
 """The size in float64 of a block of rows of one capture that is read at once; a block has at least one row."""

@@ -1,0 +1,47 @@
+"""What the studies add to a run directory and to `Run`: each folder of hookrun/studies may have a module `records`.
+
+Such a module may define `STREAMS`, file name -> the model of its lines, which its task appends during the run, and
+functions for which a `Run` asks by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from hookrun.engine.discovery import modules_named
+from hookrun.store.files import StoreError
+from hookrun.store.records import STREAMS, Record
+
+STUDIES = "hookrun.studies"
+
+
+@cache
+def study_records() -> tuple[ModuleType, ...]:
+    """The module `records` of each study that has one."""
+    return tuple(modules_named(STUDIES, "records"))
+
+
+@cache
+def streams() -> Mapping[str, type[Record]]:
+    """The files of JSON lines in a run directory, to which lines are appended during the run: name -> a line."""
+    models = dict(STREAMS)
+    for records in study_records():
+        models |= getattr(records, "STREAMS", {})
+    return models
+
+
+def functions_of_studies(name: str) -> Iterator[Callable[..., Any]]:
+    """The function of this name of each study that has it."""
+    for records in study_records():
+        if hasattr(records, name):
+            yield getattr(records, name)
+
+
+def ask_study(name: str, *values: Any, **options: Any) -> Any:
+    """What the function of this name returns. StoreError if no study has it: its folder was removed."""
+    for function in functions_of_studies(name):
+        return function(*values, **options)
+    raise StoreError(f"this installation of hookrun has no study with {name}()")

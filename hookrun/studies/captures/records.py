@@ -1,0 +1,5 @@
+"""probes.safetensors: weight and bias of the probe of each module."""
+
+from __future__ import annotations
+
+PROBES = "probes.safetensors"

@@ -1,0 +1,156 @@
+"""compare.json and compare.csv: how a run differs from another one, and the comparison itself for `Run.compare`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookrun.errors import counted, listed
+from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies
+
+if TYPE_CHECKING:
+    from hookrun.studies.compare.comparison import By, Cka
+    from hookrun.studies.kit.files import Run
+
+COMPARE_JSON = "compare.json"
+COMPARE_CSV = "compare.csv"
+
+MOST_LISTED = 1_000
+"""The statistics of a comparison that are listed, and the captures in compare.json."""
+
+
+class Comparison(Record):
+    """How a run differs from another one, or the jobs of two sweeps. Each list is a table: a mapping for each row.
+
+    run, other:  their directories
+    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
+                 two may be None; None: no captured value differs by more than the tolerance
+    reasons:     what differs in the results, in words; empty if nothing does
+    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
+                 of execution
+    unpaired:    captures of one of the runs only
+    metrics:     each metric of both
+    predictions: what `comparison.predictions` returns
+    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
+    statistics, plan, config: values that differ; plan and configuration are not results
+    jobs:        for two sweeps: the name of a job -> its comparison
+    """
+
+    run: Text = ""
+    other: Text = ""
+    first: dict[Name, Any] | None = None
+    reasons: Listing[Text] = []
+    captures: Listing[Any] = []
+    unpaired: Listing[Any] = []
+    metrics: Listing[Any] = []
+    predictions: dict[Name, Any] = {}
+    weights: Listing[Any] = []
+    weights_of: Text = ""
+    statistics: Listing[Any] = []
+    plan: Listing[Any] = []
+    config: Listing[Any] = []
+    jobs: dict[Name, Comparison] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of compare.json for two runs; all captures are in compare.csv."""
+        tables = {name: value for name, value in vars(self).items() if name != "jobs"}
+        return {**tables, "captures": self.captures[:MOST_LISTED]}
+
+    def differences(self) -> Iterator[str]:
+        """What differs in the results, in words; nothing if nothing does."""
+        if self.first is not None:
+            yield f"first: {self.first['module'] or '(root)'}" + _place(self.first)
+        notes = {label(row): row["note"] for row in self.captures if row["note"]}
+        for note, count in Counter(notes.values()).items():
+            yield f"{counted(count, 'capture')}: {note}"
+        for side, run in (("run", self.run), ("other", self.other)):
+            names = [label(row) for row in self.unpaired if row["only"] == side]
+            if names:
+                yield f"only {run} has {listed(names, 6)}"
+        tables = {"metrics": self.metrics, "weights": self.weights, "statistics": self.statistics}
+        for name, rows in tables.items():
+            count = sum(row.get("differs", True) for row in rows)
+            if count:
+                yield f"{name} that differ: {count:,}"
+        predictions = self.predictions
+        if predictions["changed"]:
+            yield f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}"
+        elif predictions["differs"]:
+            note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
+            yield f"predictions: {note}"
+
+
+def _place(first: Mapping[str, Any]) -> str:
+    """``, sample 3, token 5``, as far as they are known."""
+    text = ""
+    for key in ("sample", "token"):
+        if first[key] is not None:
+            text += f", {key} {first[key]}"
+    return text
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """``seen at layers.0``, with the place in a container."""
+    return f"{row['hook']} at {row['module'] or '(root)'} {row['path']}".rstrip()
+
+
+def compare_runs(run: Run, other: Run, by: Sequence[By], tolerance: float, cka: Cka | None) -> Comparison:
+    """`Run.compare`: how a run differs from another one."""
+    from hookrun.studies.compare import comparison
+
+    first, captures, unpaired = comparison.compare_captures(
+        run.captures,
+        other.captures,
+        run.samples.by_sample,
+        by=by,
+        tolerance=tolerance,
+        # A learning rate was logged, or it is a run of an own loop.
+        trains=not run.config or any("lr" in line for line in run.metrics),
+        cka=cka,
+    )
+    file = comparison.weights_file(run.path, run.model.get("weights"))
+    other_file = comparison.weights_file(other.path, other.model.get("weights"))
+    weights, weights_of = comparison.weights(file, other_file, tolerance)
+    predictions = comparison.predictions(
+        _predicted(run), _predicted(other), run.predictions, other.predictions, run.samples, tolerance
+    )
+    statistics = comparison.differing(
+        comparison.statistics(run.stats), comparison.statistics(other.stats), tolerance
+    )
+    result = Comparison.model_construct(
+        run=str(run.path),
+        other=str(other.path),
+        first=first,
+        captures=captures,
+        unpaired=unpaired,
+        metrics=comparison.side_by_side(_numbers(run), _numbers(other), tolerance),
+        predictions=predictions,
+        weights=weights,
+        weights_of=weights_of,
+        statistics=statistics[:MOST_LISTED],
+        plan=comparison.differing(comparison.plan(run.plan), comparison.plan(other.plan)),
+        config=comparison.differing(run.config, other.config),
+    )
+    return result.model_copy(update={"reasons": list(result.differences())})
+
+
+def _numbers(run: Run) -> dict[str, float]:
+    """The metrics of whole passes, and what studies have measured."""
+    from hookrun.studies.compare import comparison
+
+    numbers = comparison.metrics(run.metrics)
+    for of_study in functions_of_studies("numbers_to_compare"):
+        numbers |= of_study(run)
+    return numbers
+
+
+def _predicted(run: Run) -> dict[tuple[str, int], Any]:
+    """(split, sample) -> the predicted class, or what a study has predicted."""
+    predicted = dict[tuple[str, int], Any]()
+    for place, line in run.samples.by_sample.items():
+        if line.get("predicted_class") is not None:
+            predicted[place] = line["predicted_class"]
+    for of_study in functions_of_studies("predictions_to_compare"):
+        predicted |= of_study(run)
+    return predicted
