@@ -85,6 +85,10 @@ class JobFacts:
         """Its value of the objective; None if it has no finite value."""
         return None if self.result is None else self.result.value
 
+    def given(self, key: str) -> str:
+        """The value that was given for a key; a dash if none was."""
+        return self.overrides.get(key, "–")
+
     @property
     def link(self) -> str:
         """The address of its page, relative to the sweep's page."""
@@ -347,6 +351,10 @@ class SweepFacts:
         """The keys whose values differ between jobs, not counting baselines."""
         given = dict.fromkeys(key for job in self.compared for key in job.overrides)
         return [key for key in given if len({job.overrides.get(key) for job in self.compared}) > 1]
+
+    def values_of(self, key: str) -> set[str]:
+        """The values of a key in the jobs that are not baselines."""
+        return {job.given(key) for job in self.compared}
 
     @cached_property
     def keys(self) -> list[str]:
