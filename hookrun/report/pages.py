@@ -66,7 +66,7 @@ def _sweep_title(facts: SweepFacts) -> str:
         config = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder, dict)
         name = f"{named_in(config, 'task')} {named_in(config, 'model')}".strip()
     title = name or facts.folder.name
-    keys = listed(facts.varied or facts.asked, MOST_KEYS)
+    keys = listed(facts.varied or facts.swept, MOST_KEYS)
     if keys:
         title += f" over {keys}"
     return title
