@@ -1,4 +1,4 @@
-"""The grid of a hook that is moved: its axes with their labels, a cell for each site that exists, and its jobs."""
+"""The grid of a hook that is moved: its axes with their labels, a cell for each site that exists, and its trials."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """One value of a cell for each sample.
 
     kind:   exact, gradient (an estimate, without a pass of its own) or placebo
@@ -91,7 +91,7 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
+class GridAxis:
     """One key of `over`.
 
     labels: what each value is called
@@ -105,7 +105,7 @@ class Axis:
     lacks: Sequence[Set[str]] = ()
 
 
-class Grid:
+class SiteGrid:
     """The axes and cells of a hook over a model.
 
     prepared: the experiment whose hook `name` has the first value of each axis, on all modules
@@ -117,7 +117,9 @@ class Grid:
     """
 
     def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
-        self._problems, self.prepared, self._split = list[Problem](), prepared, split
+        self._problems = list[Problem]()
+        self.prepared = prepared
+        self._split = split
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
         self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
@@ -144,12 +146,19 @@ class Grid:
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
-    def tried(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def name_of(self, cell: Cell) -> str:
+        """``module=relu1, heads=0``."""
+        pairs = zip(self.axes, cell.place, strict=True)
+        return ", ".join(f"{axis.key}={axis.labels[at]}" for axis, at in pairs)
+
+    def try_every_cell(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
         if site.hook_name != self.hook.spec.name:
             return op
-        hooks = (cell.hook for cell in self.cells if site.path in cell.paths)
-        forms = {json.dumps(structure(Spec((hook.spec,))), default=str): hook for hook in hooks}
+        forms = dict[str, PlannedHook]()
+        for cell in self.cells:
+            if site.path in cell.paths:
+                forms[json.dumps(structure(Spec((cell.hook.spec,))), default=str)] = cell.hook
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
@@ -160,18 +169,18 @@ class Grid:
 
     # ---- axes ------------------------------------------------------------------------------------------------------
 
-    def _axis(self, key: str, values: Any) -> Axis:
+    def _axis(self, key: str, values: Any) -> GridAxis:
         if isinstance(values, tuple):
             if key == MODULE:
-                return Axis(key, list(map(_label, values)), list(self._modules(values)))
+                return GridAxis(key, list(map(_label, values)), list(self._modules(values)))
             self._require(key, values)
-            return Axis(key, list(map(_label, values)), values)
+            return GridAxis(key, list(map(_label, values)), values)
         if key == MODULE:
             groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
-            return Axis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
+            return GridAxis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
         if key == INDEX and values != EACH:
             windows = self._windows(values)
-            return Axis(key, windows, windows)
+            return GridAxis(key, windows, windows)
         counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
         runs = _runs(values, max(counts.values(), default=0))
         if not runs:
@@ -182,7 +191,7 @@ class Grid:
                     "list the values: [0, 1, 2]",
                 )
             )
-        return Axis(
+        return GridAxis(
             key,
             [start if values == EACH else f"{start}:{end}" for start, end in runs],
             [neighbours(key, start, end - start) for start, end in runs],
@@ -302,14 +311,14 @@ class Grid:
             if (hook := hooks[key]) is not None:
                 yield Cell(place, paths, hook)
 
-    # ---- jobs ------------------------------------------------------------------------------------------------------
+    # ---- trials ------------------------------------------------------------------------------------------------------
 
-    def jobs(self, counts: Mapping[str, int], placebos: int) -> list[Job]:
-        """The jobs of each cell: so many of each method, and the placebos. Raises CompileError for these.
+    def trials(self, counts: Mapping[str, int], placebos: int) -> list[Trial]:
+        """The trials of each cell: so many of each method, and the placebos. Raises CompileError for these.
 
         Jobs with another number draw other random numbers.
         """
-        jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
+        trials, of_others = list[Trial](), dict[int, PlannedHook | None]()
         for cell in self.cells:
             if placebos and id(cell.hook) not in of_others:
                 drawn = {
@@ -326,9 +335,9 @@ class Grid:
                     if number and any(value is not None for value in seeds.values()):
                         spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
                         hook = replace(hook, spec=spec)
-                    jobs.append(Job(kind, number, cell, hook, self.prepared.plan.seed + number))
+                    trials.append(Trial(kind, number, cell, hook, self.prepared.plan.seed + number))
         refuse(self._problems, CompileError)
-        return jobs
+        return trials
 
 
 def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:

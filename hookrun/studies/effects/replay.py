@@ -107,7 +107,7 @@ class Replay:
     The outputs are those of `forward` itself: forward hooks run on them again. A module is called for its stored output
     only as long as the calls come in the order of the unedited pass; afterwards everything is computed.
 
-    paths: number of a job -> the modules that it hooks
+    paths: number of a trial -> the modules that it hooks
     """
 
     def __init__(self, model: nn.Module, scouted: Scouted, paths: Mapping[int, Sequence[str]]) -> None:
@@ -119,7 +119,7 @@ class Replay:
         self._before = dict[str, list[tuple[str, Any, Sequence[bool]]]]()
         self._keeps_state: bool | None = None
 
-    def reach(self, path: str) -> None:
+    def note_fired(self, path: str) -> None:
         """Note that the hook at the module fires in the unedited pass."""
         self._before.setdefault(path, list(self._ended))
 
@@ -146,9 +146,9 @@ class Replay:
             self._keeps_state = before != list(_states(self._modules))
 
     def groups(self) -> dict[str | None, list[int]]:
-        """The hooked module that ran first in the unedited pass -> its jobs, in the order of the pass.
+        """The hooked module that ran first in the unedited pass -> its trials, in the order of the pass.
 
-        None: modules of these jobs did not run, there or in the run of the copy, which data-dependent branches end.
+        None: modules of these trials did not run, there or in the run of the copy, which data-dependent branches end.
         """
         order = {path: place for place, path in enumerate(self._before) if path in self._scouted.shapes}
         groups: dict[str | None, list[int]] = {path: [] for path in (None, *order)}
