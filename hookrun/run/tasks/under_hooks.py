@@ -288,14 +288,14 @@ class TaskUnderHooks(Task):
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""
-        from hookrun.run.execute import show_plan
+        from hookrun.run.passes.open_run import show_plan
         from hookrun.run.passes.progress import Screen
 
         show_plan(prepared, Screen())
 
     def execute(self, prepared: Prepared, run_dir: RunDir) -> str | None:
         """Run the task under the hooks; returns why a check stopped it, or None."""
-        from hookrun.run.execute import run_under_hooks
+        from hookrun.run.passes.open_run import run_under_hooks
 
         names = [*self.loggers, *(["tensorboard"] if self.tensorboard else [])]
         with read_once(prepared.trust):
