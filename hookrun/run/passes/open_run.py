@@ -19,7 +19,7 @@ from hookrun.errors import HookrunError, spec_error
 from hookrun.models import RANDOM
 from hookrun.models.weights import change_of
 from hookrun.run.experiment.metrics.losses import ActivationLoss
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.rank_fit import under_ranks
 from hookrun.run.experiment.session import device_notes, on_device, session
 from hookrun.run.experiment.sharding import shard
