@@ -47,18 +47,18 @@ from hookrun.run.experiment.observers import (
 )
 from hookrun.run.experiment.observers import new_nodes as new_nodes  # the autograd nodes behind a value
 from hookrun.run.experiment.observers import planned as planned  # a hook with an action of hookrun itself
-from hookrun.run.experiment.prepare import EXAMPLE_BATCH as EXAMPLE_BATCH  # how many samples an example has
-from hookrun.run.experiment.prepare import (
+from hookrun.run.experiment.prepared import EXAMPLE_BATCH as EXAMPLE_BATCH  # how many samples an example has
+from hookrun.run.experiment.prepared import (
     Prepared as Prepared,  # an experiment with all that was built for it
 )
-from hookrun.run.experiment.prepare import as_call as as_call  # a batch as the arguments of the model
-from hookrun.run.experiment.prepare import missing_spans as missing_spans  # why samples lack a span
-from hookrun.run.experiment.prepare import (
+from hookrun.run.experiment.prepared import as_call as as_call  # a batch as the arguments of the model
+from hookrun.run.experiment.proving import (
     structure as structure,  # hooks without the numbers that do not matter for a trial
 )
 from hookrun.run.experiment.run_values import (
     RunReferences as RunReferences,  # the other runs that an experiment names
 )
+from hookrun.run.experiment.sample_checks import missing_spans as missing_spans  # why samples lack a span
 from hookrun.run.experiment.session import (
     generator_states as generator_states,  # the states of the random generators
 )
