@@ -64,11 +64,16 @@ class Attributing:
         baseline: float,
         channels_first: Callable[[Tensor], Tensor],
     ) -> None:
-        self._context, self._scoring = context, scoring
-        self._method, self._steps, self._baseline = method, steps, baseline
+        self._context = context
+        self._scoring = scoring
+        self._method = method
+        self._steps = steps
+        self._baseline = baseline
         self._channels_first = channels_first
-        self._module, self._is_embedding = module, False
-        self._leaves, self._values = Values(), Values()
+        self._module = module
+        self._is_embedding = False
+        self._leaves = Values()
+        self._values = Values()
         self._relus = 0
         self._draws = list[tuple[HookSite, Any]]()
 
@@ -94,27 +99,30 @@ class Attributing:
         scoring, batch = self._of_fixed_classes(batch, output)
         with self._context.standing_in():
             if self._module is None and not _floating(batch):
-                self._module, self._is_embedding = self._embedding(batch), True
+                self._module = self._embedding(batch)
+                self._is_embedding = True
             match self._method:
                 case "grad_cam":
-                    found = self._grad_cam(*self._gradients(scoring, batch))
+                    attributions = self._grad_cam(*self._gradients(scoring, batch))
                 case "guided_backprop":
-                    _, found = self._gradients(scoring, batch)
+                    _, attributions = self._gradients(scoring, batch)
                 case _:
-                    found = self._integrated(scoring, batch)
-            result: Values = {"scores": scores}
+                    attributions = self._integrated(scoring, batch)
+            numbers: Values = {"scores": scores}
             if self._method == "integrated_gradients" and len(scores) == len(batch.ids):
                 with self._pass(batch, 0.0) as at_start:
                     at_baseline = scoring.of_samples(at_start, batch.target, batch)
-                total = sum(values.flatten(1).sum(1) for values in found.values())
-                result["delta"] = total - (scores - at_baseline)
-        if self._is_embedding:
-            found = {name: values.sum(-1) for name, values in found.items()}
-        if batch.data.of_tokens:
-            found = {name: _from_first_real(values, batch) for name, values in found.items()}
-        named = {f"attributions.{name}" if len(found) > 1 else "attributions": found[name] for name in found}
-        values = named | result
-        return dict(zip(values, read_together(values.values()), strict=True))
+                total = sum(values.flatten(1).sum(1) for values in attributions.values())
+                numbers["delta"] = total - (scores - at_baseline)
+        result = Values()
+        for name, values in attributions.items():
+            if self._is_embedding:
+                values = values.sum(-1)
+            if batch.data.of_tokens:
+                values = _from_first_real(values, batch)
+            result[f"attributions.{name}" if len(attributions) > 1 else "attributions"] = values
+        result |= numbers
+        return dict(zip(result, read_together(result.values()), strict=True))
 
     def _of_fixed_classes(self, batch: Batch, output: Any) -> tuple[Scoring, Batch]:
         """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""
@@ -170,15 +178,19 @@ class Attributing:
                 self._require_modules(total)
             # a leaf requires no gradient where the model switches gradients off
             leaves = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
-            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
-        found = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
-        if not found:
+            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
+        gradients = Values()
+        for name, gradient in zip(leaves, grads, strict=True):
+            if gradient is None:
+                continue
+            if len(gradient) != len(batch.ids):
+                raise HookrunError(
+                    f"task.select: the first dimension of what {name} returns is not the samples"
+                )
+            gradients[name] = computable(gradient)
+        if not gradients:
             raise HookrunError(f"task.select: the score does not depend on {listed(list(self._leaves), 4)}")
-        if wrong := [name for name, each in found.items() if len(each) != len(batch.ids)]:
-            raise HookrunError(
-                f"task.select: the first dimension of what {wrong[0]} returns is not the samples"
-            )
-        return self._values, {name: computable(each) for name, each in found.items()}
+        return self._values, gradients
 
     @contextmanager
     def _pass(self, batch: Batch, share: float) -> Iterator[Any]:
@@ -186,8 +198,11 @@ class Attributing:
 
         In the block hooks change gradients as the method asks for.
         """
-        self._leaves, self._values, self._relus = {}, {}, 0
-        model, hooks = self._context.model, list[PlannedHook]()
+        self._leaves = {}
+        self._values = {}
+        self._relus = 0
+        model = self._context.model
+        hooks = list[PlannedHook]()
         if self._module is not None:
             exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
             hooks.append(planned("attributed", FORWARD, matches(model, [self._module]), exchange))
@@ -210,10 +225,13 @@ class Attributing:
             raise HookrunError(
                 f"task.select: {name} is called several times, or returns several tensors: name another"
             )
-        value = self._values[name] = value.detach().clone()
-        start = self._baseline
-        leaf = value if share == 1 else start + share * (value - start)
-        self._leaves[name] = leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
+        value = value.detach().clone()
+        leaf = value
+        if share != 1:
+            leaf = self._baseline + share * (value - self._baseline)
+        leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
+        self._values[name] = value
+        self._leaves[name] = leaf
         return leaf.clone()
 
     def _count(self, site: HookSite, value: Any) -> None:
@@ -235,7 +253,9 @@ class Attributing:
         """The path of the nn.Embedding that is called with the batch's token ids. HookrunError unless there is one."""
         batch = batch.copied()
         inputs = batch.inputs if isinstance(batch.inputs, dict) else {IDS: batch.inputs}
-        ids = {tensor.data_ptr() for tensor in ([inputs[IDS]] if IDS in inputs else inputs.values())}
+        if IDS in inputs:
+            inputs = {IDS: inputs[IDS]}
+        ids = {tensor.data_ptr() for tensor in inputs.values()}
         paths = dict[str, None]()
 
         def see(site: HookSite, value: Any) -> None:
@@ -296,19 +316,20 @@ class AttributionRows:
 
     def state_dict(self) -> Values:
         """The rows so far; sequences are as long as the longest, with 0 behind their end."""
-        return {
-            name: pad_sequence([row for part in parts for row in part], batch_first=True)
-            if parts[0].dim() > 1
-            else torch.cat(parts)
-            for name, parts in self._parts.items()
-        }
+        rows = Values()
+        for name, parts in self._parts.items():
+            if parts[0].dim() > 1:
+                rows[name] = pad_sequence([row for part in parts for row in part], batch_first=True)
+            else:
+                rows[name] = torch.cat(parts)
+        return rows
 
     def means(self) -> dict[str, float]:
         """The mean score, and for integrated gradients the mean of how far a sample's sum is off."""
-        found = {"score": torch.cat(self._parts["scores"]).double().mean().item()}
+        means = {"score": torch.cat(self._parts["scores"]).double().mean().item()}
         if "delta" in self._parts:
-            found["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
-        return found
+            means["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
+        return means
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones."""

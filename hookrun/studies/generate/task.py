@@ -59,9 +59,9 @@ class GenerateTask(TaskOfSplits):
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The metrics of a comparison, if `without_hooks` is set."""
-        return (
-            {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.without_hooks else {}
-        )
+        if not self.without_hooks:
+            return {}
+        return {f"{self.split}/changed": None, f"{self.split}/kl_first": None}
 
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and data whose samples are not prompts."""
@@ -95,12 +95,14 @@ class GenerateTask(TaskOfSplits):
                 "use model.args.class=causal_lm or seq2seq_lm",
             )
         vocabulary = vocabulary_of(model, info)
-        if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
-            yield Problem(
-                "task.stop",
-                f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}",
-                "name tokens that the model has",
-            )
+        if vocabulary is not None:
+            beyond = [str(token) for token in self.stop or () if token >= vocabulary]
+            if beyond:
+                yield Problem(
+                    "task.stop",
+                    f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}",
+                    "name tokens that the model has",
+                )
         yield from self._too_long(info, model, encoder=has_encoder(model))
 
     def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> Iterator[Problem]:
@@ -110,19 +112,19 @@ class GenerateTask(TaskOfSplits):
         """
         from hookrun.studies.kit.passes import positions_of
 
-        limit, ids = positions_of(model), _input_ids(info)
+        limit = positions_of(model)
+        ids = _input_ids(info)
         if limit is None or ids is None or ids.shape[0] <= 0:
             return
         prompt = 1 if encoder else min(ids.shape[0], self.prompt_tokens or ids.shape[0])
-        needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
+        needed = prompt + self.max_new_tokens - 1
+        positions, where = limit
         if needed <= positions or prompt > positions:
             return
         most = positions - prompt + 1
-        hint = (
-            f"or take a model with more positions, such as model.args.length={needed}"
-            if info.tokenizer is not None and where == "pos_embed"
-            else "shorten the prompts (task.prompt_tokens), or take another model"
-        )
+        hint = "shorten the prompts (task.prompt_tokens), or take another model"
+        if info.tokenizer is not None and where == "pos_embed":
+            hint = f"or take a model with more positions, such as model.args.length={needed}"
         yield Problem(
             "task.max_new_tokens",
             f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, and the model "
@@ -133,9 +135,8 @@ class GenerateTask(TaskOfSplits):
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> Iterator[Problem]:
         """The common problems of the plan, and under `without_hooks` hooks that change the model itself."""
         yield from super().plan_problems(plan, settings)
-        for hook in (
-            planned.spec for planned in plan.hooks if self.without_hooks and planned.spec.keys.enabled
-        ):
+        hooks = [planned.spec for planned in plan.hooks if planned.spec.keys.enabled]
+        for hook in hooks if self.without_hooks else ():
             can_pause = hook.action.does == "freeze" or hook.action.adds(hook.name) is not None
             if hook.hook_type.phase == "installation" and not can_pause:
                 yield Problem(
@@ -179,7 +180,8 @@ class GenerateTask(TaskOfSplits):
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
-        generation, sums = Generation(context), Sums()
+        generation = Generation(context)
+        sums = Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):
