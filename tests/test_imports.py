@@ -393,10 +393,10 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
         ("command/cli/__init__.py", "from hydra.utils import instantiate"),
         ("command/cli/__init__.py", "hydra.utils.instantiate(cfg)"),
         ("engine/spec/selector.py", "eval(text)"),
-        ("studies/lens/task.py", "from hookrun.store.reader import Run"),
-        ("studies/lens/task.py", "from hookrun.studies.effects.grid import Grid"),
-        ("command/cli/__init__.py", "from hookrun.studies.lens import task"),
-        ("store/reader.py", "ask('lens')"),
+        ("studies/effects/task.py", "from hookrun.store.reader import Run"),
+        ("studies/compare/task.py", "from hookrun.studies.effects import grid"),
+        ("command/cli/__init__.py", "from hookrun.studies.effects import task"),
+        ("store/reader.py", "ask('effects')"),
     ],
 )
 def test_a_violation_is_found(file: str, source: str) -> None:
