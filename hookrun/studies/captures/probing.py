@@ -88,7 +88,10 @@ def fit(
     Raises HookrunError if there are too few samples or classes to score the probe.
     """
     of_classes = not labels.is_floating_point()
-    has_label = labels != IGNORED if of_classes else labels.reshape(len(labels), -1).isfinite().all(1)
+    if of_classes:
+        has_label = labels != IGNORED
+    else:
+        has_label = labels.flatten(1).isfinite().all(1) if labels.dim() > 1 else labels.isfinite()
     rows = has_label.nonzero().squeeze(1)
     y = labels.numpy()
     train, test = _parts(y[rows], samples[rows].numpy(), rows, seed, stratify=of_classes)
@@ -118,13 +121,6 @@ def fit(
         model.fit(*fitted)
     dummy.fit(*fitted)
     accuracy = float(model.score(*scored))
-    weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
-    if basis is not None:
-        weight = seen.weights(basis @ weight.T, train)
-    # Weight and bias for the captured features, which are neither standardized nor projected.
-    assert seen.scale is not None and seen.mean is not None
-    weight = weight / seen.scale
-    bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
     line = {
         "score": "accuracy" if of_classes else "r2",
         "samples": len(samples[rows].unique()),
@@ -135,11 +131,29 @@ def fit(
         "majority": float(dummy.score(*scored)),
         "control": float(control),
     }
-    weights = {"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()}
+    weights = _weights(model, seen, basis, train)
     if of_classes:
-        line["accuracy_low"], line["accuracy_high"] = wilson(accuracy, len(samples[test].unique()))
+        low, high = wilson(accuracy, len(samples[test].unique()))
+        line["accuracy_low"] = low
+        line["accuracy_high"] = high
         weights["classes"] = torch.from_numpy(model.classes_).long()
     return line, weights
+
+
+def _weights(model: Any, seen: Features, basis: Tensor | None, train: Tensor) -> dict[str, Tensor]:
+    """Weight and bias for the captured features, which are neither standardized nor projected.
+
+    seen:  the standardized features
+    basis: in which the model has seen the rows `train`; None: it has seen the features
+    """
+    weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
+    if basis is not None:
+        weight = seen.weights(basis @ weight.T, train)
+    assert seen.scale is not None
+    assert seen.mean is not None
+    weight = weight / seen.scale
+    bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
+    return {"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()}
 
 
 class _Rows(NamedTuple):
@@ -158,19 +172,18 @@ def _parts(
     proportion, by the first label of each sample, if each class has enough samples.
     """
     names, firsts, sample_of = np.unique(samples, return_index=True, return_inverse=True)
-    kinds, counts = np.unique(y[firsts] if stratify else firsts, return_counts=True)
     needed = math.ceil(2 / TEST_SHARE)
     if len(names) < needed:
         raise HookrunError(
             f"a probe needs at least {needed} samples with a label, and there are {len(names)}"
         )
-    enough = len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2
-    of_train, _ = train_test_split(
-        np.arange(len(names)),
-        test_size=TEST_SHARE,
-        random_state=seed % 2**32,
-        stratify=y[firsts] if stratify and enough else None,
-    )
+    classes = None
+    if stratify:
+        kinds, counts = np.unique(y[firsts], return_counts=True)
+        if len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2:
+            classes = y[firsts]
+    numbers = np.arange(len(names))
+    of_train, _ = train_test_split(numbers, test_size=TEST_SHARE, random_state=seed % 2**32, stratify=classes)
     in_train = np.isin(sample_of, of_train)
     if stratify and len(np.unique(y[in_train])) < 2:
         raise HookrunError(

@@ -138,8 +138,8 @@ class SiteGrid:
         self._problems += wrong
         if wrong:
             return None
-        filters = () if spec.keys.tokens is None else spec.keys.tokens.filters
-        names_texts = any(True for each in filters for _ in each.texts)
+        tokens = spec.keys.tokens
+        names_texts = tokens is not None and any(list(each.texts) for each in tokens.filters)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
         plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self._runs)
@@ -171,19 +171,37 @@ class SiteGrid:
 
     def _axis(self, key: str, values: Any) -> GridAxis:
         if isinstance(values, tuple):
+            labels = [_label(value) for value in values]
             if key == MODULE:
-                return GridAxis(key, list(map(_label, values)), list(self._modules(values)))
+                return GridAxis(key, labels, list(self._modules(values)))
             self._require(key, values)
-            return GridAxis(key, list(map(_label, values)), values)
+            return GridAxis(key, labels, values)
         if key == MODULE:
-            groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
-            return GridAxis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
+            return self._axis_of_modules(values)
         if key == INDEX and values != EACH:
             windows = self._windows(values)
             return GridAxis(key, windows, windows)
+        return self._counted_axis(key, values)
+
+    def _axis_of_modules(self, values: Any) -> GridAxis:
+        """Each module, or windows of neighbouring ones."""
+        groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
+        labels = list[str]()
+        for paths in groups:
+            labels.append(paths[0] if len(paths) == 1 else f"{paths[0]}:{paths[-1]}")
+        return GridAxis(MODULE, labels, groups)
+
+    def _counted_axis(self, key: str, values: Any) -> GridAxis:
+        """Each head, token, channel or call, or windows of neighbouring ones."""
         counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
-        runs = _runs(values, max(counts.values(), default=0))
-        if not runs:
+        labels = list[Any]()
+        numbers = list[Any]()
+        lacks = list[Set[str]]()
+        for start, end in _runs(values, max(counts.values(), default=0)):
+            labels.append(start if values == EACH else f"{start}:{end}")
+            numbers.append(neighbours(key, start, end - start))
+            lacks.append({path for path, count in counts.items() if count < end})
+        if not numbers:
             self._problems.append(
                 Problem(
                     f"{WHERE}.{key}",
@@ -191,12 +209,7 @@ class SiteGrid:
                     "list the values: [0, 1, 2]",
                 )
             )
-        return GridAxis(
-            key,
-            [start if values == EACH else f"{start}:{end}" for start, end in runs],
-            [neighbours(key, start, end - start) for start, end in runs],
-            [{path for path, count in counts.items() if count < end} for _, end in runs],
-        )
+        return GridAxis(key, labels, numbers, lacks)
 
     def _modules(self, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
@@ -204,26 +217,33 @@ class SiteGrid:
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
-            yield () if wrong else tuple(match.path for match in names.matches(spec))
+            matches = () if wrong else names.matches(spec)
+            yield tuple(match.path for match in matches)
 
     def _require(self, key: str, values: Sequence[Any]) -> None:
         """Note the listed values that the key cannot have, and those that a module or a sample does not have."""
         where = f"{WHERE}.{key}"
         for value in values:
             spec, wrong = varied(self.hook.spec, {key: value})
-            if not wrong and key in (HEADS, CALL):
-                wrong = [Problem(where, why) for why in self._lacking(key, spec.keys)]
-            if not wrong and key == TOKENS and spec.keys.tokens is not None:
-                wrong = [replace(each, where=where) for each in self._misses(spec.keys.tokens)]
-            self._problems += wrong
+            if wrong:
+                self._problems += wrong
+            elif key in (HEADS, CALL):
+                self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
+            elif key == TOKENS and spec.keys.tokens is not None:
+                for problem in self._misses(spec.keys.tokens):
+                    self._problems.append(replace(problem, where=where))
 
     def _lacking(self, key: str, keys: HookKeys) -> Iterator[str]:
         """Which modules do not have these heads or calls."""
         for path, count in self._counts(key).items():
-            why = keys.heads.misfit(count) if key == HEADS and keys.heads else keys.when.beyond(count)
+            name = path or "(root)"
+            if key == HEADS and keys.heads:
+                why = keys.heads.misfit(count)
+            else:
+                why = keys.when.beyond(count)
+                name += f" called {counted(count, 'time')} in a forward"
             if why is not None:
-                called = f" called {counted(count, 'time')} in a forward" if key == CALL else ""
-                yield f"on {path or '(root)'}{called}: {why}"
+                yield f"on {name}: {why}"
 
     def _misses(self, tokens: Tokens) -> Iterator[Problem]:
         """Which of the tokens a sample does not have."""
@@ -251,9 +271,12 @@ class SiteGrid:
             return []
         settings = self.prepared.settings
         samples: Any = data.load(settings.data, self._split, seed=settings.seed)
-        every = (samples[number][0] for number in range(samples_of_a_pass(settings, len(samples)) or 0))
-        masks = (inputs.get(MASK, torch.ones_like(inputs[IDS])) for inputs in every)
-        return [int(mask.count_nonzero()) for mask in masks]
+        lengths = list[int]()
+        for number in range(samples_of_a_pass(settings, len(samples)) or 0):
+            inputs, *_ = samples[number]
+            mask = inputs.get(MASK)
+            lengths.append(inputs[IDS].numel() if mask is None else int(mask.count_nonzero()))
+        return lengths
 
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, how many channels, or how often it is called."""
@@ -261,7 +284,7 @@ class SiteGrid:
             return {path: self.scouted.calls[path] for path in self._paths if path in self.scouted.calls}
         if key == INDEX:
             return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
-        counts = {path: known.counts[0] for path, known in self.hook.heads.items()}
+        counts = {path: heads.counts[0] for path, heads in self.hook.heads.items()}
         heads = self.hook.spec.keys.heads
         assert heads is not None  # the hook has the first value of each axis
         for path, shape in self.scouted.shapes.items():
@@ -275,12 +298,13 @@ class SiteGrid:
     def _windows(self, values: Window) -> list[str]:
         """Windows over the last dimensions of the value."""
         dims = len(values.window)
-        sizes = {tuple(shape[-dims:]) for shape in self.scouted.shapes.values() if len(shape) >= dims}
+        shapes = [list(shape) for shape in self.scouted.shapes.values()]
+        sizes = {tuple(shape[-dims:]) for shape in shapes if len(shape) >= dims}
         if len(sizes) != 1:
             self._problems.append(
                 Problem(
                     f"{WHERE}.{INDEX}",
-                    f"the values have the shapes {[list(shape) for shape in self.scouted.shapes.values()]}",
+                    f"the values have the shapes {shapes}",
                     f"windows need the same last {dims} dimensions everywhere: list the values",
                 )
             )
@@ -300,15 +324,25 @@ class SiteGrid:
             return
         hooks = dict[tuple[int, ...], PlannedHook | None]()
         for place in product(*map(range, self.sizes)):
-            at = list(zip(self.axes, place, strict=True))
-            paths = next((axis.values[n] for axis, n in at if axis.key == MODULE), self._paths)
-            if any(axis.lacks and not axis.lacks[n].isdisjoint(paths) for axis, n in at):
+            paths = self._paths
+            values = dict[str, Any]()
+            numbers = list[int]()  # the place without that of the module
+            lacking = set[str]()
+            for axis, number in zip(self.axes, place, strict=True):
+                if axis.lacks:
+                    lacking |= axis.lacks[number]
+                if axis.key == MODULE:
+                    paths = axis.values[number]
+                else:
+                    values[axis.key] = axis.values[number]
+                    numbers.append(number)
+            if not lacking.isdisjoint(paths):
                 continue
-            others = [(axis, n) for axis, n in at if axis.key != MODULE]
-            key = tuple(n for _, n in others)
+            key = tuple(numbers)
             if key not in hooks:
-                hooks[key] = self._planned({axis.key: axis.values[n] for axis, n in others})
-            if (hook := hooks[key]) is not None:
+                hooks[key] = self._planned(values)
+            hook = hooks[key]
+            if hook is not None:
                 yield Cell(place, paths, hook)
 
     # ---- trials ------------------------------------------------------------------------------------------------------
@@ -318,26 +352,33 @@ class SiteGrid:
 
         Jobs with another number draw other random numbers.
         """
-        trials, of_others = list[Trial](), dict[int, PlannedHook | None]()
+        trials = list[Trial]()
+        placebo_of = dict[int, PlannedHook | None]()  # by the id of a cell's hook
         for cell in self.cells:
-            if placebos and id(cell.hook) not in of_others:
-                drawn = {
-                    field: _resampled(value)
-                    for field, value in cell.hook.spec.action.outside_values().items()
-                }
-                of_others[id(cell.hook)] = self._planned(drawn, cell.hook)
-            kinds = [(kind, count, cell.hook) for kind, count in counts.items()]
-            if (other := of_others.get(id(cell.hook))) is not None:
-                kinds.append((PLACEBO, placebos, other))
-            for kind, count, hook in kinds:
-                seeds = hook.spec.action.fields_of(Meaning.SEED)
-                for number in range(count):
-                    if number and any(value is not None for value in seeds.values()):
-                        spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
-                        hook = replace(hook, spec=spec)
-                    trials.append(Trial(kind, number, cell, hook, self.prepared.plan.seed + number))
+            for kind, count in counts.items():
+                trials += self._repeated(kind, count, cell, cell.hook)
+            if not placebos:
+                continue
+            if id(cell.hook) not in placebo_of:
+                values = cell.hook.spec.action.outside_values()
+                drawn = {field: _resampled(value) for field, value in values.items()}
+                placebo_of[id(cell.hook)] = self._planned(drawn, cell.hook)
+            placebo = placebo_of[id(cell.hook)]
+            if placebo is not None:
+                trials += self._repeated(PLACEBO, placebos, cell, placebo)
         refuse(self._problems, CompileError)
         return trials
+
+    def _repeated(self, kind: str, count: int, cell: Cell, hook: PlannedHook) -> Iterator[Trial]:
+        """So many trials of a cell, each with other random numbers."""
+        seeds = hook.spec.action.fields_of(Meaning.SEED)
+        given = {name: value for name, value in seeds.items() if value is not None}
+        for number in range(count):
+            if number and given:
+                spec, _ = varied(hook.spec, {name: value + number for name, value in given.items()})
+                yield Trial(kind, number, cell, replace(hook, spec=spec), self.prepared.plan.seed + number)
+            else:
+                yield Trial(kind, number, cell, hook, self.prepared.plan.seed + number)
 
 
 def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:
