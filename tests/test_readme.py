@@ -69,3 +69,10 @@ def test_a_model_of_ones_own_is_trained_and_read(monkeypatch: pytest.MonkeyPatch
     rows = hookrun.open_run("outputs/latest").captures["features"]["encoder"]
     assert rows[0:100].shape == (100, 32)
     assert rows.sample_ids.equal(torch.arange(len(rows)))
+
+
+def test_a_change_is_told_in_one_line() -> None:
+    newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ", 2)[1]
+    title, *lines = filter(None, newest.splitlines())
+    assert title.startswith((f"[{hookrun.__version__}]", "[Unreleased]"))
+    assert [line for line in lines if not line.startswith(("- ", "### ")) or len(line) > 120] == []
