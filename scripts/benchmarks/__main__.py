@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.readme:
         write_readme(args.readme, readme_table(command, about, found), picture(found))
         print(f"\nwritten into {args.readme}")
-        if args.readme == PAGE:
+        if args.readme == PAGE and args.subject == "all" and not args.row:
             write_table(README, brief_table(found))
             print(f"the rows in brief: written into {README}")
     return wrong
@@ -106,8 +106,8 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="?",
         const=PAGE,
         metavar="FILE",
-        help="write the table and the picture into FILE; by default into the page of scripts/benchmarks, and five rows "
-        "in brief into README.md",
+        help="write the table and the picture into FILE; by default into the page of scripts/benchmarks, and of all "
+        "rows five in brief into README.md",
     )
     args = parser.parse_args(argv)
     names = [work.name for work in of_subject(args.subject)]
