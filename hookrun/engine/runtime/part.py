@@ -394,25 +394,25 @@ def part_of(
     batch: which dimension is the batch there; hooks that treat each sample by itself get it first. None: as planned
     once:  positions that a generation computes again are left out, as captures do
     """
-    keys, action, batch = hook.spec.keys, hook.spec.action, batch or hook.batch_of(path)
-    has_batch, draws_elements = hook.spec.hook_type.batch, "flipped" in action.uses
-    # elements of any part may be drawn, whose samples are then those of the whole tensor
-    by_sample = hook.spec.works_by_sample and (not draws_elements or bool(keys.when.of_samples))
-    needs_batch = has_batch and (by_sample or action.by_row)
+    spec = hook.spec
+    keys, action = spec.keys, spec.action
+    if not spec.acts_on_part:
+        return None
+    dims = batch or hook.batch_of(path)
     parts = list[TensorPart]()
     tokens = None
     if keys.tokens is not None:
         tokens = TokensPart(Rule(keys.tokens, once, hook.texts), current)
     if keys.heads is not None:
         not_dim = -1 if tokens is None else tokens.dims[0]
-        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: batch.of(current.path)))
+        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: dims.of(current.path)))
     if keys.index is not None:
         whole = () if tokens is None else tokens.dims
-        parts.append(Part(keys.index, in_order=has_batch and action.captures, whole=whole))
-    if needs_batch and (keys.index is not None or not batch.is_first):
+        parts.append(Part(keys.index, in_order=spec.hook_type.batch and action.captures, whole=whole))
+    if spec.needs_batch and (keys.index is not None or not dims.is_first):
         inner = reduce(PartOfPart, parts) if parts else None
         takes_values = any(map(is_by_sample, action.outside_values().values()))
-        parts = [BatchFirst(inner, batch, current, required=by_sample, takes_values=takes_values)]
+        parts = [BatchFirst(inner, dims, current, required=spec.part_by_sample, takes_values=takes_values)]
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hookrun.engine.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
 from hookrun.engine.actions.check import LastPassed, verdict
-from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.engine.runtime.fast.small_tensors import SmallTensors, Waiting, computes
@@ -71,7 +70,7 @@ class RecordSink(Sink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
-        limit: int | None = site.spec.action.value_of(Meaning.BYTE_LIMIT)
+        limit = site.spec.byte_limit
         if limit is None:
             return keep
         budget = self._budgets.setdefault(site.hook_name, Budget(limit))
@@ -215,7 +214,7 @@ class Memory(RecordSink):
     def keeper(self, site: HookSite) -> Keeper:
         """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
-        if site.spec.keys.tokens is not None or site.spec.keys.when.of_samples:
+        if site.spec.keys.tokens is not None or site.spec.chooses_samples:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, []), append_copy))
 

@@ -99,6 +99,16 @@ class HookSite(SiteValues):
     """
 
     zeros_of: Callable[[str], Any]
+    fired = 0
+    fired_in_graphs: Tensor | None = None
+    idle = 0
+    _idle_at = 0
+    target_was_none = False
+    passes_on = False
+    passed_part: TensorPart | None = None
+    let_through = False
+    changed: Tensor | int = 0
+    total = 0
 
     def __init__(
         self,
@@ -114,16 +124,6 @@ class HookSite(SiteValues):
         super().__init__(hook, path, module, clock, seed, calls, current, has_values=sink.has_values)
         self.sink = sink
         self.stores_rows = sink.stores_rows
-        self.fired = 0
-        self.fired_in_graphs: Tensor | None = None
-        self.idle = 0
-        self._idle_at = 0
-        self.target_was_none = False
-        self.passes_on = False
-        self.passed_part: TensorPart | None = None
-        self.let_through = False
-        self.changed: Tensor | int = 0
-        self.total = 0
         self.tokenizer = hook.tokenizer
         self.reads_arguments = "args" in self.spec.action.uses
         self._held = list[Any]()
@@ -330,8 +330,8 @@ class HookSite(SiteValues):
     def keep(self) -> Keeper:
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
-        keep, keys, current = self.sink.keeper(self), self.spec.keys, self.current
-        if keys.tokens is None and not keys.when.of_samples:
+        keep, current = self.sink.keeper(self), self.current
+        if self.spec.keys.tokens is None and not self.spec.chooses_samples:
             return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:

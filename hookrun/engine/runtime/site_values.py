@@ -18,11 +18,12 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.user_code import added_names, on_tensor
 from hookrun.engine.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.engine.hook_types import OUTPUT_GRAD
+from hookrun.engine.plan.batch import BatchDims
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.checkpointing import require_no_checkpoint
 from hookrun.engine.runtime.clock import Clock, CurrentCall
-from hookrun.engine.runtime.part import no_batch, part_of
+from hookrun.engine.runtime.part import TensorPart, no_batch, part_of
 from hookrun.engine.runtime.rng import Draws, Fill, derived_seed, drawn
 from hookrun.engine.values.tensors import (
     check_broadcast,
@@ -41,8 +42,6 @@ class SiteValues:
 
     has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
-    batch:      which dimension of the tensors is the batch
-    captured:   the same of what it captures
     part:       the part of a tensor that the action acts on; None: all of it
     target_keys: where the target is in the value that the hook gets; None: the value itself
     """
@@ -59,7 +58,6 @@ class SiteValues:
         *,
         has_values: bool,
     ) -> None:
-        action = hook.spec.action
         self.spec = hook.spec
         self.hook_name = hook.spec.name
         self.hook_type = hook.spec.hook_type
@@ -72,15 +70,49 @@ class SiteValues:
         # output_grad is attached to the target itself
         target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
         self.target_keys = None if target is None else target.keys
-        self.batch, self.captured = hook.batch_of(path), hook.captured_of(path)
-        self.part = part_of(hook, path, self.current, self.batch, once=action.observes)
-        own_seed = action.value_of(Meaning.SEED)
-        seed = seed if own_seed is None else own_seed
-        self.seed = derived_seed(seed, self.hook_name, path)
-        self._hook_seed = derived_seed(seed, self.hook_name)
-        self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         self._hook = hook
+        self._given_seed = seed
+        if self.draws:
+            self._draws = Draws(self.seed, self._draws_by_call)
+        self.part: TensorPart | None = None
+        if self.spec.acts_on_part:
+            self.part = part_of(hook, path, self.current, self.batch, once=self.spec.action.observes)
+
+    # what follows is computed when it is first asked for: most hooks need little of it
+
+    @cached_property
+    def batch(self) -> BatchDims:
+        """Which dimension of the tensors is the batch."""
+        return self._hook.batch_of(self.path)
+
+    @cached_property
+    def captured(self) -> BatchDims:
+        """The same of what it captures."""
+        return self._hook.captured_of(self.path)
+
+    @cached_property
+    def _hook_seed(self) -> int:
+        return derived_seed(self._base_seed, self.hook_name)
+
+    @cached_property
+    def seed(self) -> int:
+        """For the hook at this module; the same in every run of the experiment."""
+        return derived_seed(self._base_seed, self.hook_name, self.path)
+
+    @property
+    def _base_seed(self) -> int:
+        seed: int | None = self.spec.action.value_of(Meaning.SEED)
+        return self._given_seed if seed is None else seed
+
+    @cached_property
+    def _draws(self) -> Draws:
+        """Of a hook that draws it is there from the beginning: several threads may ask for it at once."""
+        return Draws(self.seed, self._draws_by_call)
+
+    @property
+    def _draws_by_call(self) -> Calls | None:
+        return self.calls if self.hook_type.phase == "forward" else None
 
     @cached_property
     def where(self) -> str:

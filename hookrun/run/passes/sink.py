@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hookrun.data import Split
 from hookrun.engine.actions.base import OF_RANK, Keeper, TokenRows
-from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.records import Budget, RecordSink
 from hookrun.engine.runtime.site import HookSite
@@ -129,7 +128,7 @@ class RunSink(RecordSink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
-        limit, ranks = site.spec.action.value_of(Meaning.BYTE_LIMIT), self._run_dir.ranks
+        limit, ranks = site.spec.byte_limit, self._run_dir.ranks
         if limit is not None and site.hook_type.of_rows:
             part = len(share(limit, ranks.rank, ranks.size))
             self._budgets.setdefault(site.hook_name, Budget(part))

@@ -21,11 +21,9 @@ from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.plan.texts import unknown_spans
 from hookrun.engine.prove.trial import on_a_copy
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.part import HeadsPart
-from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import IDS, MASK
-from hookrun.engine.runtime.wiring import Variant
 from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
@@ -138,16 +136,17 @@ class Grid:
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
-    def tried(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def tried(self, runner: SiteRunner) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
+        site = runner.site
         if site.hook_name != self.hook.spec.name:
-            return op
+            return runner.op()
         hooks = (cell.hook for cell in self.cells if site.path in cell.paths)
         forms = {json.dumps(structure(Spec((hook.spec,))), default=str): hook for hook in hooks}
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
-                variant(hook, 0)(value)
+                runner.variant(hook, 0)(value)
             return value
 
         return try_all
