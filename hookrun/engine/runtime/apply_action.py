@@ -50,8 +50,6 @@ class SiteRunner:
                      edits of gradients are left out of them
     """
 
-    _function: Op
-
     def __init__(self, site: HookSite, *, for_other_ranks: bool = False) -> None:
         spec = site.spec
         self.site = site
@@ -63,8 +61,7 @@ class SiteRunner:
         if for_other_ranks and site.hook_type.of_rows:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
         self._form_is_checked = False  # shape and dtype of the first result
-        if not spec.action.of_call:
-            self._function = function_of(site)
+        self._function = _takes_place if spec.action.of_call else function_of(site)
 
     def _schedule(self) -> Callable[[], bool] | None:
         site = self.site
@@ -99,6 +96,11 @@ class SiteRunner:
         """What torch's hooks call for each value: `fire`, or a function that does the same for the plain case."""
         return self.site.sink.guard(self.site, self._fastest())
 
+    def op_of_new(self) -> Op | None:
+        """A faster `op` for outputs in new memory, to which nothing else refers; None: there is none."""
+        kept = self._kept_in_memory()
+        return None if kept is None else kept.observer(self.site, self.fire, new=True)
+
     def variant(self, hook: PlannedHook, seed: int) -> Op:
         """What another hook does at the same place in the same order, with its own counts and random draws."""
         site = self.site
@@ -128,7 +130,7 @@ class SiteRunner:
         self.site.fired += 1
         try:
             if self.site.spec.action.of_call:
-                return True
+                return self._function(value)
             if self.site.spec.action.observes:
                 self._observe(value)
                 return value
@@ -254,20 +256,24 @@ class SiteRunner:
 
     def _fastest(self) -> Op:
         """`fire`, or for a hook that always fires on a whole tensor a function without the questions of `fire`."""
-        site = self.site
-        action = site.spec.action
-        has_conditions = self._holds is not None or self._waits_for_rows or self._scaler is not None
-        if has_conditions or action.of_call:
-            return self.fire
-        if not action.observes:
-            return self._plain_edit() if self._is_plain else self.fire
-        if (
-            isinstance(self._function, KeptInMemory)
-            and site.target_keys is None
-            and not site.hook_type.in_tuple
-        ):
-            return self._function.observer(site, self.fire)
-        return self.fire
+        kept = self._kept_in_memory()
+        if kept is not None:
+            return kept.observer(self.site, self.fire)
+        action = self.site.spec.action
+        is_edit = not action.observes and not action.of_call
+        return self._plain_edit() if is_edit and not self._is_conditional() and self._is_plain else self.fire
+
+    def _is_conditional(self) -> bool:
+        """Whether something is decided at each firing before the action runs."""
+        return self._holds is not None or self._waits_for_rows or self._scaler is not None
+
+    def _kept_in_memory(self) -> KeptInMemory | None:
+        """The action of an unconditional capture that copies whole values into memory; None for any other hook."""
+        function = self._function
+        if not isinstance(function, KeptInMemory) or self._is_conditional():
+            return None
+        takes_whole = self.site.target_keys is None and not self.site.hook_type.in_tuple
+        return function if takes_whole else None
 
     def _plain_edit(self) -> Op:
         site, clock, function = self.site, self.site.clock, self._function
@@ -286,6 +292,11 @@ class SiteRunner:
             return value if new is None else new
 
         return edit
+
+
+def _takes_place(decided: bool) -> bool:
+    """The function of an action on the call itself, whatever is given."""
+    return True
 
 
 def function_of(site: HookSite) -> Op:

@@ -23,7 +23,7 @@ from hookrun.engine.runtime.call_stack import CallFunction, Calls, with_callers
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast import direct_calls
-from hookrun.engine.runtime.fast.direct_calls import call_through_torch
+from hookrun.engine.runtime.fast.direct_calls import call_through_torch, maker
 from hookrun.engine.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -214,8 +214,10 @@ class Wiring:
         runner = SiteRunner(site, for_other_ranks=self._reduced is not None and self._reduced.stands_in)
         inside = self._compiles and site.hook_type.in_graph
         traced = in_graph_of(site) if inside else self._refused
-        op = runner.op() if self._around is None else self._around(runner)
-        return BoundHook(site, op, traced)
+        if self._around is not None:
+            return BoundHook(site, self._around(runner), traced)
+        is_new = maker(site.module) is not None
+        return BoundHook(site, runner.op(), traced, runner.op_of_new() if is_new else None)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 

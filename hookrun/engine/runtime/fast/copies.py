@@ -175,12 +175,15 @@ class KeptInMemory:
         self._first = None
         self._is_decided = True
 
-    def observer(self, site: Any, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def observer(
+        self, site: Any, otherwise: Callable[[Any], Any], *, new: bool = False
+    ) -> Callable[[Any], Any]:
         """A faster op of a site than `otherwise`, its op for any value, which it calls for unusual values.
 
         The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
 
         site: the `HookSite`, whose firings it counts
+        new:  the values are outputs of a torch module that returns a new tensor (unless torch's function was replaced)
         """
         append = self._values.append
         is_grad_enabled = torch.is_grad_enabled
@@ -199,10 +202,11 @@ class KeptInMemory:
                 storage = value.untyped_storage()
                 if use_count(value) != UNSHARED or not storage.resizable():
                     return otherwise(value)
-                holders = storage_holders(storage._cdata)
-                is_shared = holders != ALONE and not held_by_torch_alone(value, holders)
-                if is_shared or storage.nbytes() > value.nbytes:
-                    return otherwise(value)
+                if not new:
+                    holders = storage_holders(storage._cdata)
+                    is_shared = holders != ALONE and not held_by_torch_alone(value, holders)
+                    if is_shared or storage.nbytes() > value.nbytes:
+                        return otherwise(value)
                 if value.requires_grad:
                     grad = is_grad_enabled()
                     set_grad_enabled(False)  # costs half as much as a detached alias

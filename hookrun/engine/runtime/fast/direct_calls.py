@@ -74,7 +74,7 @@ Nothing else refers to such an output when a forward hook runs.
 def maker(module: nn.Module) -> Callable[..., Any] | None:
     """The forward of such a module; None for any other module."""
     kind = type(module)
-    if kind not in _MAKERS or getattr(module, "inplace", False):
+    if kind not in _MAKERS or vars(module).get("inplace"):
         return None
     return kind.forward
 

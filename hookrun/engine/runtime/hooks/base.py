@@ -31,13 +31,15 @@ T = TypeVar("T")
 class BoundHook:
     """A site with its effect on a value, schedule included.
 
-    op:     value -> value
-    traced: the same inside a compiled graph, see `in_graph_of`
+    op:        value -> value
+    traced:    the same inside a compiled graph, see `in_graph_of`
+    op_of_new: a faster `op` for outputs in new memory, to which nothing else refers; or None
     """
 
     site: HookSite
     op: Op
     traced: Op
+    op_of_new: Op | None = None
 
     def repeat(self, value: Any) -> Any:
         """Edit the value as in the call that is being recomputed; nothing is counted or recorded again."""

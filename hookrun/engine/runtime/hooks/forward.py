@@ -57,12 +57,18 @@ class Forward(ModuleHook):
         return _with_arguments(self.firings, output, arguments(args, kwargs))
 
     def call_directly(self, module: nn.Module, number: int) -> object | None:
-        """Start direct calls with the same actions, which get the output only. A single action has no loop."""
+        """Start direct calls with the same actions, which get the output only.
+
+        A single action has no loop, and its faster op where the module's output is always in new memory.
+        """
         if self.reads_arguments:
             return None
         if len(self.firings) > 1:
             return call_directly(module, number, partial(self.forward, module, ()))
-        return call_directly(module, number, self.firings[0].op)
+        only = self.firings[0]
+        if only.op_of_new is None:
+            return call_directly(module, number, only.op)
+        return call_directly(module, number, only.op_of_new, type(module).forward)
 
 
 def _with_arguments(firings: Sequence[BoundHook], value: Any, inputs: Any = None) -> Any:
