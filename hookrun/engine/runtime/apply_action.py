@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class SiteRunner:
         if for_other_ranks and site.hook_type.of_rows:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
         self._form_is_checked = False  # shape and dtype of the first result
-        self._function = _takes_place if spec.action.of_call else function_of(site)
+        self._function: Op = _takes_place if spec.action.of_call else function_of(site)
 
     def _schedule(self) -> Callable[[], bool] | None:
         site = self.site
@@ -99,7 +99,9 @@ class SiteRunner:
     def op_of_new(self) -> Op | None:
         """A faster `op` for outputs in new memory, to which nothing else refers; None: there is none."""
         kept = self._kept_in_memory()
-        return None if kept is None else kept.observer(self.site, self.fire, new=True)
+        if kept is None:
+            return None
+        return kept.observer(self.site, self.fire, new=True)
 
     def variant(self, hook: PlannedHook, seed: int) -> Op:
         """What another hook does at the same place in the same order, with its own counts and random draws."""
@@ -120,9 +122,10 @@ class SiteRunner:
             return value
         if self._waits_for_rows and self.site.clock.stands_in:
             return value
-        scale = None if self._scaler is None else self._scaler._scale  # get_scale() would wait for the device
-        if scale is not None:
-            return run_unscaled(self._act, value, scale)
+        if self._scaler is not None and self._scaler._scale is not None:
+            return run_unscaled(
+                self._act, value, self._scaler._scale
+            )  # get_scale() would wait for the device
         return self._act(value)
 
     def _act(self, value: Any) -> Any:
@@ -260,8 +263,9 @@ class SiteRunner:
         if kept is not None:
             return kept.observer(self.site, self.fire)
         action = self.site.spec.action
-        is_edit = not action.observes and not action.of_call
-        return self._plain_edit() if is_edit and not self._is_conditional() and self._is_plain else self.fire
+        if action.observes or action.of_call or self._is_conditional() or not self._is_plain:
+            return self.fire
+        return self._plain_edit()
 
     def _is_conditional(self) -> bool:
         """Whether something is decided at each firing before the action runs."""
@@ -272,11 +276,14 @@ class SiteRunner:
         function = self._function
         if not isinstance(function, KeptInMemory) or self._is_conditional():
             return None
-        takes_whole = self.site.target_keys is None and not self.site.hook_type.in_tuple
-        return function if takes_whole else None
+        if self.site.target_keys is not None or self.site.hook_type.in_tuple:
+            return None
+        return function
 
     def _plain_edit(self) -> Op:
-        site, clock, function = self.site, self.site.clock, self._function
+        site = self.site
+        clock = self.site.clock
+        function = self._function
 
         def edit(value: Any) -> Any:
             is_plain = isinstance(value, Tensor) and value.dtype in _COMPUTED
@@ -289,7 +296,9 @@ class SiteRunner:
                 raise
             except Exception as error:
                 raise _named(site, error, value) from error
-            return value if new is None else new
+            if new is None:
+                return value
+            return new
 
         return edit
 
@@ -322,7 +331,9 @@ def function_of(site: HookSite) -> Op:
             function = edit_of_samples(site, function)
     if part is not None:
         function = _on_part(site, function, part)
-    return _passing_on(site, function) if site.passes_on else function
+    if site.passes_on:
+        function = _passing_on(site, function)
+    return function
 
 
 def _passing_on(site: HookSite, capture: Op) -> Op:
@@ -334,7 +345,9 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
                 f"another hook takes the value, a {type(value).__name__}: name one tensor by `target`"
             )
         require_no_checkpoint()
-        seen = value if site.passed_part is None else site.passed_part.of(value)
+        seen = value
+        if site.passed_part is not None:
+            seen = site.passed_part.of(value)
         # a copy, since it may be written in place later
         site.clock.calls.forward.passed_on[site.hook_name, site.path] = seen.clone()
         return None if site.clock.stands_in else capture(value)
@@ -396,11 +409,12 @@ def _named(site: HookSite, error: Exception, value: Any) -> HookError:
         # beside a sparse tensor, which torch names, another one may be what is wrong
         if "sparse" in str(error).lower() and any(tensor.is_sparse for tensor in containers.tensors(value)):
             return HookError(f"{site.where}: {_NOT_SPARSE}")
-    target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
-    index = (
-        f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
-    )
-    return HookError(f"{site.where}: {target}{index}{error}")
+    keys = site.spec.keys
+    if isinstance(error, containers.TargetError):
+        return HookError(f"{site.where}: target {keys.target}: {error}")
+    if isinstance(error, IndexError) and keys.index:
+        return HookError(f"{site.where}: index {keys.index}: {error}")
+    return HookError(f"{site.where}: {error}")
 
 
 def are_batched() -> bool:
@@ -430,12 +444,15 @@ def _is_traced(value: Any) -> bool:
 def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
     """Add to the site's counts of changed elements, without waiting for the device."""
     if isinstance(new, Tensor) and not are_batched():  # a `Packed` saved tensor is not comparable
-        old, after = old.detach(), new.detach()
+        old = old.detach()
+        after = new.detach()
         if site.part is not None:
             if site.part.nothing_of(old):
                 return
-            old, after = site.part.of(old), site.part.of(after)
-        old, after = elements(old), elements(after)
+            old = site.part.of(old)
+            after = site.part.of(after)
+        old = elements(old)
+        after = elements(after)
         changed = (after != old) & ~(after.isnan() & old.isnan())
         if (total := readable(changed)) is None:  # the model is being traced
             return
@@ -448,7 +465,8 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 
 
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
-    scope, observes = site.spec.action.scope, site.spec.action.observes
+    scope = site.spec.action.scope
+    observes = site.spec.action.observes
     # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
     of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
     if scope == "value":
@@ -456,9 +474,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
             return _observer_of_tokens(site, function, of)
         return lambda value: function(copied(value, _with_path(site, value, of)))
     if scope == "together":
-        return lambda olds: [
-            part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
-        ]
+        return partial(_edit_parts_together, function, part)
 
     def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
@@ -477,7 +493,8 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     current = site.current
 
     def edit_within(tensor: Tensor) -> Any:
-        before, current.whole = current.whole, tensor
+        before = current.whole
+        current.whole = tensor
         try:
             return act_on_part(tensor)
         finally:
@@ -486,14 +503,22 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     return edit_within
 
 
+def _edit_parts_together(function: Op, part: TensorPart, olds: list[Tensor]) -> list[Tensor]:
+    parts = [part.of(old) for old in olds]
+    news = function(parts)
+    return [part.put(old, new) for old, new in zip(olds, news, strict=True)]
+
+
 def _with_path(site: HookSite, value: Any, of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The function of a tensor of the value; the current firing has the tensor's path meanwhile."""
     if isinstance(value, Tensor) or site.batch.is_uniform:
         return of
-    paths, current = {id(leaf): path for path, leaf in containers.leaves(value)}, site.current
+    paths = {id(leaf): path for path, leaf in containers.leaves(value)}
+    current = site.current
 
     def of_tensor(tensor: Tensor) -> Tensor:
-        before, current.at = current.at, paths.get(id(tensor), "")
+        before = current.at
+        current.at = paths.get(id(tensor), "")
         try:
             return of(tensor)
         finally:
@@ -509,7 +534,8 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
         chosen = dict[int, Any]()
 
         def rows(tensor: Tensor) -> Tensor:
-            taken, of_tensor = of(tensor), site.current.chosen
+            taken = of(tensor)
+            of_tensor = site.current.chosen
             chosen[id(of_tensor)] = of_tensor
             return taken
 
@@ -533,9 +559,7 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
 
     The op gets 16-bit gradients as 32-bit ones: in 16 bits small unscaled gradients would underflow.
     """
-    plain = containers.rebuild(
-        value, lambda leaf: _unscaled_tensor(leaf, scale) if isinstance(leaf, Tensor) else leaf
-    )
+    plain = containers.rebuild(value, partial(_unscaled_leaf, scale))
     new = op(plain)
     if new is plain:
         return value
@@ -548,5 +572,5 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
     return containers.rebuild(new, rescaled)
 
 
-def _unscaled_tensor(tensor: Tensor, scale: Tensor) -> Tensor:
-    return computable(tensor) / scale
+def _unscaled_leaf(scale: Tensor, leaf: Any) -> Any:
+    return computable(leaf) / scale if isinstance(leaf, Tensor) else leaf

@@ -40,7 +40,8 @@ class Faulty:
 
     def __post_init__(self) -> None:
         """ValueError if the bits cannot be read now, or if there is no row for each sample of this rank."""
-        seen, shape = readable(self.x), list(self.x.shape)
+        seen = readable(self.x)
+        shape = list(self.x.shape)
         if torch._C._get_tracing_state() or seen is None or list(seen.shape) != shape:
             raise ValueError(
                 "bits of a tensor that is traced, on the meta device or under vmap cannot be flipped"

@@ -46,7 +46,8 @@ from hookrun.engine.runtime.sharded import (
     move_inside_sharding,
     sharded_too_early,
 )
-from hookrun.engine.runtime.site import HookSite, Sink
+from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.tokens.sequences import Sequences
 from hookrun.engine.values.tensors import ordinary_tensors
 from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
@@ -102,7 +103,8 @@ class Wiring:
         self.sink = sink
         self.sites = list[HookSite]()
         problems = uncompilable(plan)
-        self._refused, self._compiles = refusal(problems), not problems
+        self._refused = refusal(problems)
+        self._compiles = not problems
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -134,7 +136,8 @@ class Wiring:
 
     def _watch(self) -> None:
         """Follow the calls of the modules that need it, and of those around them, outside all other hooks."""
-        stack, passes = self.clock.calls, self.clock.passes
+        stack = self.clock.calls
+        passes = self.clock.passes
         everywhere = [self._model, *(site.module for site in self.sites)]
         numbers: dict[nn.Module, Calls | None] = dict.fromkeys(everywhere if stack.begins else ())
         numbers |= {site.module: site.calls for site in self.sites if site.calls is not None}
@@ -192,7 +195,8 @@ class Wiring:
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         if (hook.spec.name, path) in self._passing:
-            site.passes_on, site.passed_part = True, part_of(hook, path, site.current, site.batch)
+            site.passes_on = True
+            site.passed_part = part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
 

@@ -37,7 +37,8 @@ _is_usable = lazy_clone is not None
 def _alone() -> tuple[int, int, int]:
     """torch's reference counts of a storage with one tensor, of that tensor, and of a base with one view."""
     tensor = torch.empty(1, device="cpu")
-    storage, references = tensor.untyped_storage(), use_count(tensor)
+    storage = tensor.untyped_storage()
+    references = use_count(tensor)
     holders = storage_holders(storage._cdata)
     view = tensor.view(1)
     base = view._base
@@ -168,7 +169,8 @@ class KeptInMemory:
 
     def _decide(self, value: Tensor) -> None:
         if self._first is None and not value.is_inference():  # inference tensors have no version
-            self._first, self._version = value.detach(), value._version
+            self._first = value.detach()
+            self._version = value._version
             return
         if self._first is not None and self._first._version != self._version:
             self._copy = torch.clone
