@@ -19,11 +19,10 @@ from torch.optim import Optimizer
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OPTIMIZER_STEP_PRE
 from hookrun.engine.plan.plan import PlannedHook, passed_on
 from hookrun.engine.runtime import Installation
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.optimizers import without_compiler
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.wiring import Variant
 from hookrun.engine.validation import join
 from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError, listed, reason
@@ -344,8 +343,9 @@ class NonFiniteTracer:
         self._open = dict[tuple[str, int], tuple[str, _Origin | None]]()
         self._followed = set[Node]()
 
-    def around(self, site: HookSite, op: Op, _variant: Variant) -> Op:
+    def around(self, runner: SiteRunner) -> Op:
         """What runs in place of a hook: the hook, between two looks at the value; see `Installation`."""
+        site, op = runner.site, runner.op()
         return op if site.spec.action.observes else partial(self._edited, site, op)
 
     @contextmanager

@@ -19,11 +19,9 @@ from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.plan.texts import unknown_spans
 from hookrun.engine.prove.trial import on_a_copy
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.part import HeadsPart
-from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import IDS, MASK
-from hookrun.engine.runtime.wiring import Variant
 from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
@@ -151,10 +149,11 @@ class SiteGrid:
         pairs = zip(self.axes, cell.place, strict=True)
         return ", ".join(f"{axis.key}={axis.labels[at]}" for axis, at in pairs)
 
-    def try_every_cell(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def try_every_cell(self, runner: SiteRunner) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
+        site = runner.site
         if site.hook_name != self.hook.spec.name:
-            return op
+            return runner.op()
         forms = dict[str, PlannedHook]()
         for cell in self.cells:
             if site.path in cell.paths:
@@ -162,7 +161,7 @@ class SiteGrid:
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
-                variant(hook, 0)(value)
+                runner.variant(hook, 0)(value)
             return value
 
         return try_all

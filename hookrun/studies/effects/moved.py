@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.plan.plan import PlannedHook
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import Pass
-from hookrun.engine.runtime.wiring import Variant
 from hookrun.engine.values.containers import members, rebuild
 from hookrun.studies.effects.grid import SiteGrid, Trial
 
@@ -59,22 +58,24 @@ class MovedHook:
         self.kept: list[Activation] | None = None
         self.on_fire: Callable[[str], None] | None = None
         self.uses_arguments = False
-        self._variants = dict[str, Variant]()
+        self._runners = dict[str, SiteRunner]()
         self._ops = dict[tuple[str, int, int], Op]()
         self.rows = defaultdict[int, set[int]](set)
 
-    def __call__(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def __call__(self, runner: SiteRunner) -> Op:
         """The op in place of the site's own, see `Installation`."""
+        site = runner.site
         is_moved = site.hook_name == self.grid.hook.spec.name
         is_forward = site.hook_type.phase == "forward" and not site.hook_type.until_backward
         if not is_moved and (not is_forward or site.spec.action.of_call):
-            return op
+            return runner.op()
         if not is_moved and site.spec.action.observes:
+            op = runner.op()
             return lambda value: op(value) if self.records else value
         self.uses_arguments |= site.reads_arguments
         if not is_moved:
-            return partial(self._edit, site, op)
-        self._variants[site.path] = variant
+            return partial(self._edit, site, runner.op())
+        self._runners[site.path] = runner
         self._ops.clear()  # those of an earlier installation
         return partial(self._move, site)
 
@@ -117,7 +118,7 @@ class MovedHook:
         """What the hook does at the module."""
         key = path, id(hook), seed
         if key not in self._ops:
-            self._ops[key] = self._variants[path](hook, seed)
+            self._ops[key] = self._runners[path].variant(hook, seed)
         return self._ops[key]
 
     def _keep(self, site: HookSite, value: Any) -> Any:
