@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.engine.trust.load import METRICS, load
 from hookrun.engine.values.containers import differentiable, rebuild
 from hookrun.engine.values.tensors import computable
 from hookrun.errors import counted, spec_error
-from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, UserFunction
+from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, score_function
 from hookrun.run.experiment.metrics.rows import BatchRows, main_tensor
 from hookrun.run.experiment.task_keys import BackwardPass
 from hookrun.run.passes.average import sample_by_sample
@@ -138,12 +137,7 @@ class Scoring:
 
     @cached_property
     def _own(self) -> Callable[[Any, Tensor], Tensor]:
-        return own_score(self.keys, f"{self.where}.score")
-
-
-def own_score(keys: BackwardPass, where: str) -> Callable[[Any, Tensor], Tensor]:
-    """The user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
-    return UserFunction.of(load(keys.score, METRICS, where), {}, where).loss
+        return score_function(self.keys.score, f"{self.where}.score")
 
 
 def _precise(leaf: Any) -> Any:

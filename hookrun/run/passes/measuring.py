@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.data.info import SPLITS, Split
+from hookrun.data.info import Split
 from hookrun.data.samples import IGNORED
 from hookrun.engine.plan.texts import FoundTokenizer, texts_of
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pass, parameters_of
 from hookrun.engine.runtime.tokens.choice import Chosen, Rule
 from hookrun.engine.values.index import Target
 from hookrun.engine.values.tensors import read_together
-from hookrun.errors import HookrunError, listed
+from hookrun.errors import HookrunError
 from hookrun.run.experiment.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.run.experiment.metrics.metrics import KL, LOGIT_DIFFERENCE, WHERE
+from hookrun.run.experiment.metrics.predictions import predicted_rows
 from hookrun.run.experiment.metrics.rows import (
     BatchRows,
     are_labels,
@@ -34,31 +35,6 @@ from hookrun.run.experiment.run_values import CaptureRows, RunReferences
 from hookrun.run.experiment.task import max_rows_of, metric_tokens_of, metrics_of
 from hookrun.run.passes.average import Average
 from hookrun.run.passes.batches import Batch
-from hookrun.store.captures.read import StoredCapture
-from hookrun.store.reader import Run
-
-_PATHS = ("logits", "[0]", "out")
-"""The paths of the scores in an output with several tensors, in order of preference."""
-
-
-def predicted_rows(run: Run, split: Split) -> CaptureRows:
-    """The predictions of a run of task=predict for a split. HookrunError if there are none."""
-    scores = run.predictions
-    if scores is None:
-        raise HookrunError(f"the run {run.path} has no predictions: name a run of task=predict")
-    if not isinstance(scores, StoredCapture):
-        path = (
-            next((each for each in _PATHS if each in scores), None) if isinstance(scores, Mapping) else None
-        )
-        if path is None:
-            inside = listed(list(scores), 6)
-            raise HookrunError(f"the predictions of the run {run.path} hold no scores, but {inside}")
-        scores = scores[path]
-    chosen = ((scores.split_numbers == SPLITS.index(split)) | (scores.split_numbers < 0)).nonzero().squeeze(1)
-    if not len(chosen):
-        raise HookrunError(f"the run {run.path} predicted no sample of the split {split!r}")
-    return CaptureRows(scores, f"predictions of the run {run.path}", chosen, resample=False)
-
 
 _UNUSED = torch.Generator()
 """An argument of `CaptureRows.of` that is not used, since no samples are drawn."""

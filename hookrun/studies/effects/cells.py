@@ -18,6 +18,7 @@ from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.engine.values.tensors import read_together
 from hookrun.errors import counted, first_lines, spec_error
 from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY
+from hookrun.run.experiment.metrics.predictions import predicted_rows
 from hookrun.run.experiment.metrics.rows import BatchRows, own_token_scores
 from hookrun.run.experiment.prepare import Prepared, as_call
 from hookrun.run.experiment.run_values import RunReferences
@@ -25,7 +26,7 @@ from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.passes.average import losses
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
-from hookrun.run.passes.measuring import Measuring, predicted_rows
+from hookrun.run.passes.measuring import Measuring
 from hookrun.store.states.files import SECONDS
 from hookrun.studies.effects.grid import Job
 from hookrun.studies.effects.moved import Activation, Moved, parts_of

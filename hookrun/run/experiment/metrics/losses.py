@@ -19,7 +19,7 @@ from hookrun.engine.runtime.part import Part
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.trust.callables import Code
 from hookrun.engine.trust.load import LOSSES as KIND
-from hookrun.engine.trust.load import Trusted, load
+from hookrun.engine.trust.load import METRICS, Trusted, load
 from hookrun.engine.validation import Section, parameters, unknown_arguments, validated, wrong_call
 from hookrun.engine.values.containers import children, tensors
 from hookrun.engine.values.index import AnyIndex
@@ -431,6 +431,11 @@ class UserFunction:
         is_tensor = isinstance(value, Tensor)
         shown = f"a tensor of shape {list(value.shape)} {value.dtype}" if is_tensor else repr(value)
         return HookrunError(f"{self.where}: '{self.own.text}' returned {shown[:200]}, {expected}")
+
+
+def score_function(name: str, where: str) -> Callable[[Any, Tensor], Tensor]:
+    """A user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
+    return UserFunction.of(load(name, METRICS, where), {}, where).loss
 
 
 def _as_numbers(value: Any) -> Tensor | None:
