@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hookrun.errors import SpecError
-from hookrun.run.ranks import ALONE, Started, is_main, own_rank, share, size_of_world, started
+from hookrun.engine.rank import own_rank
+from hookrun.run.ranks import ALONE, Started, is_main, share, size_of_world, started
 
 NAMES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR")
 
