@@ -16,7 +16,6 @@ from hookrun.errors import counted, spec_error
 from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, score_function
 from hookrun.run.experiment.metrics.rows import BatchRows, main_tensor
 from hookrun.run.experiment.task_keys import BackwardPass
-from hookrun.run.passes.average import sample_by_sample
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.measuring import Measuring
@@ -133,7 +132,7 @@ class Scoring:
         ):  # the user's code may look at values, which an example lacks
             return main_tensor(output).reshape(samples, -1).sum(1)
         function = self._own if self.keys.is_own else self.loss
-        return sample_by_sample(BatchRows(None, target, output=output), function)
+        return BatchRows(None, target, output=output).one_by_one(function)
 
     @cached_property
     def _own(self) -> Callable[[Any, Tensor], Tensor]:

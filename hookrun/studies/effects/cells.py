@@ -17,13 +17,12 @@ from hookrun.engine.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.engine.values.tensors import read_together
 from hookrun.errors import counted, first_lines, spec_error
-from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY
+from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY, row_values
 from hookrun.run.experiment.metrics.predictions import predicted_rows
 from hookrun.run.experiment.metrics.rows import BatchRows, own_token_scores
 from hookrun.run.experiment.prepare import Prepared, as_call
 from hookrun.run.experiment.run_values import RunReferences
 from hookrun.run.experiment.session import generator_states, set_generators
-from hookrun.run.passes.average import losses
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.measuring import Measuring
@@ -151,15 +150,11 @@ class Reading:
         if metric.name == LOSS and self._loss.code is not None:
             return self._loss(*rows.whole()).expand(len(rows))
         if metric.name == LOSS:
-            return losses(rows, self._loss)
-        if metric.of_batch is not None:
-            return metric.of_batch(*rows.whole()).expand(len(rows))
-        assert metric.of_rows is not None
-        columns = [metric.of_rows(part) for part in rows.parts()]
-        known = [column for column in columns if column is not None]
-        if not known:
+            return rows.one_by_one(self._loss)
+        column = row_values([metric], rows).get(metric.name)
+        if column is None:
             raise metric.misfit(rows)
-        column = torch.cat(known)
+        column = column.expand(len(rows))
         return column if column.is_floating_point() else column.float()
 
 

@@ -165,7 +165,7 @@ class Fit(Mistakes):
             self._note_doubts()
         rows: Kind = "rows" if self.info.tokenizer is None else "tokens"
         names = [
-            metric.name if metric.of_rows is None else f"{metric.name}{self._read(rows, metric.of)}"
+            metric.name if metric.per_row is None else f"{metric.name}{self._read(rows, metric.of)}"
             for metric in self.metrics
         ]
         if names:
@@ -324,9 +324,9 @@ class Fit(Mistakes):
             rows = of_tokens(named, target, torch.ones_like(target) > 0, torch.zeros_like(target))
         if rows is not None and metric.of_batch is not None:
             return self._failure(metric.of_batch, *rows.whole(), where)
-        if rows is not None and rows.scores is not None and metric.of_rows is not None:
+        if rows is not None and rows.scores is not None and metric.per_row is not None:
             scores, nothing = computable(rows.scores), torch.zeros_like(rows.targets, dtype=torch.int64)
-            if metric.of_rows(RowPart(scores, rows.targets, nothing, nothing, scores)) is not None:
+            if metric.per_row(RowPart(scores, rows.targets, nothing, nothing, scores)) is not None:
                 return None
         there = f"the model returned {describe(named)} for targets {list(target.shape)} {target.dtype}"
         return f"{metric.name!r} needs {metric.needs}, and {there}"

@@ -47,7 +47,7 @@ CLASSES_NEEDED = (
     "class scores [batch, classes] and labels [batch] below classes, or one score for each target 0 or 1"
 )
 
-OfRows = Callable[[RowPart], Tensor | None]
+PerRow = Callable[[RowPart], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Metric:
     """A metric: a mean over all samples, or over all predicted tokens; or a value of the whole split.
 
     name:      its name in metrics.jsonl
-    of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
+    per_row:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
                this function, since it is computed anyway. For a metric over the whole split: their scores
     over:      of a metric over the whole split: all rows -> its value, or one for each class; NaN: not defined
-    fits:      whether the values of the targets fit, as far as `of_rows` does not say it; None: any do
+    fits:      whether the values of the targets fit, as far as `per_row` does not say it; None: any do
     by_class:  it has one value for each class, ``name_0``, ``name_1`` and so on
     needs:     a description of the output and the targets that it needs
     rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
                only samples and tokens that have one; `all`: also tokens without a target
-    of_batch:  a user's own function in place of `of_rows`, (output, targets) of a batch -> a value for each row [n], or
+    of_batch:  a user's own function in place of `per_row`, (output, targets) of a batch -> a value for each row [n], or
                one for the batch, without dimensions
     shown:     mean -> the value that is logged
     direction: whether to maximize or minimize it; None: not known
@@ -75,7 +75,7 @@ class Metric:
     """
 
     name: str
-    of_rows: OfRows | None = None
+    per_row: PerRow | None = None
     needs: str = "targets"
     rows: Literal["tokens", "labels", "all"] = "tokens"
     of_batch: Callable[[Any, Tensor], Tensor] | None = None
@@ -113,6 +113,29 @@ class Metric:
     def needs_target(self, *, of_tokens: bool) -> bool:
         """Whether it is computed from the rows alone that have a target."""
         return self.rows == "labels" or (of_tokens and self.rows == "tokens")
+
+
+def row_values(metrics: Sequence[Metric], rows: BatchRows) -> dict[str, Tensor]:
+    """Name -> [n], the value of the metric at each row; [] if a function of the user's own has one for the batch.
+
+    Metrics that do not fit the rows are left out.
+    """
+    columns = dict[str, list[Tensor]]()
+    for part in rows.parts():
+        for metric in metrics:
+            column = None if metric.per_row is None else metric.per_row(part)
+            if column is not None:
+                columns.setdefault(metric.name, []).append(column)
+    for metric in metrics:
+        if metric.of_batch is not None and len(rows):
+            with torch.no_grad():
+                columns[metric.name] = [metric.of_batch(*rows.whole())]
+    values = dict[str, Tensor]()
+    for metric in metrics:
+        if metric.name in columns and (metric.fits is None or metric.fits(rows)):
+            parts = columns[metric.name]
+            values[metric.name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return values
 
 
 # ---- functions of rows ---------------------------------------------------------------------------------------------
@@ -326,7 +349,7 @@ def _own(name: str, where: str) -> Metric:
     if over != "split":
         raise spec_error(where, f"'{own.text}' has the attribute over={over!r}", "expected 'split'")
     over = lambda rows: [float(function.values(rows.scores, rows.targets).mean())]  # noqa: E731
-    return replace(metric, of_batch=None, of_rows=lambda part: part.scores, rows="labels", over=over)
+    return replace(metric, of_batch=None, per_row=lambda part: part.scores, rows="labels", over=over)
 
 
 def measured(

@@ -131,6 +131,15 @@ class BatchRows:
 
         return rebuild(self.output, row), self.targets[number : number + 1]
 
+    def one_by_one(self, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        """[N]: a function of a batch, of each sample as a batch of one, or of each token as a sequence of length 1."""
+        if self.samples is None:
+            values = [function(*self.of_sample(number)).reshape(()) for number in range(len(self))]
+            return torch.stack(values)
+        of_token = torch.func.vmap(function)
+        columns = [of_token(part.scores[:, None, None], part.targets[:, None, None]) for part in self.parts()]
+        return torch.cat(columns) if columns else torch.zeros(0)
+
     def parts(self) -> Iterator[RowPart]:
         """The rows in parts of at most `MOST_NUMBERS` scores; none if there are no scores."""
         if self.scores is None:
