@@ -67,16 +67,20 @@ class Scoring:
         if self.keys.score == "loss" or self.keys.is_own:
             return self._one_by_one(output, target)
         of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
-        if not of_tokens or batch is None or self.measuring is None:
-            if scores.dim() == 2 + of_tokens:
-                return self._of_rows(scores.flatten(0, -2), target.reshape(-1) if not of_tokens else None)
+        if of_tokens and batch is not None and self.measuring is not None:
+            return self._of_tokens(self.measuring.scored(output, batch), samples)
+        if scores.dim() != 2 + of_tokens:
             raise spec_error(
                 f"{self.where}.score",
                 f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}",
                 "use output or loss",
             )
-        rows = self.measuring.scored(output, batch)
-        rows = rows.with_targets if self.keys.score == "label" else rows
+        return self._per_row(scores.flatten(0, -2), None if of_tokens else target.reshape(-1))
+
+    def _of_tokens(self, rows: BatchRows, samples: int) -> Tensor:
+        """[samples]: the sum of the scores of each sample's tokens."""
+        if self.keys.score == "label":
+            rows = rows.with_targets
         if not len(rows):
             raise spec_error(
                 f"{self.where}.score",
@@ -85,10 +89,10 @@ class Scoring:
             )
         assert rows.scores is not None and rows.samples is not None
         answers = None if rows.answers is None or rows.wrong is None else (rows.answers, rows.wrong)
-        of_rows = self._of_rows(rows.scores[rows.chosen], rows.targets, answers)
-        return of_rows.new_zeros(samples).index_add(0, rows.samples, of_rows)
+        values = self._per_row(rows.scores[rows.chosen], rows.targets, answers)
+        return values.new_zeros(samples).index_add(0, rows.samples, values)
 
-    def _of_rows(
+    def _per_row(
         self, scores: Tensor, target: Tensor | None, answers: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """[N]: the score of each row of scores [N, classes].
@@ -97,11 +101,13 @@ class Scoring:
         answers: the right and the wrong answer [N] of each row
         """
         if self.keys.score == "class":
-            if (number := self.keys.class_) is None or number >= scores.shape[1]:
+            number = self.keys.class_
+            classes = scores.shape[1]
+            if number is None or number >= classes:
                 raise spec_error(
                     f"{self.where}.class",
-                    f"found {number}, and the model has {scores.shape[1]} classes",
-                    f"use a number from 0 to {scores.shape[1] - 1}",
+                    f"found {number}, and the model has {classes} classes",
+                    f"use a number from 0 to {classes - 1}",
                 )
             return scores[:, number]
         if self.keys.score == "top" or target is None:
@@ -114,8 +120,8 @@ class Scoring:
                 "'logit_difference' needs sequences of tokens with a right and a wrong answer",
                 "use data=names, or data=prompts with the fields `answer` and `wrong`",
             )
-        right, wrong = (scores.gather(1, each[:, None]).squeeze(1) for each in answers)
-        return right - wrong
+        right, wrong = answers
+        return (scores.gather(1, right[:, None]) - scores.gather(1, wrong[:, None])).squeeze(1)
 
     def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
         """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
@@ -126,16 +132,15 @@ class Scoring:
                 "the batch",
                 "use output, top or class, or another train.loss",
             )
-        samples = target.shape[0]
-        if (
-            self.keys.is_own and self.measuring is None
-        ):  # the user's code may look at values, which an example lacks
-            return main_tensor(output).reshape(samples, -1).sum(1)
-        function = self._own if self.keys.is_own else self.loss
+        function: Callable[[Any, Tensor], Tensor] = self.loss
+        if self.keys.is_own:
+            if self.measuring is None:  # the user's code may look at values, which an example lacks
+                return main_tensor(output).reshape(target.shape[0], -1).sum(1)
+            function = self._user_function
         return BatchRows(None, target, output=output).one_by_one(function)
 
     @cached_property
-    def _own(self) -> Callable[[Any, Tensor], Tensor]:
+    def _user_function(self) -> Callable[[Any, Tensor], Tensor]:
         return score_function(self.keys.score, f"{self.where}.score")
 
 
@@ -144,17 +149,19 @@ def _precise(leaf: Any) -> Any:
     return computable(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
+@torch.no_grad()
 def _reduce(context: RunContext) -> None:
     """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
     if not context.ranks.several:
         return
-    hooked = [] if context.sharded else context.reduced.parameters  # gradients of shards are summed already
-    there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
-    with torch.no_grad():
-        for parameter, is_somewhere in zip(hooked, there, strict=True):
-            if not is_somewhere:
+    hooked = context.reduced.parameters
+    if hooked and not context.sharded:  # gradients of shards are summed already
+        has_gradient = context.ranks.largest([parameter.grad is not None for parameter in hooked])
+        for parameter, is_summed in zip(hooked, has_gradient, strict=True):
+            if not is_summed:
                 continue
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             context.ranks.sum_([parameter.grad])
     context.reduced.run()
 
