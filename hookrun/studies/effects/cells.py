@@ -20,7 +20,7 @@ from hookrun.errors import counted, first_lines, spec_error
 from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY, row_values
 from hookrun.run.experiment.metrics.predictions import predicted_rows
 from hookrun.run.experiment.metrics.rows import BatchRows, own_token_scores
-from hookrun.run.experiment.prepare import Prepared, as_call
+from hookrun.run.experiment.prepared import Prepared, as_call
 from hookrun.run.experiment.run_values import RunReferences
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.passes.batches import Batch
