@@ -175,7 +175,7 @@ def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any
     """
     if not len(batch.ids):
         if context.sharded and batch.pattern is not None:
-            with context.standing_in():
+            with context.silently(edit=True):
                 forward_and_backward(context, lambda *of: score(*of) * 0, batch.pattern)
         else:
             _reduce(context)

@@ -16,7 +16,6 @@ from hookrun.engine.plan.texts import Tokenizer, decoder_of, tokenizer_of
 from hookrun.engine.runtime.rng import derived_seed
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.passes.batches import Batch
-from hookrun.run.passes.compile_check import buffers_kept
 from hookrun.run.passes.context import RunContext
 from hookrun.studies.generate.continuing import (
     Continuation,
@@ -57,7 +56,7 @@ class Generation:
         without: list[Continuation | None] = [None] * len(prompts)
         if self._task.without_hooks:
             states = generator_states()
-            with context.hooks.paused(), buffers_kept(context.model):
+            with context.silently(edit=False):
                 without[:] = self._continued(batch, prompts)
             set_generators(states)  # so that random numbers that the model itself draws are the same
         now = self._continued(batch, prompts)
