@@ -65,16 +65,20 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
     """
     sites = hooks.sites
     of_batch = [site for site in sites if site.hook_type.batch]
-    changed = ranks.total([int(site.changed) for site in of_batch])
-    totals = ranks.total([site.total for site in of_batch])
+    changed = list[float]()
+    for site in of_batch:
+        changed += [int(site.changed), site.total]
+    changed = ranks.total(changed)
     for place, site in enumerate(of_batch):
-        site.changed = int(changed[place])
-        site.total = int(totals[place])
-    fired = ranks.largest([site.fired for site in sites])
-    acted = ranks.largest([site.fired - site.idle for site in sites])
+        site.changed = int(changed[2 * place])
+        site.total = int(changed[2 * place + 1])
+    fired = list[int]()
+    for site in sites:
+        fired += [site.fired, site.fired - site.idle]
+    fired = ranks.largest(fired)
     for place, site in enumerate(sites):
-        site.fired = fired[place]
-        site.idle = fired[place] - acted[place]
+        site.fired = fired[2 * place]
+        site.idle = site.fired - fired[2 * place + 1]
 
 
 def bytes_of_all(counted: Counter[str], rank_local: Collection[str], ranks: Ranks) -> None:
