@@ -107,19 +107,14 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     """
     names = ModelNames(model)
     matches = [names.match(path, on_parameters=False) for path, _ in model.named_modules()]
-    return {
-        "class": class_name(model),
-        **({} if weights is None else {"weights": weights}),
-        "modules": [
-            {
-                "path": match.path,
-                "names": list(match.names),
-                "class": match.type,
-                "parameters": match.parameters,
-            }
-            for match in matches
-        ],
-    }
+    modules = [
+        {"path": match.path, "names": list(match.names), "class": match.type, "parameters": match.parameters}
+        for match in matches
+    ]
+    facts: dict[str, Any] = {"class": class_name(model)}
+    if weights is not None:
+        facts["weights"] = weights
+    return {**facts, "modules": modules}
 
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
@@ -151,10 +146,11 @@ def hook_lines(context: RunContext) -> Iterator[str]:
             changed = sum(site["changed"] for site in sites)
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) on the logged steps"
         if hook.action.captures:
-            kept = [
-                count for (name, _), count in context.run_dir.captures.counts.items() if name == hook.name
-            ]
-            tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
-            yield f"    captured {counted(tensors, 'tensor')}, {size(count)}"
-        if of_hook := context.sink.bytes[hook.name]:
-            yield f"    counted {size(of_hook)}"
+            tensors = captured = 0
+            for (name, _), count in context.run_dir.captures.counts.items():
+                if name == hook.name:
+                    tensors += count.tensors
+                    captured += count.bytes
+            yield f"    captured {counted(tensors, 'tensor')}, {size(captured)}"
+        if counted_bytes := context.sink.bytes[hook.name]:
+            yield f"    counted {size(counted_bytes)}"

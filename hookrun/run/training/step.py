@@ -86,9 +86,11 @@ class Training:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state of training by a saved one."""
-        self.epoch, self.batches = state["epoch"], state["batches"]
+        self.epoch = state["epoch"]
+        self.batches = state["batches"]
         self.means.load_state_dict(state["means"])
-        self.values, self.best = state["values"], state["best"]
+        self.values = state["values"]
+        self.best = state["best"]
         self.optimizer.load_state_dict(sharded_states(state["optimizer"], self.optimizer))
         self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
@@ -109,8 +111,11 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
 
     shown: receives the loss and the metrics of a logged step, for the progress bar
     """
-    context, optimizer, of_step = training.context, training.optimizer, training.of_step
-    hooks, settings = context.hooks, context.settings.train
+    context = training.context
+    optimizer = training.optimizer
+    of_step = training.of_step
+    hooks = context.hooks
+    settings = context.settings.train
     with context.logged(hooks.clock.step) as is_logged:
         optimizer.zero_grad(set_to_none=True)
         training.steps.before.take()
@@ -139,8 +144,10 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         if is_logged and outcome != "skipped":
             values = context.sum_over_ranks(of_step).read()
             shown.update(values)
-            clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            context.log("train", values, "batch", lr=optimizer.param_groups[0]["lr"], **clipped)
+            more = {"lr": optimizer.param_groups[0]["lr"]}
+            if norm is not None:
+                more["grad_norm"] = float(norm)
+            context.log("train", values, "batch", **more)
         if is_logged:
             context.sink.settle()
     if training.scheduler is not None and training.interval == "step" and outcome == "stepped":
@@ -172,8 +179,8 @@ class StepGradients:
         """
         output = self.context.forward(batch)
         loss = self.context.loss(output, batch)
-        is_all = isinstance(share, float) and share == 1
-        self.context.scaler.scale(loss if is_all else loss * share).backward()
+        is_whole_step = isinstance(share, float) and share == 1
+        self.context.scaler.scale(loss if is_whole_step else loss * share).backward()
         self.context.after(batch)
         return output, loss
 
