@@ -179,12 +179,16 @@ def _content(value: Any) -> tuple[str, str]:
     if isinstance(value, np.ndarray):
         content = b"" if value.dtype.hasobject else value.tobytes()
         return f"{value.dtype} {list(value.shape)}", _crc(content)
+    if isinstance(value, _PLAIN):
+        return type(value).__name__, repr(value)
     if not isinstance(value, Tensor):
-        return type(value).__name__, repr(value) if isinstance(value, _PLAIN) else ""
+        return type(value).__name__, ""
     form = f"{dtype_name(value.dtype)} {list(value.shape)}"
     if unstorable(value):
         return form, ""
-    read = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    read = plain.reshape(-1).view(torch.uint8)
     if len(read) > _WHOLE:
-        read = read[: len(read) // _BLOCKS * _BLOCKS].view(_BLOCKS, -1)[:, : _WHOLE // _BLOCKS]
+        blocks = read[: len(read) // _BLOCKS * _BLOCKS].view(_BLOCKS, -1)
+        read = blocks[:, : _WHOLE // _BLOCKS]
     return form, _crc(read.cpu().numpy().tobytes())

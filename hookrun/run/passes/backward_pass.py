@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.engine.values.containers import differentiable, rebuild
 from hookrun.engine.values.tensors import computable
-from hookrun.errors import counted, spec_error
+from hookrun.errors import SpecError, counted, spec_error
 from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, score_function
 from hookrun.run.experiment.metrics.rows import BatchRows, main_tensor
 from hookrun.run.experiment.task_keys import BackwardPass
@@ -52,86 +52,79 @@ class Scoring:
 
     def of_samples(self, output: Any, target: Tensor, batch: Batch | None) -> Tensor:
         """[B]: the score of each sample; [1] if `output` has no row for each sample."""
+        score = self.keys.score
         output = rebuild(self.loss.reader.named(output), _precise)
-        scores, samples = main_tensor(output), target.shape[0]
-        by_row = scores.dim() > 0 and scores.shape[0] == samples
-        if self.keys.score == "output":
-            return scores.reshape(samples if by_row else 1, -1).sum(1)
-        if not by_row:
-            raise spec_error(
-                f"{self.where}.score",
-                f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}, expected a row for "
-                "each sample",
-                "score: output takes any shape",
-            )
-        if self.keys.score == "loss" or self.keys.is_own:
+        scores = main_tensor(output)
+        samples = target.shape[0]
+        has_rows = scores.dim() > 0 and scores.shape[0] == samples
+        if score == "output":
+            return scores.reshape(samples if has_rows else 1, -1).sum(1)
+        shape = list(scores.shape)
+        if not has_rows:
+            batch_size = counted(samples, "sample")
+            what = f"the model returned shape {shape} for {batch_size}, expected a row for each sample"
+            raise self._error(what, "score: output takes any shape")
+        if score == "loss" or self.keys.is_own:
             return self._one_by_one(output, target)
         of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
         if of_tokens and batch is not None and self.measuring is not None:
             return self._of_tokens(self.measuring.scored(output, batch), samples)
         if scores.dim() != 2 + of_tokens:
-            raise spec_error(
-                f"{self.where}.score",
-                f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}",
-                "use output or loss",
-            )
+            what = f"{score!r} needs an output [batch, classes], and the model returned {shape}"
+            raise self._error(what, "use output or loss")
         return self._per_row(scores.flatten(0, -2), None if of_tokens else target.reshape(-1))
+
+    def _error(self, what: str, hint: str, key: str = "score") -> SpecError:
+        return spec_error(f"{self.where}.{key}", what, hint)
 
     def _of_tokens(self, rows: BatchRows, samples: int) -> Tensor:
         """[samples]: the sum of the scores of each sample's tokens."""
         if self.keys.score == "label":
             rows = rows.with_targets
         if not len(rows):
-            raise spec_error(
-                f"{self.where}.score",
-                "no sample of the batch has a token to score",
-                "set task.tokens, such as -1; `label` needs tokens that have a target",
-            )
+            hint = "set task.tokens, such as -1; `label` needs tokens that have a target"
+            raise self._error("no sample of the batch has a token to score", hint)
         assert rows.scores is not None and rows.samples is not None
-        answers = None if rows.answers is None or rows.wrong is None else (rows.answers, rows.wrong)
-        values = self._per_row(rows.scores[rows.chosen], rows.targets, answers)
+        values = self._per_row(rows.scores[rows.chosen], rows.targets, rows.answers, rows.wrong)
         return values.new_zeros(samples).index_add(0, rows.samples, values)
 
     def _per_row(
-        self, scores: Tensor, target: Tensor | None, answers: tuple[Tensor, Tensor] | None = None
+        self,
+        scores: Tensor,
+        target: Tensor | None,
+        answers: Tensor | None = None,
+        wrong: Tensor | None = None,
     ) -> Tensor:
         """[N]: the score of each row of scores [N, classes].
 
-        target:  [N]; None: not known in a trial run
-        answers: the right and the wrong answer [N] of each row
+        target: [N]; None: not known in a trial run
+        answers, wrong: [N], the right and the wrong answer of each row
         """
-        if self.keys.score == "class":
+        score = self.keys.score
+        if score == "class":
             number = self.keys.class_
             classes = scores.shape[1]
             if number is None or number >= classes:
-                raise spec_error(
-                    f"{self.where}.class",
-                    f"found {number}, and the model has {classes} classes",
-                    f"use a number from 0 to {classes - 1}",
-                )
+                what = f"found {number}, and the model has {classes} classes"
+                raise self._error(what, f"use a number from 0 to {classes - 1}", "class")
             return scores[:, number]
-        if self.keys.score == "top" or target is None:
+        if score == "top" or target is None:
             return scores.max(1).values
-        if self.keys.score == "label":
-            return scores.gather(1, target[:, None].long()).squeeze(1)
-        if answers is None:
-            raise spec_error(
-                f"{self.where}.score",
+        if score == "label":
+            return _at(scores, target.long())
+        if answers is None or wrong is None:
+            raise self._error(
                 "'logit_difference' needs sequences of tokens with a right and a wrong answer",
                 "use data=names, or data=prompts with the fields `answer` and `wrong`",
             )
-        right, wrong = answers
-        return (scores.gather(1, right[:, None]) - scores.gather(1, wrong[:, None])).squeeze(1)
+        return _at(scores, answers) - _at(scores, wrong)
 
     def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
         """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
-        if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
-            raise spec_error(
-                f"{self.where}.score",
-                f"'loss' needs a loss of each sample, and with train.loss={self.loss.name} the model returns one for "
-                "the batch",
-                "use output, top or class, or another train.loss",
-            )
+        name = self.loss.name
+        if self.keys.score == "loss" and name in ("output", ACTIVATION):
+            what = f"'loss' needs a loss of each sample, and with train.loss={name} the model returns one for the batch"
+            raise self._error(what, "use output, top or class, or another train.loss")
         function: Callable[[Any, Tensor], Tensor] = self.loss
         if self.keys.is_own:
             if self.measuring is None:  # the user's code may look at values, which an example lacks
@@ -142,6 +135,11 @@ class Scoring:
     @cached_property
     def _user_function(self) -> Callable[[Any, Tensor], Tensor]:
         return score_function(self.keys.score, f"{self.where}.score")
+
+
+def _at(scores: Tensor, classes: Tensor) -> Tensor:
+    """[N]: from scores [N, classes], that of one class in each row."""
+    return scores.gather(1, classes[:, None]).squeeze(1)
 
 
 def _precise(leaf: Any) -> Any:
@@ -176,7 +174,7 @@ def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any
     if not len(batch.ids):
         if context.sharded and batch.pattern is not None:
             with context.silently(edit=True):
-                forward_and_backward(context, lambda *of: score(*of) * 0, batch.pattern)
+                forward_and_backward(context, lambda *args: score(*args) * 0, batch.pattern)
         else:
             _reduce(context)
         return None

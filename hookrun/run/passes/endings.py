@@ -120,30 +120,34 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
 def hook_facts(hooks: Installation) -> dict[str, Any]:
     """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
-    return {
-        "sites": [
-            {
-                "hook": site.hook_name,
-                "module": site.path,
-                "fired": site.firings,
-                "changed": int(site.changed),
-                "total": site.total,
-                "silent": silent.get((site.hook_name, site.path)),
-            }
-            for site in hooks.sites
-        ]
-    }
+    sites = [
+        {
+            "hook": site.hook_name,
+            "module": site.path,
+            "fired": site.firings,
+            "changed": int(site.changed),
+            "total": site.total,
+            "silent": silent.get((site.hook_name, site.path)),
+        }
+        for site in hooks.sites
+    ]
+    return {"sites": sites}
 
 
 def hook_lines(context: RunContext) -> Iterator[str]:
     """Lines for each hook: how often it fired on each module, and how much it changed, captured or counted."""
     facts = hook_facts(context.hooks)["sites"]
-    for hook in (planned.spec for planned in context.hooks.plan.hooks):
-        sites = [site for site in facts if site["hook"] == hook.name]
-        counts = [f"{site['module'] or '(root)'} x{site['fired']}" for site in sites]
+    for planned in context.hooks.plan.hooks:
+        hook = planned.spec
+        counts = list[str]()
+        changed = total = 0
+        for site in facts:
+            if site["hook"] == hook.name:
+                counts.append(f"{site['module'] or '(root)'} x{site['fired']}")
+                changed += site["changed"]
+                total += site["total"]
         yield f"{hook.name} ({hook.hook_type}, {hook.action.action_name}) fired: {listed(counts, SHOWN)}"
-        if total := sum(site["total"] for site in sites):
-            changed = sum(site["changed"] for site in sites)
+        if total:
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) on the logged steps"
         if hook.action.captures:
             tensors = captured = 0

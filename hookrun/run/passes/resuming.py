@@ -257,16 +257,18 @@ def results_of(ready: Ready, run_dir: RunDir) -> Results:
 def about(ready: Ready, run: Path) -> dict[str, Any]:
     """The configuration, model and files that must not change for a run to be resumed in the directory `run`."""
     settings = ready.settings.model_dump(mode="json", serialize_as_any=True, exclude=_FREE)
-    settings["train"].pop("checkpoint")
+    del settings["train"]["checkpoint"]
     for key in _FREE_TO_COMPUTE:
-        settings["compute"].pop(key)
+        del settings["compute"][key]
     settings["task"] = {"name": ready.task.name, **settings["task"]}
     facts: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
     if isinstance(ready, Prepared):
         plan = ready.plan
         plan_facts = plan.to_dict()
         facts["hooks"] = {hook.pop("name"): hook for hook in plan_facts.pop("hooks")}
-        facts["plan"] = {key: value for key, value in plan_facts.items() if key not in ("hash", "seed")}
+        del plan_facts["hash"]
+        del plan_facts["seed"]
+        facts["plan"] = plan_facts
         added = {join(owner, name) for owner, name in plan.added()}
         facts["parameters"] = {
             name: f"{dtype_name(parameter.dtype)} {list(parameter.shape)}"

@@ -66,11 +66,12 @@ class TorchLoss:
         """The loss of a batch, a tensor without dimensions. HookrunError if the output does not fit the targets."""
         scores = main_tensor(output)
         shape = list(scores.shape)
+        where = f"{WHERE}={self.name}"
         if not fits(scores, target, self.kind):
             dtype = str(target.dtype).removeprefix("torch.")
             raise HookrunError(
-                f"{WHERE}={self.name}: the model returned shape {shape} for targets of shape {list(target.shape)} "
-                f"{dtype}, and {_TAKES[self.kind]}"
+                f"{where}: the model returned shape {shape} for targets of shape {list(target.shape)} {dtype}, and "
+                f"{_TAKES[self.kind]}"
             )
         if self.kind == "values":
             target = target.to(scores.dtype).reshape(scores.shape)
@@ -80,18 +81,18 @@ class TorchLoss:
             return self.function(scores, target, **placed(self.args, output, target))
         except IndexError as error:  # a label beyond the scores; torch does not say how many scores there are
             classes = shape[-1 if self.kind == "tokens" or len(shape) == 1 else 1]
-            labels = target[target != self.ignored]
+            lowest, highest = target[target != self.ignored].aminmax()
             raise HookrunError(
-                f"{WHERE}={self.name}: the labels of this batch go from {int(labels.min())} to {int(labels.max())}, "
-                f"and the model returned shape {shape}, scores of the labels 0 to {classes - 1}; "
-                "give the model as many classes as the data has, such as model.args.num_classes"
+                f"{where}: the labels of this batch go from {lowest} to {highest}, and the model returned shape "
+                f"{shape}, scores of the labels 0 to {classes - 1}; give the model as many classes as the data has, "
+                "such as model.args.num_classes"
             ) from error
         except (RuntimeError, ValueError, TypeError) as error:
             if not self.args:
                 raise
             raise HookrunError(
-                f"{WHERE}={self.name} with {', '.join(self.args)}: {error}; for an output of shape {shape}, targets of "
-                f"shape {list(target.shape)}"
+                f"{where} with {', '.join(self.args)}: {error}; for an output of shape {shape}, targets of shape "
+                f"{list(target.shape)}"
             ) from error
 
     @property
@@ -189,13 +190,8 @@ def _wrong_arguments(loss: Loss, name: str, args: Mapping[str, Any]) -> list[Pro
         try:
             loss.function(output, target, **{key: value})
         except Exception as error:  # torch's functions raise many types for wrong arguments
-            problems.append(
-                Problem(
-                    f"{WHERE}.{key}",
-                    f"found {value!r}, which '{name}' refuses: {reason(error)}",
-                    "correct the value",
-                )
-            )
+            what = f"found {value!r}, which '{name}' refuses: {reason(error)}"
+            problems.append(Problem(f"{WHERE}.{key}", what, "correct the value"))
     return problems
 
 

@@ -113,14 +113,17 @@ def ranked(function: str, rows: SplitRows, average: Average = "macro") -> list[f
 
     scores, truth = rows.by_class()
     if rows.classes > 2 and not rows.several_labels:
-        if bool((scores >= 0).all()) and torch.allclose(scores.sum(1), torch.ones(()).double(), atol=1e-2):
+        sums = scores.sum(1)
+        if bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
             rows.notes.append("the scores of each row add up to 1, and are taken as probabilities")
         else:
             scores = scores.softmax(1)
     elif average != "none" and not rows.several_labels:
-        scores, truth = scores[:, 1:], truth[:, 1:]
+        scores = scores[:, 1:]
+        truth = truth[:, 1:]
     if average == "micro":
-        scores, truth = scores.reshape(-1, 1), truth.reshape(-1, 1)
+        scores = scores.reshape(-1, 1)
+        truth = truth.reshape(-1, 1)
     values = _of_columns(getattr(metrics, function), scores, truth)
     return values if average == "none" else [float(np.mean(values))]
 

@@ -157,17 +157,13 @@ class BatchRows:
         for start in range(0, len(self), step):
             part = slice(start, start + step)
             rows = part if self.chosen is None else self.chosen[part]
-            yield RowPart(
-                computable(self.scores[rows]),
-                self.targets[part],
-                _optional_part(self.answers, part),
-                _optional_part(self.wrong, part),
-                None if self.others is None else computable(self.others[rows]),
-            )
-
-
-def _optional_part(column: Tensor | None, part: slice) -> Tensor | None:
-    return None if column is None else column[part]
+            columns = dict[str, Tensor]()
+            if self.answers is not None and self.wrong is not None:
+                columns["answers"] = self.answers[part]
+                columns["wrong"] = self.wrong[part]
+            if self.others is not None:
+                columns["others"] = computable(self.others[rows])
+            yield RowPart(computable(self.scores[rows]), self.targets[part], **columns)
 
 
 def main_tensor(output: Any) -> Tensor:
