@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookrun import data
 from hookrun.data import Split
@@ -72,7 +72,8 @@ def facts_of_rank(ready: Ready, run_dir: Path) -> dict[str, Any]:
         # of a folder behind a link, whose target may have another name on each node, only what is in it counts
         inside = content.removeprefix(str(Path(name).expanduser().resolve()))
         facts["files"][name] = _crc(inside.encode())
-    facts["parameters"] = _weights(prepared.model)
+    tensors = [*prepared.model.named_parameters(), *prepared.model.named_buffers()]
+    facts["parameters"] = {name: " ".join(_content(tensor)) for name, tensor in tensors}
     facts["samples"] = {split: _samples(prepared, split) for split in prepared.read}
     named = encode(str(run_dir)).strip('"')
     return json.loads(encode(facts).replace(named, "the run directory"))
@@ -134,11 +135,6 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _weights(model: nn.Module) -> dict[str, str]:
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: " ".join(_content(tensor)) for name, tensor in tensors}
 
 
 def _samples(prepared: Prepared, split: Split) -> dict[str, Any]:

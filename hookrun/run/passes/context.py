@@ -383,7 +383,7 @@ class RunContext:
         saves = sums is not None
         at = PartialPass(clock.step, sums or {})
         averages = {f"holding.{name}": part for name, part in at.sums.items() if isinstance(part, Average)}
-        with self.resuming.hold("pass", at, averages) if saves else nullcontext(False) as resumed:
+        with self.resuming.state_part("pass", at, averages) if saves else nullcontext(False) as resumed:
             clock.training_at = at.step if self.prepared.task.trains else None
             clock.step = clock.step if resumed else 0
             self.sink.loggers.reach(at.step)

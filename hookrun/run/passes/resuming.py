@@ -1,7 +1,7 @@
 """Resumable states of a run: their content, when they are saved, and how a run continues from one.
 
 A state has the model, the hooks, the run directory, the random generators, and the parts that the task adds with
-`hold`. The task's loop calls `point` wherever the run could be resumed.
+`state_part`. The task's loop calls `point` wherever the run could be resumed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Resuming:
         hooks.load_state_dict(mine["hooks"], strict=False)
 
     @contextmanager
-    def hold(self, name: str, part: Stateful, sums: Mapping[str, Average]) -> Iterator[bool]:
+    def state_part(self, name: str, part: Stateful, sums: Mapping[str, Average]) -> Iterator[bool]:
         """Within the block every state has a part `name`, with the plain values and tensors that `part` returns.
 
         The part is loaded from the state from which the run is resumed; yields whether this state has it.

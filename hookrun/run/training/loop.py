@@ -31,7 +31,7 @@ def train(context: RunContext) -> None:
     average = training.average
     if average is not None:
         resuming.around = average.swapped_out
-    with resuming.hold("train", training, {"means": training.means}):
+    with resuming.state_part("train", training, {"means": training.means}):
         resuming.begin()
         context.model.train()
         while training.epoch < settings.epochs:

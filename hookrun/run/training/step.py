@@ -33,7 +33,7 @@ class Training:
     interval:  whether the scheduler is stepped after each step, or after each epoch
     means:     loss and metrics over the samples of the current epoch
     gradients: computes the gradients of a step
-    of_step:   loss and metrics over the samples of the current step
+    step_means: loss and metrics over the samples of the current step
     average:   the moving average of the weights, which is validated; None: the weights themselves are validated
     epoch:     the current epoch
     batches:   how many batches of it are finished
@@ -50,7 +50,7 @@ class Training:
     val: Batches | None
     means: Average
     gradients: StepGradients
-    of_step: Average
+    step_means: Average
     average: WeightAverage | None = None
     epoch: int = 0
     batches: int = 0
@@ -113,7 +113,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
     """
     context = training.context
     optimizer = training.optimizer
-    of_step = training.of_step
+    step_means = training.step_means
     hooks = context.hooks
     settings = context.settings.train
     with context.logged(hooks.clock.step) as is_logged:
@@ -121,7 +121,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         training.steps.before.take()
 
         # Forward and backward of each micro-batch, weighted by its share of the samples of the step.
-        of_step.clear()
+        step_means.clear()
         losses = list[Tensor | None]()
         shares = training.gradients.shares(group)
         for number, (batch, share) in enumerate(zip(group, shares, strict=True), 1):
@@ -129,7 +129,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             output, loss = training.gradients.compute(batch, share, last=number == len(group))
             losses.append(None if loss is None else loss.detach())
             if loss is not None:
-                context.measure(of_step, loss.detach(), output, batch)
+                context.measure(step_means, loss.detach(), output, batch)
 
         # Clip, check that loss and gradients are finite, and step.
         # With fused optimizers, hooks would otherwise see scaled gradients.
@@ -140,9 +140,9 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             training.average.update()
 
         if outcome != "skipped":
-            training.means.include(of_step)
+            training.means.include(step_means)
         if is_logged and outcome != "skipped":
-            values = context.sum_over_ranks(of_step).read()
+            values = context.sum_over_ranks(step_means).read()
             shown.update(values)
             more = {"lr": optimizer.param_groups[0]["lr"]}
             if norm is not None:

@@ -163,7 +163,14 @@ class Fit(Mistakes):
         if self.metrics is DEFAULT:
             self._choose_default(wrong)
         for number, metric in enumerate(self.metrics):
-            self._check_metric(metric, f"{WHERE}.{number}")
+            where = f"{WHERE}.{number}"
+            try:
+                misfit = self._wrong_metric(metric, where)
+            except HookrunError as error:
+                self.note(f"{where}.of", str(error))
+                continue
+            if misfit is not None:
+                self.note(where, misfit, "leave it out, or name another tensor of the output: of")
         if self.problems:
             return
         if self.needed or any(metric.name == LOSS for metric in self.metrics):
@@ -315,16 +322,6 @@ class Fit(Mistakes):
             self.lines.append(f"metrics: none, since {TRAIN_LOSS} {wrong}; task.metrics names some")
         elif not has_labels or self.loss.name in OF_VALUES or self._wrong_metric(METRICS["accuracy"]):
             self.metrics = (METRICS[LOSS],)
-
-    def _check_metric(self, metric: Metric, where: str) -> None:
-        """Note why a metric cannot be computed."""
-        try:
-            wrong = self._wrong_metric(metric, where)
-        except HookrunError as error:
-            self.note(f"{where}.of", str(error))
-            return
-        if wrong is not None:
-            self.note(where, wrong, "leave it out, or name another tensor of the output: of")
 
     def _wrong_metric(self, metric: Metric, where: str = WHERE) -> str | None:
         """Why a metric cannot be computed; None: it can, or that is not known. HookrunError if `of` is not there."""

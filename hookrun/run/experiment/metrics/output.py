@@ -118,7 +118,8 @@ class OutputReader:
                 continue
             shapes[keys] = tensor.shape
             class_dims[keys] = class_dim
-            if self._is_exact(tensor.shape, target, class_dim):
+            # one score for each class of the data, or the shape of the targets
+            if tensor.shape == target.shape or self.classes in tensor.shape[class_dim : class_dim + 1]:
                 exact.append(keys)
         closest = exact or list(class_dims)
         if not closest:
@@ -127,10 +128,6 @@ class OutputReader:
         best = (named or closest)[0]
         others = [keys for keys in closest if keys != best and (not named or shapes[keys] == shapes[best])]
         return Place(best, class_dims[best], tuple(map(path_text, others)))
-
-    def _is_exact(self, shape: torch.Size, target: Tensor, class_dim: int) -> bool:
-        """Whether the tensor has one score for each class of the data, or the shape of the targets."""
-        return shape == target.shape or self.classes in shape[class_dim : class_dim + 1]
 
     def _fit(self, tensor: Tensor, target: Tensor, kind: Kind) -> int | None:
         """The dimension of the classes in a tensor that fits; None: it does not."""
