@@ -226,15 +226,17 @@ class Measuring:
                 f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more: set "
                 "task.tokens=0"
             )
-        # The right answer of a sample is its first token to be predicted.
+        return self._with_answers(rows, target, batch.wrong)
+
+    def _with_answers(self, rows: BatchRows, target: Tensor, wrong: Tensor | None) -> BatchRows:
+        """The rows with the answers of their samples. The right one is the sample's first token to be predicted."""
         first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
         answers = target.gather(1, first).squeeze(1)
-        if batch.wrong is None or bool((answers == IGNORED).any()):
+        if wrong is None or bool((answers == IGNORED).any()):
             raise HookrunError(f"{WHERE}: {LOGIT_DIFFERENCE!r}: a sample has no right or no wrong answer")
         device = rows.targets.device
-        return replace(
-            rows, answers=answers.to(device)[rows.samples], wrong=batch.wrong.to(device)[rows.samples]
-        )
+        samples = rows.samples
+        return replace(rows, answers=answers.to(device)[samples], wrong=wrong.to(device)[samples])
 
     # ---- comparison with other predictions -------------------------------------------------------------------------
 

@@ -186,15 +186,19 @@ def picture_of(value: object) -> str | None:
     image = value.detach().cpu().float()
     if image.dim() == 2:
         image = image[None]
-    if image.dim() != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < 2:
+    if image.dim() != 3:
+        return None
+    channels, height, width = image.shape
+    if channels not in (1, 3) or min(height, width) < 2:
         return None
     image = image.nan_to_num(0.0, 0.0, 0.0)
-    block = -(-max(image.shape[1:]) // MOST_SIDE)
+    block = -(-max(height, width) // MOST_SIDE)
     if block > 1:
         image = F.avg_pool2d(image, block, ceil_mode=True)
     low, high = image.aminmax()
-    grey = ((image - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
-    pixels = grey[0] if len(grey) == 1 else grey.permute(1, 2, 0).contiguous()
+    share = (image - low) / (high - low).clamp(min=1e-12)
+    pixels = (share * 255).round().to(torch.uint8)
+    pixels = pixels[0] if channels == 1 else pixels.permute(1, 2, 0).contiguous()
     file = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode("ascii")

@@ -210,6 +210,7 @@ def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
 
 def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo) -> Iterator[Problem]:
     name = keys.name
+    where_by = f"{where}.by"
     data = f"the data {info.name!r}"
     target = info.target
     if target is None and name in METRICS and name not in (LOSS, KL):
@@ -221,28 +222,28 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
         yield Problem(where, what, _ANSWERS)
     if keys.by == "sample" and not info.has_target_of_sample:
         yield Problem(
-            f"{where}.by",
+            where_by,
             f"the batches of {data} have no target for each sample, as data.collate and data.batch_size make them",
             "leave it out, or return one row of targets for each sample",
         )
     if keys.by == "position" and info.tokenizer is None:
         what = f"the samples of {data} are not sequences of tokens, so they have no positions"
-        yield Problem(f"{where}.by", what, "use by: sample")
+        yield Problem(where_by, what, "use by: sample")
     elif keys.by == "position" and name not in OF_TOKENS:
         what = f"{name!r} is computed for a whole batch, not for each token"
-        yield Problem(f"{where}.by", what, "use by: sample")
+        yield Problem(where_by, what, "use by: sample")
     if name != LOSS or keys.by is None or settings.train.loss is None:
         return
     loss = settings.train.loss.name
     if loss == "output":
         yield Problem(
-            f"{where}.by",
+            where_by,
             "with train.loss=output the model returns one number for the batch",
             "use another train.loss, or the metric perplexity",
         )
     elif info.tokenizer is not None and loss not in NEXT_TOKEN_LOSSES:
         yield Problem(
-            f"{where}.by",
+            where_by,
             f"train.loss={loss} is not computed token by token",
             "use train.loss=cross_entropy, or the metric perplexity",
         )

@@ -142,7 +142,10 @@ class BatchRows:
             values = [function(*self.of_sample(number)).reshape(()) for number in range(len(self))]
             return torch.stack(values)
         of_token = torch.func.vmap(function)
-        columns = [of_token(part.scores[:, None, None], part.targets[:, None, None]) for part in self.parts()]
+        columns = list[Tensor]()
+        for part in self.parts():
+            scores = part.scores[:, None, None]
+            columns.append(of_token(scores, part.targets[:, None, None]))
         return torch.cat(columns) if columns else torch.zeros(0)
 
     def parts(self) -> Iterator[RowPart]:
