@@ -65,7 +65,6 @@ NOT_YET = {
     "engine/runtime/install.py",
     "engine/runtime/site.py",
     "engine/runtime/site_values.py",
-    "run/experiment/metrics/problems.py",
 }
 
 HEAVY = {"torch", "torchvision"}

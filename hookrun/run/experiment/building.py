@@ -105,7 +105,7 @@ def load_model(
     stands_in: if `info` is None, the model gets some shape, classes and vocabulary, on which names of modules do not
                depend
     """
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Any] = {"sample_shape": None, "num_classes": None}
     if info is not None:
         shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
         defaults = {

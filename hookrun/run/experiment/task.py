@@ -37,7 +37,7 @@ class Task(TaskKeys):
     trains:         it trains the model: hooks are tried in training mode, optimizer and schedule are checked
     splits_batches: several ranks can split its batches, and its results are computed from all rows
     writes_rows:    it writes results for each row, on several ranks each its own
-    repeats_passes: it also runs the model for itself, `standing_in`, and needs no hook on a parameter
+    repeats_passes: it also runs the model for itself, `RunContext.silently`, and needs no hook on a parameter
     takes_place:    it replaces the experiment's own task on the command line, and prints the plan of that task
     """
 

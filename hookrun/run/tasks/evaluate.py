@@ -104,7 +104,6 @@ class EvaluateTask(TaskOfSplits):
 
     def perform(self, context: RunContext) -> None:
         """Run the split through the model, and log the means. Raises HookrunError if it has no samples."""
-        from hookrun.run.experiment.metrics.metrics import LOSS
         from hookrun.run.passes.backward_pass import Scoring, forward_and_backward
         from hookrun.run.passes.batches import BatchesOfSplits
 
@@ -123,8 +122,6 @@ class EvaluateTask(TaskOfSplits):
             names=names,
             # task=predict stores the outputs and does not score them
             store=None if self.scores else partial(write_predictions, context),
-            measures=bool(metrics),
-            with_loss=any(metric.name == LOSS for metric in metrics),
         )
         if metrics and self.scores:
             context.conclude(self.split, values, "epoch")

@@ -97,7 +97,7 @@ class Attributing:
         """
         scores = self._scoring.of_samples(output, batch.target, batch)
         scoring, batch = self._of_fixed_classes(batch, output)
-        with self._context.standing_in():
+        with self._context.silently(edit=True):
             if self._module is None and not _floating(batch):
                 self._module = self._embedding(batch)
                 self._is_embedding = True

@@ -45,9 +45,9 @@ from hookrun.studies.kit.passes import (
     Split,
     as_call,
     generator_states,
-    losses,
     own_token_scores,
     predicted_rows,
+    row_values,
     set_generators,
 )
 
@@ -162,15 +162,11 @@ class MetricReader:
         if metric.name == LOSS and self._loss.code is not None:
             return self._loss(*rows.whole()).expand(len(rows))
         if metric.name == LOSS:
-            return losses(rows, self._loss)
-        if metric.of_batch is not None:
-            return metric.of_batch(*rows.whole()).expand(len(rows))
-        assert metric.of_rows is not None
-        columns = [metric.of_rows(part) for part in rows.parts()]
-        known = [column for column in columns if column is not None]
-        if not known:
+            return rows.one_by_one(self._loss)
+        column = row_values([metric], rows).get(metric.name)
+        if column is None:
             raise metric.misfit(rows)
-        column = torch.cat(known)
+        column = column.expand(len(rows))
         return column if column.is_floating_point() else column.float()
 
 

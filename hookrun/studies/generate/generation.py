@@ -26,7 +26,6 @@ from hookrun.studies.kit.passes import (
     DataInfo,
     FromFolder,
     RunContext,
-    buffers_kept,
     generator_states,
     set_generators,
 )
@@ -66,7 +65,7 @@ class Generation:
         without: list[Continuation | None] = [None] * len(prompts)
         if self._task.without_hooks:
             states = generator_states()
-            with context.hooks.paused(), buffers_kept(context.model):
+            with context.silently(edit=False):
                 without[:] = self._continued(batch, prompts)
             set_generators(states)  # so that random numbers that the model itself draws are the same
         now = self._continued(batch, prompts)

@@ -22,6 +22,10 @@ from hookrun.run.experiment.metrics.metrics import (
     PERPLEXITY as PERPLEXITY,  # the name of the metric that is its exponential
 )
 from hookrun.run.experiment.metrics.metrics import kl as kl  # the KL divergence of each row
+from hookrun.run.experiment.metrics.metrics import row_values as row_values  # each metric of each row
+from hookrun.run.experiment.metrics.predictions import (
+    predicted_rows as predicted_rows,  # the outputs that another run has written
+)
 from hookrun.run.experiment.metrics.problems import (
     token_problems as token_problems,  # why tokens cannot be read in the data
 )
@@ -63,7 +67,6 @@ from hookrun.run.experiment.session import (
     generator_states as generator_states,  # the states of the random generators
 )
 from hookrun.run.experiment.session import set_generators as set_generators  # set them again
-from hookrun.run.passes.average import losses as losses  # the loss of each row
 from hookrun.run.passes.backward_pass import Scoring as Scoring  # the score of each sample, from the output
 from hookrun.run.passes.batches import (
     Batch as Batch,  # a batch on the device, with the numbers of its samples
@@ -72,18 +75,12 @@ from hookrun.run.passes.batches import Batches as Batches  # the batches of a sp
 from hookrun.run.passes.batches import (
     BatchesOfSplits as BatchesOfSplits,  # the batches of several splits, one after the other
 )
-from hookrun.run.passes.compile_check import (
-    buffers_kept as buffers_kept,  # passes that leave the buffers of a model as they are
-)
 from hookrun.run.passes.context import (
     RunContext as RunContext,  # an open run: forward, log, records, saved states
 )
 from hookrun.run.passes.measuring import Measuring as Measuring  # the rows of a batch, and sums over batches
 from hookrun.run.passes.measuring import (
     choose_tokens as choose_tokens,  # the tokens of a batch that a clause names
-)
-from hookrun.run.passes.measuring import (
-    predicted_rows as predicted_rows,  # the outputs that another run has written
 )
 from hookrun.run.passes.progress import Screen as Screen  # what a run prints
 from hookrun.run.passes.resuming import (
