@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from hookrun.errors import HookrunError, counted
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines, spans_magnitudes
-from hookrun.report.draw.pictures import MOST_PAGED, heat, mosaic
+from hookrun.report.draw.pictures import MOST_PAGED, HeatMap, mosaic
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.sampling import CapturedRows, Summary, draw, summary
+from hookrun.report.sampling import DrawnRows, Summary, draw, summary
 from hookrun.report.token_pictures import attention_of, is_attention, strips_of_capture, strips_of_predictions
 from hookrun.store.captures.read import StoredCapture, spread
 
@@ -70,24 +70,25 @@ def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = 
     try:
         sample = draw(capture)
         statistics = summary(capture, sample)
-        of_tokens = (strips_of_predictions if is_prediction else strips_of_capture)(capture, facts)
+        strips = strips_of_predictions(capture, facts) if is_prediction else strips_of_capture(capture, facts)
         view.heads = list(attention_of(capture, facts))
     except (HookrunError, OSError) as error:
         view.problem = str(error)
         return view
-    values, finite = sample.values, sample.values.isfinite()
-    if not finite.any():
+    values = sample.values
+    finite = values[values.isfinite()]
+    if not len(finite):
         view.problem = "none of its values is finite" if values.numel() else "it has no elements"
         return view
-    view.rows, view.of_tokens = len(values), sample.by_token
+    view.rows = len(values)
+    view.of_tokens = sample.by_token
     if values.numel() == 1:
         view.value = number(values.item())
         return view
     is_forward = not facts.sees_gradients(capture.hook)
-    view.figures += [*of_tokens, _histogram(values[finite], statistics, len(capture))]
-    is_drawn = view.heads or (of_tokens and (is_prediction or values[0].numel() == 1))
-    if not is_drawn:
-        view.figures += _of_rows(sample, capture, "activation" if is_forward else "gradient", facts)
+    view.figures += [*strips, _histogram(finite, statistics, len(capture))]
+    if not view.heads and not (strips and (is_prediction or values[0].numel() == 1)):
+        view.figures += _pictures(sample, capture, "activation" if is_forward else "gradient", facts)
     view.figures += _over_steps(sample)
     if is_forward and capture.is_by_sample and not view.heads:
         view.units = idle_units(values, facts.classes.get(capture.module, ""))
@@ -103,47 +104,50 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     If many are exactly 0, they are not drawn, since they would flatten the rest; the note says how many.
     """
     array = values.double().numpy()
-    notes = [
+    note = (
         f"mean {statistics.mean:.4g}, std {statistics.std:.4g}, min {number(statistics.low)}, "
         f"max {number(statistics.high)}, {statistics.count:,} values"
-    ]
+    )
     if statistics.rows < rows:
-        notes[0] += f" of {statistics.rows:,} of {counted(rows, 'row')}"
+        note += f" of {statistics.rows:,} of {counted(rows, 'row')}"
     if statistics.finite < statistics.count:
-        notes.append(
-            f"{statistics.count - statistics.finite:,} of {statistics.count:,} values are not finite"
-        )
+        lost = statistics.count - statistics.finite
+        note += f"; {lost:,} of {statistics.count:,} values are not finite"
     others = array[array != 0]
     zeros = statistics.zeros / max(statistics.finite, 1)
     if zeros >= 0.1 and len(others) and others.min() < others.max():
-        notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
+        note += f"; {zeros:.0%} are exactly 0 and not drawn"
         array = others
-    start, end = float(array.min()), float(array.max())
+    start = float(array.min())
+    end = float(array.max())
     if start == end:
-        start, end = start - (abs(start) * 0.5 or 0.5), end + (abs(end) * 0.5 or 0.5)
+        half = abs(start) * 0.5 or 0.5
+        start -= half
+        end += half
     counts, edges = np.histogram(array, bins=BINS, range=(start, end))
-    return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
+    return histogram("distribution", counts.tolist(), edges.tolist(), note=note)
 
 
-def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Facts) -> Iterator[Figure]:
-    shape = sample.values.shape[1:]
-    match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
+def _pictures(sample: DrawnRows, capture: StoredCapture, kind: str, facts: Facts) -> Iterator[Figure]:
+    """Pictures of the rows by their shape: points of numbers, bars or a line of vectors, matrices, images."""
+    shape = list(sample.values.shape[1:])
+    dims = shape
+    if not capture.is_by_sample:
+        dims = [length for length in shape if length > 1]
+    match dims:
         case [] | [1]:
-            ids, steps = sample.source.sample_ids, sample.source.steps
-            of_samples = bool((ids >= 0).all())
-            at, order = (ids if of_samples else steps).float().sort(stable=True)
-            numbers = sample.values.reshape(-1)[order].tolist()
-            series = Series("value", at.tolist(), numbers, dots=of_samples)
-            yield lines("value", [series], x="sample" if of_samples else "step", y="value")
+            yield _points(sample)
         case [_]:
             yield from _vectors(sample, facts)
         case [height, width]:  # such as attention patterns
             tiles = sample.values.reshape(-1, height, width)
+            title = "maps"
             # A matrix that is not square may be a distribution over classes for each token.
-            is_pattern = capture.is_by_sample and height == width and is_attention(tiles)
+            if capture.is_by_sample and height == width and is_attention(tiles):
+                title = "attention maps"
             rows = spread(range(len(tiles)), MOST_MATRICES)
             yield mosaic(
-                "attention maps" if is_pattern else "maps",
+                title,
                 tiles[rows].numpy()[None],
                 rows=["matrix"],
                 columns=", ".join(_names(sample, rows, facts)),
@@ -151,40 +155,69 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Fac
             )
         case [*first, height, width]:
             tiles = sample.values.reshape(-1, math.prod(first), height, width)
-            yield _images(sample, tiles, kind if len(shape) == 3 else "", facts)
+            if len(shape) > 3:
+                kind = ""
+            yield _images(sample, tiles, kind, facts)
 
 
-def _names(sample: CapturedRows, rows: list[int], facts: Facts) -> list[str]:
+def _points(sample: DrawnRows) -> Figure:
+    """Rows of one number: a point for each sample, or a line over the steps."""
+    of_samples = bool((sample.source.sample_ids >= 0).all())
+    axis = "sample" if of_samples else "step"
+    places = sample.source.sample_ids if of_samples else sample.source.steps
+    places, order = places.float().sort(stable=True)
+    values = sample.values.reshape(-1)[order]
+    series = Series("value", places.tolist(), values.tolist(), dots=of_samples)
+    return lines("value", [series], x=axis, y="value")
+
+
+def _names(sample: DrawnRows, rows: list[int], facts: Facts) -> list[str]:
     """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
     source = sample.source
     places = torch.stack([source.sample_ids, source.positions], 1)
     by_epoch = len(places.unique(dim=0)) < len(places) and len(source.epochs.unique()) > 1
     by_split = len(source.split_numbers.unique()) > 1
-
-    def name(row: int) -> str:
+    names = list[str]()
+    for row in rows:
         split, number = sample.sample_of(row)
         if number < 0:
-            return f"step {source.steps[row]}"
-        position = f" at {source.positions[row]}" if source.positions[row] >= 0 else ""
-        of_split = f" of {split}" if by_split and split else ""
-        epoch = f", epoch {int(source.epochs[row]) + 1}" if by_epoch else ""
-        called = facts.called.get((split, number), "")
-        return " · ".join(filter(None, [f"sample {number}{position}{of_split}{epoch}", called]))
+            names.append(f"step {source.steps[row]}")
+            continue
+        name = f"sample {number}"
+        if source.positions[row] >= 0:
+            name += f" at {source.positions[row]}"
+        if by_split and split:
+            name += f" of {split}"
+        if by_epoch:
+            name += f", epoch {int(source.epochs[row]) + 1}"
+        called = facts.called.get((split, number))
+        if called:
+            name += f" · {called}"
+        names.append(name)
+    return names
 
-    return list(map(name, rows))
 
-
-def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
+def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
     """A grid of images, a row for each sample; columns are channels, attention heads, or slices if `what` is empty."""
     rows = spread(range(len(tiles)), MOST_IMAGES)
     count = tiles.shape[1]
-    title, kind = (f"{what} maps", "channel") if what else ("slices", "slice")
+    title = "slices"
+    kind = "slice"
     note = f"each {tiles.shape[2]} × {tiles.shape[3]}"
     if what and is_attention(tiles):
-        title, kind, note = "attention maps", "head", f"{note}: a row for each query"
+        title = "attention maps"
+        kind = "head"
+        note += ": a row for each query"
+    elif what:
+        title = f"{what} maps"
+        kind = "channel"
     if count > MOST_CHANNELS:
         note += f"; the first {MOST_CHANNELS:,} of {count:,}"
-    columns = f"its one {kind}" if count == 1 else kind if count > MOST_TILES else f"{kind}s 0–{count - 1}"
+    columns = f"{kind}s 0–{count - 1}"
+    if count == 1:
+        columns = f"its one {kind}"
+    elif count > MOST_TILES:
+        columns = kind
     return mosaic(
         title,
         tiles[rows, :MOST_CHANNELS].numpy(),
@@ -197,61 +230,80 @@ def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Fig
     )
 
 
-def _vectors(sample: CapturedRows, facts: Facts) -> Iterator[Figure]:
+def _vectors(sample: DrawnRows, facts: Facts) -> Iterator[Figure]:
     """The mean of rows that are vectors, as bars or as a line, and some rows as a map."""
     rows = sample.values.flatten(1)
     count, length = rows.shape
     stride = -(-length // MOST_LINES)
-    mean, deviation = rows.mean(0), rows.std(0, correction=int(count > 1))
-    title, y = (f"mean of {counted(count, 'row')}", "mean") if count > 1 else ("the one row", "value")
-    if length <= MOST_BARS:
-        note, whiskers = ("whiskers: one standard deviation", deviation.tolist()) if count > 1 else ("", None)
-        yield bars(title, mean.tolist(), x="element", y=y, spread=whiskers, note=note)
+    elements = range(0, length, stride)
+    mean = rows.mean(0)
+    title = "the one row"
+    y = "value"
+    deviation = torch.zeros(length)
+    if count > 1:
+        title = f"mean of {counted(count, 'row')}"
+        y = "mean"
+        deviation = rows.std(0)
+    if length <= MOST_BARS and count > 1:
+        note = "whiskers: one standard deviation"
+        yield bars(title, mean.tolist(), x="element", y=y, spread=deviation.tolist(), note=note)
+    elif length <= MOST_BARS:
+        yield bars(title, mean.tolist(), x="element", y=y)
     else:
-        low, high = (edge[::stride].tolist() for edge in (mean - deviation, mean + deviation))
-        band = Series("mean", list(range(0, length, stride)), mean[::stride].tolist(), low, high)
-        note = "band: one standard deviation" + (f"; every {stride}th element" if stride > 1 else "")
+        low = (mean - deviation)[::stride].tolist()
+        high = (mean + deviation)[::stride].tolist()
+        band = Series("mean", elements, mean[::stride].tolist(), low, high)
+        note = "band: one standard deviation"
+        if stride > 1:
+            note += f"; every {stride}th element"
         yield lines(title, [band], x="element", y=y, note=note)
     if count > 1 and length > 1:
         some = spread(range(count), MOST_VECTORS)
         matrix = rows[some][:, ::stride].numpy()
-        of_samples = "token" if sample.source.positions[0] >= 0 else "sample"
-        kind = of_samples if sample.source.sample_ids[0] >= 0 else "step"
-        yield heat(
+        kind = "step"
+        if sample.source.sample_ids[0] >= 0:
+            kind = "token" if sample.source.positions[0] >= 0 else "sample"
+        yield HeatMap(
             "rows",
             matrix,
             rows=_names(sample, some, facts),
-            columns=[str(element) for element in range(0, length, stride)],
+            columns=list(map(str, elements)),
             x="element",
             note=f"a line for each {kind}",
-            there=np.ones(matrix.shape, dtype=bool),
-        )
+            valid=np.ones(matrix.shape, dtype=bool),
+        ).figure()
 
 
-def _over_steps(sample: CapturedRows) -> list[Figure]:
+def _over_steps(sample: DrawnRows) -> Iterator[Figure]:
     """The distribution over steps, if rows come from several; over the order of recording if steps restart."""
-    source, steps = sample.source, sample.source.steps
-    pairs = torch.stack([source.split_numbers, source.sample_ids, source.positions], dim=1)
-    if (source.sample_ids >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
-        return []  # one row for each sample, or each of its tokens: steps are only batches
-    x, clock = "step", steps
-    if (steps.diff() < 0).any():
-        begins = (steps.diff() != 0) | (source.epochs.diff() != 0)
-        x, clock = "in the order of recording", functional.pad(begins.cumsum(0), (1, 0))
-    times = clock.unique().tolist()
+    source = sample.source
+    places = torch.stack([source.split_numbers, source.sample_ids, source.positions], dim=1)
+    if (source.sample_ids >= 0).all() and len(places.unique(dim=0)) == len(places):
+        return  # one row for each sample, or each of its tokens: steps are only batches
+    x = "step"
+    clock = source.steps
+    if (clock.diff() < 0).any():
+        x = "in the order of recording"
+        begins = (clock.diff() != 0) | (source.epochs.diff() != 0)
+        clock = functional.pad(begins.cumsum(0), (1, 0))
+    times = clock.unique()
     if len(times) < 4 or len(sample.values[0].reshape(-1)) < 2:
-        return []
-    quantiles = list[list[float]]()
-    for time in times:
-        values = sample.values[clock == time].flatten()
-        values = values[values.isfinite()]
-        few = values[:: -(-len(values) // 50_000)] if len(values) else torch.full((1,), math.nan)
-        quantiles.append(torch.quantile(few, torch.tensor(_QUANTILES)).tolist())
-    low, quarter, middle, three, high = (list(column) for column in zip(*quantiles, strict=True))
-    xs = [float(time) for time in times]
+        return
+    rows = [_quantiles(sample.values[clock == time].flatten()) for time in times]
+    low, quarter, middle, three, high = torch.stack(rows, dim=1).tolist()
+    xs = times.double().tolist()
     series = [Series("5–95 %", xs, middle, low, high), Series("25–75 %", xs, middle, quarter, three)]
     log = spans_magnitudes([*low, *high], 1000)
-    return [lines("distribution over steps", series, x=x, y="value", log=log, note="line: the median")]
+    yield lines("distribution over steps", series, x=x, y="value", log=log, note="line: the median")
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """`_QUANTILES` of the finite ones of the values [n], or of some of many; NaN if there are none."""
+    values = values[values.isfinite()]
+    if not len(values):
+        values = torch.full((1,), math.nan)
+    stride = -(-len(values) // 50_000)
+    return torch.quantile(values[::stride], torch.tensor(_QUANTILES))
 
 
 # Class -> the ends of its range.
@@ -278,31 +330,35 @@ def idle_units(rows: Tensor, module_class: str) -> list[dict[str, Any]]:
     which:   their indices, among `total`
     kind:    ``unit`` or ``channel``
     """
-    if len(rows) < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
+    count = len(rows)
+    if count < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
         return []
-    kind, by_unit = ("channel", rows.movedim(1, -1)) if rows.dim() == 4 else ("unit", rows)
-    by_unit = by_unit.flatten(0, -2)
-    looked = f"in the {len(rows)} rows examined"
-    low, high = by_unit.amin(0), by_unit.amax(0)
+    kind = "unit"
+    if rows.dim() == 4:
+        kind = "channel"
+        rows = rows.movedim(1, -1)
+    by_unit = rows.flatten(0, -2)
+    examined = f"in the {count} rows examined"
+    low = by_unit.amin(0)
+    high = by_unit.amax(0)
     dead = (low == 0) & (high == 0)
-    idle = [("dead", f"exactly 0 {looked}", dead)]
+    masks = [("dead", f"exactly 0 {examined}", dead)]
     if module_class in _RANGES:
-        least, largest = _RANGES[module_class]
-        margin = _NEAR * (largest - (least or 0.0))
-        near = by_unit >= largest - margin
-        if least is not None:
-            near |= by_unit <= least + margin
-        meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {looked}"
-        idle.append(("saturated", meaning, near.float().mean(0) >= _OFTEN))
-    idle.append(("constant", f"the same value {looked}", (low == high) & ~dead))
-    return [
-        {
-            "what": what,
-            "meaning": meaning,
-            "which": mask.nonzero().flatten().tolist(),
-            "total": by_unit.shape[1],
-            "kind": kind,
-        }
-        for what, meaning, mask in idle
-        if mask.any()
-    ]
+        meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {examined}"
+        masks.append(("saturated", meaning, _saturated(by_unit, *_RANGES[module_class])))
+    masks.append(("constant", f"the same value {examined}", (low == high) & ~dead))
+    units = list[dict[str, Any]]()
+    for what, meaning, mask in masks:
+        which = mask.nonzero().flatten().tolist()
+        if which:
+            units.append({"what": what, "meaning": meaning, "which": which, "total": len(mask), "kind": kind})
+    return units
+
+
+def _saturated(by_unit: Tensor, low: float | None, high: float) -> Tensor:
+    """[units] bool: whether nearly all values [n, units] are near a bound of the range."""
+    margin = _NEAR * (high - (low or 0.0))
+    near = by_unit >= high - margin
+    if low is not None:
+        near |= by_unit <= low + margin
+    return near.float().mean(0) >= _OFTEN

@@ -130,29 +130,28 @@ class Facts:
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> its file and class, if the run recorded them, short enough for a caption."""
-        return {
-            (line["split"], line["sample"]): " · ".join(
-                shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)
-            )
-            for line in self.samples.records
-        }
+        captions = dict[tuple[str, int], str]()
+        for line in self.samples.records:
+            texts = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
+            captions[line["split"], line["sample"]] = " · ".join(texts)
+        return captions
 
     @cached_property
     def pictures(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> the URL of its picture, for samples of which the run kept one."""
-        return {
-            (line["split"], line["sample"]): f"data:image/png;base64,{line['png']}"
-            for line in self.kept_pictures.records
-        }
+        pictures = dict[tuple[str, int], str]()
+        for line in self.kept_pictures.records:
+            pictures[line["split"], line["sample"]] = f"data:image/png;base64,{line['png']}"
+        return pictures
 
     @cached_property
     def sequences(self) -> dict[tuple[str, int], TokenSequence]:
         """(split, sample) -> its tokens, if the run recorded them."""
-        return {
-            (line["split"], line["sample"]): TokenSequence.of(line, self.texts)
-            for line in self.samples.records
-            if line.get("tokens")
-        }
+        sequences = dict[tuple[str, int], TokenSequence]()
+        for line in self.samples.records:
+            if line.get("tokens"):
+                sequences[line["split"], line["sample"]] = TokenSequence.of(line, self.texts)
+        return sequences
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -170,9 +169,12 @@ class Facts:
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
-        clause = self.planned[hook].clauses.get("heads") if hook in self.planned else None
-        picked = clause.get("pick") if isinstance(clause, dict) else None
-        return [head for head in picked if isinstance(head, int)] if isinstance(picked, list) else []
+        if hook not in self.planned:
+            return []
+        clause = self.planned[hook].clauses.get("heads")
+        if not isinstance(clause, dict) or not isinstance(clause.get("pick"), list):
+            return []
+        return [head for head in clause["pick"] if isinstance(head, int)]
 
     def reads_inputs(self, module: str) -> bool:
         """Whether the module sees the tokens of the samples; not so in the decoder of an encoder-decoder."""
@@ -182,10 +184,11 @@ class Facts:
     @cached_property
     def has_encoder(self) -> bool:
         """Whether the model is an encoder-decoder."""
-        return any(
-            path.rpartition(".")[2] == "encoder" and f"{path.removesuffix('encoder')}decoder" in self.classes
-            for path in self.classes
-        )
+        for path in self.classes:
+            parent, _, name = path.rpartition("encoder")
+            if not name and path.rpartition(".")[2] == "encoder" and f"{parent}decoder" in self.classes:
+                return True
+        return False
 
     @cached_property
     def sites(self) -> dict[tuple[str, str], SiteRecord]:
@@ -214,8 +217,15 @@ class Facts:
 
     def named(self, section: str, key: str = "name") -> str:
         """The `name` in a section of the configuration, or the text of another key; ``""`` if there is none."""
-        content = self.config.get(section)
-        return str(content.get(key) or "") if isinstance(content, dict) else ""
+        return named_in(self.config, section, key)
+
+
+def named_in(config: Mapping[str, Any], section: str, key: str = "name") -> str:
+    """The text of a key in a section of a stored configuration; ``""`` if there is none."""
+    content = config.get(section)
+    if not isinstance(content, dict):
+        return ""
+    return str(content.get(key) or "")
 
 
 def read_facts(path: Path) -> Facts:
@@ -224,7 +234,7 @@ def read_facts(path: Path) -> Facts:
     notes = list[str]()
     status = _status(run, notes)
 
-    def tried(part: str, read: Callable[[], T], otherwise: T) -> T:
+    def attempt(part: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
         except HookrunError as error:  # the page then has a note instead of this part
@@ -233,12 +243,13 @@ def read_facts(path: Path) -> Facts:
 
     written: Collection[str] = ()
     if sha256 := status.get("manifest"):
-        written = tried("the manifest", lambda: read_manifest(run.path, sha256), {})
+        written = attempt("the manifest", lambda: read_manifest(run.path, sha256), {})
 
     def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name
-        is_known = os.path.lexists(path) or name in written
-        return tried(part, lambda: typed_record(path, model), model()) if is_known else model()
+        if not os.path.lexists(path) and name not in written:
+            return model()
+        return attempt(part, lambda: typed_record(path, model), model())
 
     facts = Facts(
         path=run.path,
@@ -247,21 +258,22 @@ def read_facts(path: Path) -> Facts:
         model=record("the model's tree", MODEL, ModelRecord),
         hooks=record("the hooks' counts", HOOKS, HooksRecord),
         env=record("the environment", ENV, EnvRecord),
-        config=tried("the configuration", lambda: run.config, {}),
+        config=attempt("the configuration", lambda: run.config, {}),
         metrics=sampled(run.path / METRICS, MetricsLine, always=is_kept),
         stats=_records(run.path / STATS),
         samples=sampled(run.path / SAMPLES, SampleLine),
         tokens=sampled(run.path / TOKENS, TokenLine, limit=MOST_TOKENS),
         kept_pictures=sampled(run.path / PICTURES, PictureLine, limit=MOST_PICTURES, from_start=True),
-        captured=tried(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),
-        predicted=tried(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
-        traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
-        composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
+        captured=attempt(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),
+        predicted=attempt(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
+        traceback=attempt(ERROR, lambda: _text(run.path / ERROR), ""),
+        composed=attempt(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=cut_off(status),
         notes=notes,
     )
     for lines in vars(facts).values():
-        notes += lines.notes if isinstance(lines, SampledLines) else []
+        if isinstance(lines, SampledLines):
+            notes += lines.notes
     for page in modules_named(STUDIES, "page"):
         if hasattr(page, "read"):
             facts.of_studies[page.ID] = page.read(run.path)
@@ -293,7 +305,9 @@ def _text(path: Path) -> str:
             content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
     except MissingFile:
         return ""
-    return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
+    if len(content) > MOST_TEXT:
+        content = content[:MOST_TEXT] + "\n… (cut off here)"
+    return content
 
 
 def _records(path: Path) -> SampledLines:
@@ -301,12 +315,13 @@ def _records(path: Path) -> SampledLines:
     seen = set[tuple[str, str]]()
 
     def is_first_notice(record: Mapping[str, Any]) -> bool:
+        if NOTICES.isdisjoint(record) or record.get("ok") is True:
+            return False
         site = str(record.get("hook")), f"{record.get('module')}{record.get('path')}"
-        is_notice = not NOTICES.isdisjoint(record) and record.get("ok") is not True
-        is_first = is_notice and site not in seen and len(seen) < MOST_SITES
-        if is_first:
-            seen.add(site)
-        return is_first
+        if site in seen or len(seen) == MOST_SITES:
+            return False
+        seen.add(site)
+        return True
 
     return sampled(path, HookLine, always=is_first_notice)
 
@@ -331,7 +346,8 @@ class TokenSequence:
     @classmethod
     def of(cls, line: Mapping[str, Any], texts: Mapping[int, str]) -> TokenSequence:
         """From a line of samples.jsonl that has tokens."""
-        ids, targets = tuple(line["tokens"]), tuple(line.get("targets") or ())
+        ids = tuple(line["tokens"])
+        targets = tuple(line.get("targets") or ())
         before, after = line.get("padding", (0, 0))
         if len(targets) != len(ids):
             targets = (None,) * len(ids)
@@ -344,4 +360,4 @@ class TokenSequence:
     @property
     def names(self) -> list[str]:
         """The name of each of its tokens."""
-        return [self.name(each) for each in self.ids]
+        return [self.name(token) for token in self.ids]

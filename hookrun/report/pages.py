@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -17,7 +16,7 @@ from hookrun.engine.keys import key_of
 from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw.text import module_name, moment, number
-from hookrun.report.facts import read_facts
+from hookrun.report.facts import named_in, read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection
 from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
@@ -40,58 +39,72 @@ _STUDIES = Path(__file__).parents[1] / "studies"
 def write_run_report(folder: Path) -> Path:
     """Write the page of the run in `folder`; its title is the name of the experiment, else task and model."""
     facts = read_facts(folder)
-    of_what = f"of {Path(facts.source).name}" if facts.source else facts.named("model")
-    words = [word for word in facts.env.argv if key_of(word) == "experiment" and "," not in word]
-    title = words[-1].partition("=")[2] if words else f"{facts.task} {of_what}".rstrip()
+    title = f"{facts.task} {facts.named('model')}".rstrip()
+    if facts.source:
+        title = f"{facts.task} of {Path(facts.source).name}"
+    for word in facts.env.argv:
+        if key_of(word) == "experiment" and "," not in word:
+            title = word.partition("=")[2]
     return write_page(folder, "run.html", OF_A_RUN, facts, {"title": title})
 
 
 def write_sweep_report(folder: Path) -> Path:
     """Write report.html, sweep.csv and sweep_settings.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
-    for name, rows in ((CSV, _of_jobs(facts)), (SETTINGS_CSV, _of_settings(facts))):
-        write_table(folder / name, rows)
-    title = _sweep_title(facts)
-    return write_page(folder, "sweep.html", OF_A_SWEEP, facts, {"title": title, "csv": [CSV, SETTINGS_CSV]})
+    write_table(folder / CSV, _job_rows(facts))
+    write_table(folder / SETTINGS_CSV, _setting_rows(facts))
+    values = {"title": _sweep_title(facts), "csv": [CSV, SETTINGS_CSV]}
+    return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
 
 
 def _sweep_title(facts: SweepFacts) -> str:
     """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
-    named = {job.overrides.get("experiment") for job in facts.compared} - {None}
-    name = str(named.pop()) if len(named) == 1 else ""
-    if not name:
+    experiments = {job.overrides.get("experiment") for job in facts.compared} - {None}
+    if len(experiments) == 1:
+        name = str(experiments.pop())
+    else:
         config = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder, dict)
-        sections = [config.get(key) for key in ("task", "model")]
-        name = " ".join(str(each.get("name", "")) for each in sections if isinstance(each, dict)).strip()
-    keys = listed(facts.varied or facts.asked, MOST_KEYS)
-    return " over ".join(filter(None, [name or facts.folder.name, keys]))
+        name = f"{named_in(config, 'task')} {named_in(config, 'model')}".strip()
+    title = name or facts.folder.name
+    keys = listed(facts.varied or facts.swept, MOST_KEYS)
+    if keys:
+        title += f" over {keys}"
+    return title
 
 
-def _of_jobs(facts: SweepFacts) -> Iterator[list[Any]]:
+def _job_rows(facts: SweepFacts) -> Iterator[list[Any]]:
     """One row for each job, with unrounded numbers; if there are baselines, with the differences to its baseline."""
-    compared = [f"{name} - baseline" for name in facts.metrics] if facts.baselines else []
+    compared = facts.metrics if facts.baselines else []
+    differences = [f"{name} - baseline" for name in compared]
     heads = ["job", "status", "reason", "exit_code", "started", "seconds", "baseline"]
-    yield [*heads, *facts.keys, *facts.metrics, "objective", *compared]
+    yield [*heads, *facts.keys, *facts.metrics, "objective", *differences]
     for job in facts.jobs:
         row = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
-        row += [str(job in facts.baselines).lower(), *(facts.given(job, key) for key in facts.keys)]
-        row += [*map(job.metrics.get, facts.metrics), job.value]
-        yield row + [facts.difference(job, name) for name in facts.metrics if compared]
+        row.append(str(job in facts.baselines).lower())
+        row += [facts.given(job, key) for key in facts.keys]
+        row += map(job.metrics.get, facts.metrics)
+        row.append(job.value)
+        row += [facts.difference(job, name) for name in compared]
+        yield row
 
 
-def _of_settings(facts: SweepFacts) -> Iterator[list[Any]]:
+def _setting_rows(facts: SweepFacts) -> Iterator[list[Any]]:
     """One row for each setting: mean and standard deviation of each metric over its jobs, such as the seeds.
 
     Those of the baselines come first.
     """
     keys = [key for key in facts.varied if key not in facts.averaged]
-    heads = [f"{name} {what}" for name in facts.metrics for what in ("mean", "std")]
-    yield [*keys, "baseline", "n", *heads]
+    heads = [*keys, "baseline", "n"]
+    for name in facts.metrics:
+        heads += [f"{name} mean", f"{name} std"]
+    yield heads
     for setting in [*facts.settings_of(facts.baselines), *facts.settings]:
-        spreads = map(setting.of, facts.metrics)
-        is_baseline = str(setting.jobs[0] in facts.baselines).lower()
-        count = sum(bool(job.metrics) for job in setting.jobs)
-        yield [*map(setting.values.get, keys), is_baseline, count, *chain.from_iterable(spreads)]
+        row: list[Any] = [setting.values.get(key) for key in keys]
+        row.append(str(setting.jobs[0] in facts.baselines).lower())
+        row.append(sum(bool(job.metrics) for job in setting.jobs))
+        for name in facts.metrics:
+            row += setting.of(name)
+        yield row
 
 
 def write_page(
@@ -101,18 +114,19 @@ def write_page(
 
     Every text on it is escaped, except `Markup`, which only this package makes.
     """
-    in_order = sorted(sections, key=lambda section: get_args(Place).index(section.place))
-    built = [(section, data) for section in in_order if (data := section.build(facts))]
-    style, script = (
-        _TEMPLATES.joinpath(name).read_text(encoding="utf-8").strip() for name in ("page.css", "page.js")
-    )
+    built = list[tuple[ReportSection[F], Any]]()
+    for part in get_args(Place):
+        for section in sections:
+            if section.place == part and (data := section.build(facts)):
+                built.append((section, data))
+    script = _template("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = _ENVIRONMENT.get_template(template).render(
         facts=facts,
         sections=built,
         built={section.id: data for section, data in built},
-        style=Markup(style),
-        script=Markup(script),
+        style=_template("page.css"),
+        script=script,
         # The page runs its own script only and loads nothing, whatever names a run contains.
         policy=(
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
@@ -121,16 +135,21 @@ def write_page(
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
         version=__version__,
         **values,
-    )  # fmt: skip
+    )
     path = folder / REPORT
     with replacing(path, flushes=False, flushes_folder=False) as file:  # it can be made again
         file.write(page.encode("utf-8"))
     return path
 
 
-def _shown(value: Any) -> Any:
-    is_text = isinstance(value, str) and not isinstance(value, Markup)
-    return printable(value, kept="\n\t") if is_text else value
+def _template(name: str) -> Markup:
+    return Markup(_TEMPLATES.joinpath(name).read_text(encoding="utf-8").strip())
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value, kept="\n\t")
+    return value
 
 
 _ENVIRONMENT = Environment(
@@ -139,7 +158,7 @@ _ENVIRONMENT = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
-    finalize=_shown,
+    finalize=_escaped,
 )
 _ENVIRONMENT.filters |= {
     "name": printable,

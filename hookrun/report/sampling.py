@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+import math
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,13 +14,10 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
-from hookrun.store.captures.read import StoredCapture, spread, stored_tensors
+from hookrun.store.captures.read import MOST_SHARDS, StoredCapture, stored_tensors
 from hookrun.store.captures.shard import read_index
 
 MOST_ROWS = 256
-MOST_PARTS = 16
-"""How many shards the rows of one capture are drawn from."""
-
 MOST_BYTES = 12 * 2**20
 """Bytes of rows that are read of one capture; a capture with a single row above `LARGEST_ROW` is not read."""
 
@@ -30,7 +29,7 @@ MOST_SUMMED = 4 * 2**30
 SUMMED_AT_ONCE = 4 * 2**20
 
 
-class CapturedRows(NamedTuple):
+class DrawnRows(NamedTuple):
     """Some rows of a capture, read.
 
     source: the rows, which say where each is from
@@ -56,24 +55,47 @@ class CapturedRows(NamedTuple):
         return f"{split} sample {number}".strip()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Summary:
     """Statistics of the values of a capture.
 
     rows:      number of rows that were read
     count:     number of values; `finite` of them are finite, `zeros` exactly 0
-    mean, std: of the finite values; std is divided by n, not n - 1
+    mean, variance: of the finite values; the variance is divided by n, not n - 1
     low, high: the smallest and the largest finite value
     """
 
-    rows: int
-    count: int
-    finite: int
-    zeros: int
-    mean: float
-    std: float
-    low: float
-    high: float
+    rows: int = 0
+    count: int = 0
+    finite: int = 0
+    zeros: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, rows: Tensor) -> None:
+        """Add the values of rows [rows, ...]."""
+        values = rows.double().flatten()
+        self.rows += len(rows)
+        self.count += len(values)
+        values = values[values.isfinite()]
+        if not len(values):
+            return
+        self.finite += len(values)
+        self.zeros += int((values == 0).sum())
+        self.low = min(self.low, float(values.min()))
+        self.high = max(self.high, float(values.max()))
+        variance, mean = torch.var_mean(values, correction=0)
+        share = len(values) / self.finite
+        difference = float(mean) - self.mean
+        self.mean += share * difference
+        self.variance += share * (float(variance) - self.variance + (1 - share) * difference * difference)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the finite values."""
+        return math.sqrt(self.variance)
 
 
 def stored_captures(folder: Path) -> list[StoredCapture]:
@@ -81,55 +103,43 @@ def stored_captures(folder: Path) -> list[StoredCapture]:
 
     Raises StoreError for a malformed index.
     """
-    return [kind for capture in stored_tensors(folder, read_index(folder)) for kind in capture.by_kind()]
+    captures = stored_tensors(folder, read_index(folder))
+    return list(chain.from_iterable(capture.by_kind() for capture in captures))
 
 
-def summary(capture: StoredCapture, drawn: CapturedRows) -> Summary:
+def summary(capture: StoredCapture, drawn: DrawnRows) -> Summary:
     """Statistics of all rows, or of the drawn rows if all rows have more than `MOST_SUMMED` bytes."""
-    blocks: Iterable[Tensor] = [drawn.values]
-    if len(drawn.values) < len(capture) and len(capture) * capture.row_bytes <= MOST_SUMMED:
-        at_once = max(1, SUMMED_AT_ONCE // max(capture.row_bytes, 1))
-        blocks = (_plain(rows) for part in capture.by_shard() for rows in part.batches(at_once))
-    rows = count = zeros = 0
-    parts = list[list[float]]()
-    for block in blocks:
-        values = block.double().flatten()
-        rows, count = rows + len(block), count + len(values)
-        values = values[values.isfinite()]
-        if len(values):
-            zeros += int((values == 0).sum())
-            variance, mean = torch.var_mean(values, correction=0)
-            parts.append([len(values), *map(float, (mean, variance, *values.aminmax()))])
-    sizes, means, variances, lows, highs = torch.tensor(parts or [[0.0] * 5], dtype=torch.float64).T
-    shares = sizes / sizes.sum().clamp(min=1)
-    mean = (shares * means).sum()
-    std = (shares * (variances + (means - mean).square())).sum().sqrt()
-    return Summary(
-        rows, count, int(sizes.sum()), zeros, float(mean), float(std), float(lows.min()), float(highs.max())
-    )
+    statistics = Summary()
+    if len(drawn.values) == len(capture) or len(capture) * capture.row_bytes > MOST_SUMMED:
+        statistics.add(drawn.values)
+        return statistics
+    at_once = max(1, SUMMED_AT_ONCE // max(capture.row_bytes, 1))
+    for part in capture.by_shard():
+        for rows in part.batches(at_once):
+            statistics.add(_plain(rows))
+    return statistics
 
 
-def draw(capture: StoredCapture) -> CapturedRows:
+def draw(capture: StoredCapture) -> DrawnRows:
     """Rows evenly spaced over the capture. Raises HookrunError if they are too large or can't be read."""
     if capture.row_bytes > LARGEST_ROW:
         raise HookrunError(f"one row has {capture.row_bytes / 1e6:,.0f} MB: too large to draw")
     wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(capture.row_bytes, 1)))
     wanted -= (wanted - 1) % 3  # the rows at the thirds, drawn as images, are then the same in every capture
-    some = capture.of_shards(min(MOST_PARTS, wanted))
-    if not len(some):
+    rows = capture.sample(wanted)
+    if not len(rows):
         raise HookrunError("it has no rows")
-    rows = some.chosen(torch.tensor(spread(range(len(some)), wanted)))
-    return CapturedRows(rows, _plain(rows[:]))
+    return DrawnRows(rows, _plain(rows[:]))
 
 
 def rows_of_samples(
-    capture: StoredCapture, most: int, known: Container[tuple[str, int]], most_rows: int
-) -> Iterator[CapturedRows]:
+    capture: StoredCapture, most: int, preferred: Container[tuple[str, int]], most_rows: int
+) -> Iterator[DrawnRows]:
     """The rows of the first samples in the last epoch, from the latest step.
 
     None if rows are whole firings, or of a query and a key.
 
-    most:      number of samples; those in `known` come first
+    most:      number of samples; those in `preferred` come first
     most_rows: number of rows of each sample, which are in the order of their tokens
 
     Raises HookrunError for a shard that can't be read.
@@ -137,25 +147,33 @@ def rows_of_samples(
     size = capture.row_bytes
     if not capture.is_by_sample or size > LARGEST_ROW or not len(capture):
         return
-    some = capture.of_shards(MOST_PARTS)
+    some = capture.of_shards(MOST_SHARDS)
     if (some.keys >= 0).any():
         return
-    epochs, splits, samples = some.epochs, some.split_numbers, some.sample_ids
-    is_last = (epochs == epochs.max()) & (samples >= 0)
-    pairs = sorted(
-        torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist(),
-        key=lambda pair: ((SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) not in known, pair),
-    )
+    samples = torch.stack([some.split_numbers, some.sample_ids], dim=1)
+    is_last = (some.epochs == some.epochs.max()) & (some.sample_ids >= 0)
+
+    def order(pair: list[int]) -> tuple[bool, list[int]]:
+        split, sample = pair
+        name = SPLITS[split] if split >= 0 else ""
+        return (name, sample) not in preferred, pair
+
+    pairs = sorted(samples[is_last].unique(dim=0).tolist(), key=order)
     most_rows = max(1, min(most_rows, MOST_BYTES // max(size, 1)))
-    for split, sample in pairs[: most if size <= MOST_BYTES else 1]:
-        rows = (is_last & (splits == split) & (samples == sample)).nonzero().squeeze(1)
-        for column in (-some.steps, some.calls):  # of the latest step the first call
-            rows = rows[column[rows] == column[rows].min()]
-        rows = rows[:most_rows]
+    if size > MOST_BYTES:
+        most = 1
+    for pair in pairs[:most]:
+        rows = (is_last & (samples == torch.tensor(pair)).all(1)).nonzero().squeeze(1)
+        latest = some.steps[rows] == some.steps[rows].max()
+        rows = rows[latest]
+        first_call = some.calls[rows] == some.calls[rows].min()
+        rows = rows[first_call][:most_rows]
         source = some.chosen(rows[some.positions[rows].argsort(stable=True)])
-        yield CapturedRows(source, _plain(source[:]))
+        yield DrawnRows(source, _plain(source[:]))
 
 
 def _plain(rows: Tensor) -> Tensor:
     """The rows as float32; complex numbers as their absolute value."""
-    return (rows.abs() if rows.is_complex() else rows).float()
+    if rows.is_complex():
+        rows = rows.abs()
+    return rows.float()

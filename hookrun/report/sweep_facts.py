@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -85,6 +86,10 @@ class JobFacts:
         """Its value of the objective; None if it has no finite value."""
         return None if self.result is None else self.result.value
 
+    def given(self, key: str) -> str:
+        """The value that was given for a key; a dash if none was."""
+        return self.overrides.get(key, "–")
+
     @property
     def link(self) -> str:
         """The address of its page, relative to the sweep's page."""
@@ -94,7 +99,8 @@ class JobFacts:
 def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
     folder = folder.resolve()
-    return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: by_number(job.name))
+    jobs = [_job(folder, path) for path in job_folders(folder)]
+    return sorted(jobs, key=lambda job: by_number(job.name))
 
 
 def job_folders(folder: Path) -> Iterator[Path]:
@@ -112,47 +118,69 @@ def _job(folder: Path, path: Path) -> JobFacts:
     if reason := cut_off(status):
         status = {**status, "status": "cut off", "reason": reason}
     lines = sampled(path / METRICS, MetricsLine, limit=_ENOUGH, always=is_kept).records
-    means, batches = dict[str, float](), dict[str, float]()
+    means = dict[str, float]()
+    batches = dict[str, float]()
     for line in lines:
-        (batches if is_batch(line) else means).update(measures(line))
+        of_line = batches if is_batch(line) else means
+        of_line.update(measures(line))
     values = {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
-    texts = read_yaml(path / OVERRIDES, path, list)
-    overrides = {key: value for key, _, value in (str(text).lstrip("+").partition("=") for text in texts)}
     config = read_yaml(path / CONFIG, path, dict)
-    if tags := tags_of(config):
-        overrides[TAGS] = ", ".join(tags)
     objective = config.get("objective")
-    objective = {"metric": objective} if isinstance(objective, str) else objective
+    if isinstance(objective, str):
+        objective = {"metric": objective}
+    elif not isinstance(objective, dict):
+        objective = {}
+    seconds = None
+    if not reason:
+        seconds = seconds_between(status.get("started"), status.get("ended"))
     return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
         reason=str(status.get("reason") or ""),
         exit_code=status.get("exit_code"),
         started=str(status.get("started", "")),
-        seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
-        overrides=overrides,
+        seconds=seconds,
+        overrides=_overrides(path, config),
         metrics=values,
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
-        objective=objective if isinstance(objective, dict) else {},
+        objective=objective,
         env=EnvRecord.model_validate(record_in(path / ENV, EnvRecord)),
         has_report=(path / REPORT).is_file(),
         without_hooks=hash(repr({key: value for key, value in config.items() if key not in ABOUT_HOOKS})),
     )
 
 
+def _overrides(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Key -> value of the overrides that a job was started with, and its tags."""
+    overrides = dict[str, str]()
+    for text in read_yaml(path / OVERRIDES, path, list):
+        key, _, value = str(text).lstrip("+").partition("=")
+        overrides[key] = value
+    tags = tags_of(config)
+    if tags:
+        overrides[TAGS] = ", ".join(tags)
+    return overrides
+
+
 def record_in(path: Path, model: type[Record]) -> dict[str, Any]:
     """The content of the file; empty if it does not exist or cannot be read, in which case a status says why."""
+    if not os.path.lexists(path):
+        return {}
     try:
-        return read_record(path, model) if os.path.lexists(path) else {}
+        return read_record(path, model)
     except StoreError as error:
-        return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
+        if path.name != STATUS:
+            return {}
+        return {"status": "unreadable", "reason": str(error)}
 
 
 def tags_of(config: Mapping[str, Any]) -> list[str]:
     """The tags in a stored configuration, as far as they are texts."""
     tags = config.get(TAGS)
-    return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)] if isinstance(tags, list) else []
+    if not isinstance(tags, list):
+        return []
+    return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)]
 
 
 def read_yaml(path: Path, root: Path, kind: type[T]) -> T:
@@ -165,7 +193,9 @@ def read_yaml(path: Path, root: Path, kind: type[T]) -> T:
         content = stored_config.read_yaml(path, root)
     except StoreError:
         return kind()
-    return content if isinstance(content, kind) else kind()
+    if not isinstance(content, kind):
+        return kind()
+    return content
 
 
 @dataclass(frozen=True)
@@ -191,22 +221,26 @@ class Setting:
 def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """Mean and standard deviation (of a sample: n - 1) of the finite values; None of too few."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
-    mean = statistics.fmean(finite) if finite else None
-    return mean, statistics.stdev(finite) if len(finite) > 1 else None
+    if not finite:
+        return None, None
+    mean = statistics.fmean(finite)
+    if len(finite) == 1:
+        return mean, None
+    return mean, statistics.stdev(finite)
 
 
 @dataclass(frozen=True)
 class SweepFacts:
     """The data of one sweep's directory.
 
-    asked: the keys that the sweep varies, from its start; empty if that is not known
+    swept: the keys that the sweep varies, from its start; empty if that is not known
     stopped_by: the job whose failure ended the sweep under `fail_fast`; "" if none did
     started_with: the number of jobs that the sweep recorded; 0 if it did not
     """
 
     folder: Path
     jobs: Sequence[JobFacts]
-    asked: Sequence[str] = ()
+    swept: Sequence[str] = ()
     stopped_by: str = ""
     started_with: int = 0
 
@@ -214,7 +248,9 @@ class SweepFacts:
     def baselines(self) -> list[JobFacts]:
         """The jobs whose overrides switch the hooks off; empty if all do."""
         baselines = [job for job in self.jobs if _is_baseline(job.overrides)]
-        return baselines if len(baselines) < len(self.jobs) else []
+        if len(baselines) == len(self.jobs):
+            return []
+        return baselines
 
     @cached_property
     def compared(self) -> list[JobFacts]:
@@ -224,7 +260,8 @@ class SweepFacts:
     @cached_property
     def goals(self) -> list[Goal]:
         """The goals of the jobs: one, unless jobs have different objectives."""
-        return list(dict.fromkeys(job.result.goal for job in self.jobs if job.result is not None))
+        results = [job.result for job in self.jobs if job.result is not None]
+        return list(dict.fromkeys(result.goal for result in results))
 
     @property
     def goal(self) -> Goal | None:
@@ -234,8 +271,13 @@ class SweepFacts:
     @cached_property
     def averaged(self) -> tuple[str, ...]:
         """The keys of `objective.over`, as the first job has them."""
-        over = next((job.objective["over"] for job in self.jobs if "over" in job.objective), AVERAGED)
-        return tuple(map(str, over)) if isinstance(over, list | tuple) else (str(over),)
+        for job in self.jobs:
+            over = job.objective.get("over")
+            if isinstance(over, list):
+                return tuple(map(str, over))
+            if "over" in job.objective:
+                return (str(over),)
+        return AVERAGED
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -244,46 +286,59 @@ class SweepFacts:
         Without a common goal, in the order of the jobs; of a diagnostic metric, by the size of the effect.
         """
         settings = self.settings_of(self.compared)
-        return settings if self.goal is None else sorted(settings, key=self._rank)
+        if self.goal is not None:
+            settings.sort(key=self._rank)
+        return settings
 
     def settings_of(self, jobs: Iterable[JobFacts]) -> list[Setting]:
         """The settings of the jobs, in the order of the jobs."""
         keys = [key for key in self.varied if key not in self.averaged]
-        groups = grouped(jobs, lambda job: tuple(self.given(job, key) for key in keys))
-        return [
-            Setting({key: value for key, value in zip(keys, values, strict=True) if value is not None}, jobs)
-            for values, jobs in groups.items()
-        ]
+        settings = list[Setting]()
+        for values, of_setting in grouped(
+            jobs, lambda job: tuple(self.given(job, key) for key in keys)
+        ).items():
+            pairs = zip(keys, values, strict=True)
+            settings.append(Setting({key: value for key, value in pairs if value is not None}, of_setting))
+        return settings
 
     def _rank(self, setting: Setting) -> tuple[bool, float]:
         if self.is_diagnostic:
             effect = self.effect(setting)
             return effect is None, -abs(effect or 0.0)
         value, _ = setting.result
-        sign = -1 if self.goal is not None and self.goal.direction == "maximize" else 1
-        return value is None, sign * (value or 0.0)
+        size = value or 0.0
+        if self.goal is not None and self.goal.direction == "maximize":
+            size = -size
+        return value is None, size
 
     @cached_property
     def ranked(self) -> list[JobFacts]:
         """The rows of the table: baselines, then the jobs of each setting."""
-        return [*self.baselines, *(job for setting in self.settings for job in setting.jobs)]
+        return [*self.baselines, *chain.from_iterable(setting.jobs for setting in self.settings)]
 
     @cached_property
     def best(self) -> Setting | None:
         """The best setting, or the one with the largest effect; None if there is none or no common goal."""
-        is_known = self.goal is not None and bool(self.settings) and self.settings[0].result[0] is not None
-        return self.settings[0] if is_known else None
+        if self.goal is None or not self.settings or self.settings[0].result[0] is None:
+            return None
+        return self.settings[0]
 
     @property
     def is_diagnostic(self) -> bool:
         """Whether the goal is a diagnostic metric that no job has as its own objective."""
-        is_asked = any(job.objective.get("metric") or job.objective.get("direction") for job in self.jobs)
-        return self.goal is not None and not is_asked and self.goal.metric.rpartition("/")[2] in DIAGNOSTIC
+        if self.goal is None or self.goal.metric.rpartition("/")[2] not in DIAGNOSTIC:
+            return False
+        return not any(job.objective.get("metric") or job.objective.get("direction") for job in self.jobs)
 
     def without_hooks(self, setting: Setting) -> float | None:
         """The mean objective of the baselines of the setting's jobs; None if it is not known."""
-        baselines = [each for job in setting.jobs if (each := self.baseline_of(job)) is not None]
-        return spread({each.name: each.value for each in baselines}.values())[0]
+        values = dict[str, float | None]()
+        for job in setting.jobs:
+            baseline = self.baseline_of(job)
+            if baseline is not None:
+                values[baseline.name] = baseline.value
+        mean, _ = spread(values.values())
+        return mean
 
     def effect(self, setting: Setting) -> float | None:
         """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
@@ -291,46 +346,61 @@ class SweepFacts:
         if without is None and self.goal is not None:
             without = self.level(self.goal.metric)
         mean, _ = setting.result
-        return None if without is None or mean is None else mean - without
+        if without is None or mean is None:
+            return None
+        return mean - without
 
     def level(self, metric: str) -> float | None:
         """The mean of a metric over the baselines; without them 0 for a divergence from the run without hooks."""
         without, _ = spread(job.metrics.get(metric) for job in self.baselines)
-        return 0.0 if without is None and metric.endswith("kl") else without
+        if without is None and metric.endswith("kl"):
+            return 0.0
+        return without
 
     @property
     def better(self) -> Direction | None:
         """The direction of a better result; None if no value is: a diagnostic metric, or a loss that is maximized."""
         if self.goal is None or self.is_diagnostic:
             return None
-        direction = self.goal.direction
-        return None if direction == "maximize" and is_loss(self.goal.metric) else direction
+        if self.goal.direction == "maximize" and is_loss(self.goal.metric):
+            return None
+        return self.goal.direction
 
     @cached_property
     def measure(self) -> str:
         """The metric whose difference to the baseline is shown: the objective's, else the first; "" without any."""
         if not self.baselines:
             return ""
-        return self.goal.metric if self.goal is not None else next(iter(self.metrics), "")
+        if self.goal is not None:
+            return self.goal.metric
+        return next(iter(self.metrics), "")
 
     def baseline_of(self, job: JobFacts) -> JobFacts | None:
         """The baseline that differs only in hooks and `vars`, or the only one; None if it is not known."""
-        alike = [each for each in self.baselines if each.without_hooks == job.without_hooks]
+        alike = [baseline for baseline in self.baselines if baseline.without_hooks == job.without_hooks]
         if len(alike) > 1:  # other keys take values of `vars` or hooks: the baseline with the same ones
-            same = [len(each.overrides.items() & job.overrides.items()) for each in alike]
-            alike = [each for each, count in zip(alike, same, strict=True) if count == max(same)]
-        baselines = alike if len(alike) == 1 else self.baselines
-        return baselines[0] if len(baselines) == 1 else None
+            same = [len(baseline.overrides.items() & job.overrides.items()) for baseline in alike]
+            alike = list(compress(alike, [count == max(same) for count in same]))
+        if len(alike) == 1:
+            return alike[0]
+        if len(self.baselines) == 1:
+            return self.baselines[0]
+        return None
 
     def difference(self, job: JobFacts, metric: str) -> float | None:
         """The job's metric minus its baseline's; None for a baseline, and if it is not known."""
-        baseline = None if job in self.baselines else self.baseline_of(job)
-        ours, its = (None if each is None else each.metrics.get(metric) for each in (job, baseline))
-        return None if ours is None or its is None else ours - its
+        if job in self.baselines:
+            return None
+        baseline = self.baseline_of(job)
+        if baseline is None or metric not in job.metrics or metric not in baseline.metrics:
+            return None
+        return job.metrics[metric] - baseline.metrics[metric]
 
     def given(self, job: JobFacts, key: str) -> str | None:
         """The job's value of a key; None for a key of the hooks that a baseline does not have."""
-        return None if key.startswith("hooks.") and job in self.baselines else job.overrides.get(key)
+        if key.startswith("hooks.") and job in self.baselines:
+            return None
+        return job.overrides.get(key)
 
     @cached_property
     def total(self) -> int:
@@ -345,20 +415,24 @@ class SweepFacts:
     @cached_property
     def varied(self) -> list[str]:
         """The keys whose values differ between jobs, not counting baselines."""
-        given = dict.fromkeys(key for job in self.compared for key in job.overrides)
-        return [key for key in given if len({job.overrides.get(key) for job in self.compared}) > 1]
+        given = dict.fromkeys(chain.from_iterable(job.overrides for job in self.compared))
+        return [key for key in given if len(self.values_of(key)) > 1]
+
+    def values_of(self, key: str) -> set[str]:
+        """The values of a key in the jobs that are not baselines."""
+        return {job.given(key) for job in self.compared}
 
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the table: swept keys, then others that differ, then the tags."""
-        given = {key for job in self.jobs for key in job.overrides}
-        swept = [key for key in self.asked if key in given]
-        return list(dict.fromkeys([*swept, *self.varied, *([TAGS] if TAGS in given else [])]))
+        given = set(chain.from_iterable(job.overrides for job in self.jobs))
+        keys = [*self.swept, *self.varied, TAGS]
+        return [key for key in dict.fromkeys(keys) if key in given]
 
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics that any job has: those of validation first."""
-        names = dict.fromkeys(name for job in self.jobs for name in job.metrics)
+        names = set(chain.from_iterable(job.metrics for job in self.jobs))
         return sorted(names, key=lambda name: (name.startswith("train/"), "accuracy" not in name, name))
 
     @cached_property
@@ -376,36 +450,55 @@ class SweepFacts:
 
 def conclusion(facts: SweepFacts) -> str:
     """What the sweep found: its best setting, or the largest effect of a diagnostic metric; "" if that is not known."""
-    best, goal = facts.best, facts.goal
-    mean, deviation = (None, None) if best is None else best.result
-    if best is None or mean is None or goal is None:
+    best = facts.best
+    goal = facts.goal
+    if best is None or goal is None:
         return ""
-    without = facts.without_hooks(best)
-    name = goal.metric.rpartition("/")[2]
     if facts.is_diagnostic:
-        effect = facts.effect(best)
-        if effect is None:
-            return f"{name}: baseline=true adds the run without hooks, with which the jobs are compared"
-        where = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items())
-        beyond = "" if without is None else f" over {without:.3g} without hooks"
-        return f"largest effect: {where or best.jobs[0].name} ({effect:+.3g}{beyond}) on {name}"
-    chosen = " ".join(f"{key}={value}" for key, value in best.values.items())
-    what = f"{goal.metric} {amount(name, mean)}"
+        return _largest_effect(facts, best, goal)
+    name = goal.metric.rpartition("/")[2]
+    mean, deviation = best.result
+    assert mean is not None, "the best setting has a value"
+    keys = " ".join(f"{key}={value}" for key, value in best.values.items())
+    text = f"{goal.metric} {amount(name, mean)}"
     if len(best.jobs) == 1:
-        chosen = f"job {best.jobs[0].name} ({chosen})" if chosen else f"job {best.jobs[0].name}"
+        job = f"job {best.jobs[0].name}"
+        if keys:
+            job += f" ({keys})"
+        text = f"best: {job}, {text}"
     else:
+        if deviation is not None:
+            text += f" ± {amount(name, deviation).removesuffix(' %')}"
         seeds = [job.overrides.get("seed") for job in best.jobs if job.value is not None]
         are_seeds = facts.averaged == AVERAGED and len(set(seeds)) == len(seeds)
-        spreads = "" if deviation is None else f" ± {amount(name, deviation).removesuffix(' %')}"
-        what += f"{spreads} ({counted(len(seeds), 'seed' if are_seeds else 'job')})"
-    beside = "" if without is None else f" (without hooks: {amount(name, without)})"
-    head = f"best: {chosen}, " if len(facts.settings) > 1 or len(best.jobs) == 1 else ""
-    return f"{head}{what}{beside}; to {goal}"
+        text += f" ({counted(len(seeds), 'seed' if are_seeds else 'job')})"
+        if len(facts.settings) > 1:
+            text = f"best: {keys}, {text}"
+    without = facts.without_hooks(best)
+    if without is not None:
+        text += f" (without hooks: {amount(name, without)})"
+    return f"{text}; to {goal}"
+
+
+def _largest_effect(facts: SweepFacts, best: Setting, goal: Goal) -> str:
+    """The setting with the largest effect on a diagnostic metric."""
+    name = goal.metric.rpartition("/")[2]
+    effect = facts.effect(best)
+    if effect is None:
+        return f"{name}: baseline=true adds the run without hooks, with which the jobs are compared"
+    where = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items())
+    size = f"{effect:+.3g}"
+    without = facts.without_hooks(best)
+    if without is not None:
+        size += f" over {without:.3g} without hooks"
+    return f"largest effect: {where or best.jobs[0].name} ({size}) on {name}"
 
 
 def amount(name: str, value: float) -> str:
     """A value of the metric `name` as text; an accuracy in percent."""
-    return f"{value * 100:.1f} %" if name.endswith("accuracy") else f"{value:.4g}"
+    if name.endswith("accuracy"):
+        return f"{value * 100:.1f} %"
+    return f"{value:.4g}"
 
 
 def read_sweep(folder: Path) -> SweepFacts:
@@ -415,11 +508,13 @@ def read_sweep(folder: Path) -> SweepFacts:
     jobs = find_jobs(folder)
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
-    record = typed_record(folder / SWEEP, SweepRecord) if os.path.lexists(folder / SWEEP) else SweepRecord()
-    return SweepFacts(folder, jobs, _asked(folder), record.stopped_by, record.jobs or 0)
+    record = SweepRecord()
+    if os.path.lexists(folder / SWEEP):
+        record = typed_record(folder / SWEEP, SweepRecord)
+    return SweepFacts(folder, jobs, _swept_keys(folder), record.stopped_by, record.jobs or 0)
 
 
-def _asked(folder: Path) -> list[str]:
+def _swept_keys(folder: Path) -> list[str]:
     """The keys that the sweep varies, from the file that Hydra wrote when it began; empty if that is not known."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

@@ -6,20 +6,21 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional
 
 from hookrun.errors import counted, printable
 from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array, encoded, is_light, shaded, worded
+from hookrun.report.draw.rendering import rendered
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts, TokenSequence
-from hookrun.report.sampling import CapturedRows, rows_of_samples
+from hookrun.report.sampling import DrawnRows, rows_of_samples
 from hookrun.store.captures.read import StoredCapture
 
 MOST_PICTURES = 480
@@ -58,106 +59,149 @@ def attention_of(capture: StoredCapture, facts: Facts) -> Iterator[dict[str, Any
     has_epochs = any(rows.source.epochs.any() for rows in samples)
     for rows in samples:
         sequence = facts.sequences.get(rows.sample_of(0))
-        if sequence is not None and (pattern := _pattern(rows, sequence)) is not None:
-            # the console counts epochs from 1
-            moment = f"epoch {int(rows.source.epochs[0]) + 1}, " if has_epochs else ""
-            yield _drawn(rows.name, *pattern, sequence, facts.picked_heads(capture.hook), moment)
+        if sequence is None:
+            continue
+        pattern = _pattern(rows, sequence)
+        if pattern is not None:
+            moment = ""
+            if has_epochs:  # the console counts epochs from 1
+                moment = f"epoch {int(rows.source.epochs[0]) + 1}, "
+            yield pattern.view(rows.name, facts.picked_heads(capture.hook), moment)
 
 
-def _pattern(rows: CapturedRows, sequence: TokenSequence) -> tuple[Array, list[int]] | None:
-    """The pattern [heads, queries, keys] without padding, and the positions of its queries; None if it is none."""
-    real = slice(sequence.before, sequence.before + len(sequence.ids))
-    values, count = rows.values, len(sequence.ids)
+def _pattern(rows: DrawnRows, sequence: TokenSequence) -> Pattern | None:
+    """The pattern without padding; None if the rows are not a pattern of this sequence."""
+    values = rows.values
+    count = len(sequence.ids)
+    real = slice(sequence.before, sequence.before + count)
     if rows.by_token:  # a row [heads, keys] for each query
         queries = rows.source.positions.tolist()
         if values.dim() != 3 or values.shape[-1] != sequence.width or max(queries) >= count:
             return None
         heads = values.transpose(0, 1)[:, :, real]
     else:
-        heads = values[0] if values.dim() == 4 else values[0][None]
+        heads = values[0] if values.dim() == 4 else values
         if len(values) != 1 or heads.shape[-2:] != (sequence.width, sequence.width):
             return None
-        heads, queries = heads[:, real, real], list(range(count))
-    return (heads.numpy(), queries) if is_attention(heads) else None
+        heads = heads[:, real, real]
+        queries = list(range(count))
+    if not is_attention(heads):
+        return None
+    return Pattern(heads.numpy(), queries, sequence)
 
 
 def is_attention(heads: Tensor) -> bool:
     """Whether the values [..., queries, keys] of each query sum to 1, or are all 0."""
     sums = heads.sum(-1)
-    whole = (sums - 1).abs() <= _NEAR_ONE
+    is_one = (sums - 1).abs() <= _NEAR_ONE
     in_range = (heads >= 0) & (heads <= 1 + _NEAR_ONE)
-    return bool(whole.any()) and bool((whole | (sums == 0)).all()) and bool(in_range.all())
+    return bool(is_one.any() and (is_one | (sums == 0)).all() and in_range.all())
 
 
-def _drawn(
-    title: str, heads: Array, queries: list[int], sequence: TokenSequence, picked: list[int], moment: str
-) -> dict[str, Any]:
-    """The pictures of a pattern [heads, queries, keys], and the mean attention to some kinds of key.
+@dataclass(frozen=True)
+class Pattern:
+    """An attention pattern of one sample.
 
-    The mean is over the queries that have such a key.
-
-    picked: the numbers of the heads that were captured; empty if all were
-    moment: when it was captured
+    heads:   [heads, queries, keys]
+    queries: the positions of its queries
     """
-    keys, count = sequence.names, len(heads)
-    numbers = picked if len(picked) == count else list(range(count))
-    if len(queries) == 1:  # all heads in one picture
-        values, query = heads[:MOST_NUMBERED, 0], queries[0]
+
+    heads: Array
+    queries: list[int]
+    sequence: TokenSequence
+
+    def view(self, title: str, picked: list[int], moment: str) -> dict[str, Any]:
+        """Its pictures, and the mean attention to some kinds of key, over the queries that have such a key.
+
+        picked: the numbers of the heads that were captured; empty if all were
+        moment: when it was captured
+        """
+        keys = self.sequence.names
+        count = len(self.heads)
+        numbers = picked if len(picked) == count else list(range(count))
+        if len(self.queries) == 1:
+            figures = [self._heads_of_one_query(numbers)]
+            shows = "a row for each head, a column for each key"
+        else:
+            figures = list(self._pictures(numbers))
+            shows = "a row for each query, a column for each key"
+            if count > len(figures):
+                shows += f"; the first {len(figures)} heads are drawn"
+        return {
+            "title": title,
+            "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
+            "figures": figures,
+            "table": self._table(numbers),
+        }
+
+    def _heads_of_one_query(self, numbers: list[int]) -> Figure:
+        """All heads in one picture."""
+        query = self.queries[0]
+        values = self.heads[:MOST_NUMBERED, 0]
         head = int(np.nan_to_num(values, nan=-1.0).max(1).argmax())
-        says = f"most by head {numbers[head]} from {strongest(values[head][None], queries, keys)}"
+        says = f"most by head {numbers[head]} from {self._strongest(values[head][None])}"
         names = [f"head {number}" for number in numbers[:MOST_NUMBERED]]
-        figures = [head_picture(f"from “{keys[query]}” at {query}", values, names, keys, says)]
-        shows = "a row for each head, a column for each key"
-    else:
-        names = [keys[query] for query in queries]
-        figures = [
-            head_picture(
-                f"head {number}", values, names, keys, f"most from {strongest(values, queries, keys)}"
-            )
-            for number, values in zip(numbers[:MOST_HEADS], heads, strict=False)
-        ]
-        shows = "a row for each query, a column for each key"
-        if count > len(figures):
-            shows += f"; the first {len(figures)} heads are drawn"
-    ids = sequence.ids
-    later = [(row, query) for row, query in enumerate(queries) if query]
-    kinds = {
-        "first token": [(row, 0) for row, _ in later],
-        "token before": [(row, query - 1) for row, query in later],
-        "itself": later,
-        # to which an induction head attends (Elhage et al. 2021, A Mathematical Framework for Transformer Circuits)
-        "after an earlier copy (induction)": [
-            (row, key) for row, query in later for key in range(1, query) if ids[key - 1] == ids[query]
-        ],
-    }
+        keys = self.sequence.names
+        return head_picture(f"from “{keys[query]}” at {query}", values, names, keys, says)
 
-    def mean(values: Array, pairs: list[tuple[int, int]]) -> str:
-        rows, keys = [row for row, _ in pairs], [key for _, key in pairs]
-        return number(round(float(values[rows, keys].sum()) / len(set(rows)), 3)) if pairs else "–"
+    def _pictures(self, numbers: list[int]) -> Iterator[Figure]:
+        """A picture of each of the first heads."""
+        keys = self.sequence.names
+        queries = [keys[query] for query in self.queries]
+        for head, values in zip(numbers[:MOST_HEADS], self.heads, strict=False):
+            yield head_picture(f"head {head}", values, queries, keys, f"most from {self._strongest(values)}")
 
-    rows = [
-        (
-            str(name),
-            *(mean(values, pairs) for pairs in kinds.values()),
-            strongest(values, queries, keys),
-        )
-        for name, values in zip(numbers[:MOST_NUMBERED], heads, strict=False)
-    ]
-    return {
-        "title": title,
-        "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
-        "figures": figures,
-        "table": Table(
-            "mean attention of each head, over its queries", ("head", *kinds, "strongest"), tuple(rows)
-        ),
-    }
+    def _strongest(self, values: Array) -> str:
+        return strongest(values, self.queries, self.sequence.names)
+
+    def _table(self, numbers: list[int]) -> Table:
+        kinds = self._kinds()
+        rows = list[tuple[str, ...]]()
+        for head, values in zip(numbers[:MOST_NUMBERED], self.heads, strict=False):
+            means = [_mean_attention(values, pairs) for pairs in kinds.values()]
+            rows.append((str(head), *means, self._strongest(values)))
+        heads = ("head", *kinds, "strongest")
+        return Table("mean attention of each head, over its queries", heads, tuple(rows))
+
+    def _kinds(self) -> dict[str, list[tuple[int, int]]]:
+        """Kind of key -> row of the query, position of the key."""
+        ids = self.sequence.ids
+        first = list[tuple[int, int]]()
+        before = list[tuple[int, int]]()
+        same = list[tuple[int, int]]()
+        copies = list[tuple[int, int]]()
+        for row, query in enumerate(self.queries):
+            if query == 0:
+                continue
+            first.append((row, 0))
+            before.append((row, query - 1))
+            same.append((row, query))
+            for key in range(1, query):
+                if ids[key - 1] == ids[query]:
+                    copies.append((row, key))
+        return {
+            "first token": first,
+            "token before": before,
+            "itself": same,
+            # to which an induction head attends (Elhage et al. 2021, A Mathematical Framework for Transformer Circuits)
+            "after an earlier copy (induction)": copies,
+        }
+
+
+def _mean_attention(values: Array, pairs: Sequence[tuple[int, int]]) -> str:
+    """The mean over the queries of the attention [queries, keys] to the keys of these pairs."""
+    if not pairs:
+        return "–"
+    rows, keys = map(list, zip(*pairs, strict=True))
+    return number(round(float(values[rows, keys].sum()) / len(set(rows)), 3))
 
 
 PLOT = 280
 LARGEST_CELL = 26
 MOST_CELLS = 64
 """Largest width and height in pixels; for more tokens each pixel is the maximum of a block."""
-_LETTER, _LINE = 6.0, 10.5
+_LETTER = 6.0
+_LINE = 10.5
 _LONGEST_NAME = 10
 """Characters of a name beside the picture; the table has the whole name."""
 
@@ -171,49 +215,41 @@ def head_picture(
     says: text alternative of the picture
     """
     block = math.ceil(max(pattern.shape) / MOST_CELLS)
-    rows, columns = (
-        [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names[::block]]
-        for names in (rows, columns)
-    )
+    row_names = _short_names(rows[::block])
+    column_names = _short_names(columns[::block])
     cells: Array = pattern
+    note = ""
     if block > 1:
         cells = functional.max_pool2d(torch.from_numpy(pattern)[None], block, ceil_mode=True)[0].numpy()
-    there = np.ones(cells.shape, dtype=bool)
+        note = f"each pixel is the largest of {block} × {block} tokens"
+    valid = np.ones(cells.shape, dtype=bool)
     if is_causal(pattern):
-        there = np.tril(there)
-    address, scale = encoded(cells, there, limits=(0.0, 1.0))
+        valid = np.tril(valid)
+    address, scale = encoded(cells, valid, limits=(0.0, 1.0))
     size = min(PLOT / max(cells.shape), LARGEST_CELL)
-    high, wide = size * cells.shape[0], size * cells.shape[1]
-    left, below = (_LETTER * max(map(len, names), default=1) + 8 for names in (rows, columns))
-    every = math.ceil(_LINE / size)
-    names = [
-        Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            left - 4, 2 + size * (place + 0.5) + 3.4, printable(rows[place])
-        )
-        for place in range(0, len(rows), every)
-    ] + [
-        Markup('<text transform="translate({:.1f} {:.1f}) rotate(-90)" text-anchor="end">{}</text>').format(
-            left + size * (place + 0.5) + 3.4, high + 6, printable(columns[place])
-        )
-        for place in range(0, len(columns), every)
-    ]
-    svg = Markup(
-        '<svg class="chart attention" role="img" viewBox="0 0 {w} {h}" style="max-width:{w}px" aria-label="{says}">'
-        '<rect class="ground" x="{x:.1f}" y="2" width="{pw:.1f}" height="{ph:.1f}"/>'
-        '<image x="{x:.1f}" y="2" width="{pw:.1f}" height="{ph:.1f}" preserveAspectRatio="none" href="{image}"/>'
-        "{names}</svg>"
-    ).format(
-        w=math.ceil(left + wide + 8),
-        h=math.ceil(high + below + 6),
-        says=printable(f"{title}: {says}"),
-        x=left,
-        pw=wide,
-        ph=high,
+    picture = rendered(
+        "attention.html",
+        says=f"{title}: {says}",
+        rows=row_names,
+        columns=column_names,
+        left=_LETTER * max(map(len, row_names), default=1) + 8,
+        below=_LETTER * max(map(len, column_names), default=1) + 8,
+        width=size * cells.shape[1],
+        height=size * cells.shape[0],
+        cell=size,
+        stride=math.ceil(_LINE / size),
         image=address,
-        names=Markup("").join(names),
     )
-    note = f"each pixel is the largest of {block} × {block} tokens" if block > 1 else ""
-    return Figure(title, svg, note=note, facts=(says,), scale=worded(scale, "none", "all"))
+    return Figure(title, picture, note=note, facts=(says,), scale=worded(scale, "none", "all"))
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    short = list[str]()
+    for name in names:
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[: _LONGEST_NAME - 1]}…"
+        short.append(name)
+    return short
 
 
 def is_causal(pattern: Array) -> bool:
@@ -231,9 +267,8 @@ def strongest(pattern: Array, queries: Sequence[int], keys: Sequence[str]) -> st
     weights = np.nan_to_num(pattern[free], nan=-1.0)
     row, key = divmod(int(weights.argmax()), weights.shape[1])
     query = queries[free[row]]
-    return (
-        f"“{keys[query]}” at {query} to “{keys[key]}” at {key}: {number(round(float(weights[row, key]), 3))}"
-    )
+    weight = number(round(float(weights[row, key]), 3))
+    return f"“{keys[query]}” at {query} to “{keys[key]}” at {key}: {weight}"
 
 
 MOST_SAMPLES = 4
@@ -269,23 +304,22 @@ def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
         if not rows.by_token or not rows.values[0].numel():
             return []
-        flat = rows.values.reshape(len(rows.values), -1)
-        values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
-        names = [facts.texts.get(token) or token_name("", token) for token in rows.source.token_ids.tolist()]
+        values = rows.values.flatten()
+        if len(values) > len(rows.values):
+            values = torch.linalg.vector_norm(rows.values.flatten(1), dim=1)
+        tokens = rows.source.token_ids.tolist()
+        names = [facts.texts.get(token) or token_name("", token) for token in tokens]
         samples[rows.name] = list(map(Token, names, rows.source.positions.tolist(), values.tolist()))
     if max(map(len, samples.values()), default=0) < 2:
         return []
-    is_value = torch.Size(capture.shape[1:]).numel() == 1
-    what, of = ("value", "the value") if is_value else ("norm", "the norm of the values")
-    return [
-        strips(
-            f"{what} at each token",
-            samples,
-            what=what,
-            note=f"each token has the colour of {of} there",
-            ends=("low", "high") if is_value else ("small", "large"),
-        )
-    ]
+    what = "norm"
+    note = "each token has the colour of the norm of the values there"
+    ends = "small", "large"
+    if math.prod(capture.shape[1:]) == 1:
+        what = "value"
+        note = "each token has the colour of the value there"
+        ends = "low", "high"
+    return [strips(f"{what} at each token", samples, what=what, note=note, ends=ends)]
 
 
 def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
@@ -301,36 +335,42 @@ def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
         sequence = facts.sequences.get(rows.sample_of(0))
         if sequence is None or shape[0] != sequence.width:
             continue
-        targets = {at: target for at, target in enumerate(sequence.targets) if target is not None}
-        if min(targets, default=MOST_TOKENS) >= MOST_TOKENS or max(targets.values()) >= shape[1]:
-            continue
-        scores = rows.values[0][sequence.before :][:MOST_TOKENS].double().log_softmax(-1)
-        logs[rows.name] = [
-            Token(text, at, float(scores[at, targets[at]]), (sequence.name(targets[at]),))
-            if at in targets
-            else Token(text, at, None, (number(None),))
-            for at, text in enumerate(sequence.names[:MOST_TOKENS])
-        ]
+        tokens = _log_probabilities(rows.values[0], sequence)
+        if tokens:
+            logs[rows.name] = tokens
+    if not logs:
+        return []
+    return [
+        _strips_of_targets(logs, "loss", ("expected", "surprising"), operator.neg),
+        _strips_of_targets(logs, "probability", ("unlikely", "likely"), math.exp),
+    ]
+
+
+def _log_probabilities(logits: Tensor, sequence: TokenSequence) -> list[Token]:
+    """The tokens with the logarithm of their target's probability; empty without targets of these logits."""
+    targets = sequence.targets[:MOST_TOKENS]
+    numbers = [target for target in sequence.targets if target is not None]
+    if targets.count(None) == len(targets) or max(numbers) >= logits.shape[1]:
+        return []
+    scores = logits[sequence.before :][:MOST_TOKENS].double().log_softmax(-1)
+    tokens = list[Token]()
+    for at, (text, target) in enumerate(zip(sequence.names, targets, strict=False)):
+        if target is None:
+            tokens.append(Token(text, at, None, (number(None),)))
+        else:
+            tokens.append(Token(text, at, float(scores[at, target]), (sequence.name(target),)))
+    return tokens
+
+
+def _strips_of_targets(
+    logs: Strips, what: str, ends: tuple[str, str], of_value: Callable[[float], float]
+) -> Figure:
     note = (
-        "the {} of the target at each token, for language models the next token; "
+        f"the {what} of the target at each token, for language models the next token; "
         "tokens without a target have no colour"
     )
-    return [
-        strips(
-            f"{what} at each token",
-            logs,
-            what=what,
-            note=note.format(what),
-            ends=ends,
-            heads=("target",),
-            of_value=of_log,
-        )
-        for what, ends, of_log in (
-            ("loss", ("expected", "surprising"), operator.neg),
-            ("probability", ("unlikely", "likely"), math.exp),
-        )
-        if logs
-    ]
+    title = f"{what} at each token"
+    return strips(title, logs, what=what, note=note, ends=ends, heads=("target",), of_value=of_value)
 
 
 def strips(
@@ -350,26 +390,25 @@ def strips(
     heads:    the titles of the columns for `more`
     of_value: what is shown of a token's value
     """
-    values = [
-        of_value(token.value) for tokens in samples.values() for token in tokens if token.value is not None
-    ]
+    tokens = list(chain.from_iterable(samples.values()))
+    values = [of_value(token.value) for token in tokens if token.value is not None]
     colours, scale = shaded(np.array(values, dtype=np.float64))
-    rest = zip(values, colours, strict=True)
-    body, rows = Markup(), list[tuple[str, ...]]()
-    for name, tokens in samples.items():
-        strip = Markup()
-        for token in tokens:
-            value, colour = (None, None) if token.value is None else next(rest)
-            rows.append((name, str(token.position), token.text, *token.more, number(value)))
-            style = (
-                Markup("")
-                if colour is None
-                else Markup('class="on-{}" style="background:rgb({} {} {})" ').format(
-                    "light" if is_light(*colour) else "dark", *colour
-                )
-            )
-            shown = " · ".join(map(printable, (f"{token.position}", *token.more, number(value))))
-            strip += Markup('<span {}title="{}">{}</span>').format(style, shown, printable(token.text))
-        body += Markup('<div class="strip"><b>{}</b><p>{}</p></div>').format(printable(name), strip)
+    shades = iter(colours)
+    shown = iter(values)
+    rows = list[tuple[str, ...]]()
+    drawn = dict[str, list[dict[str, Any]]]()
+    for name, of_sample in samples.items():
+        drawn[name] = []
+        for token in of_sample:
+            value = None
+            colour = None
+            if token.value is not None:
+                value = next(shown)
+                colour = next(shades)
+            texts = [str(token.position), *token.more, number(value)]
+            rows.append((name, texts[0], token.text, *texts[1:]))
+            says = " · ".join(map(printable, texts))
+            drawn[name].append({"text": token.text, "says": says, "colour": colour})
     table = Table("the numbers", ("sample", "position", "token", *heads, what), tuple(rows))
+    body = rendered("strips.html", samples=drawn, is_light=is_light)
     return Figure(title, body, note=note, wide=True, scale=worded(scale, *ends), table=table)

@@ -6,9 +6,10 @@ import base64
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import chain, product, repeat, zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.nn import functional
 from hookrun.errors import printable
 from hookrun.report.draw.charts import Array as Array
 from hookrun.report.draw.charts import Figure, of_cells, of_tiles
+from hookrun.report.draw.rendering import rendered
 from hookrun.report.draw.text import fitted, number, tick
 
 Mask = NDArray[np.bool_]
@@ -38,7 +40,8 @@ _BESIDE = {"exactly 0": (0x8A, 0x91, 0x99), "NaN": (0xFF, 0x2F, 0xD0), "infinite
 """Values that have colours outside the scale."""
 _CLEAR = LEVELS
 """The byte of a transparent pixel; the bytes just below it are values outside the scale, if a picture has any."""
-_FULL_ROWS, _FULL_HEIGHT = 60, 13
+_FULL_ROWS = 60
+_FULL_HEIGHT = 13
 """Up to this number of rows, each has its name and this height in pixels; more rows are lower, only some with names."""
 _NAMES_APART = 12
 _LIGHT = 140
@@ -71,38 +74,34 @@ def mosaic(
     room:   how many bytes the columns on demand may take
     """
     across = tiles.shape[1]
-    pages = pages or across
-    said = columns if across <= pages else f"{columns}s 0–{pages - 1} of {across}"
-    says, table = of_tiles(title, tiles[:, :pages], rows, said)
-    limits = _ends(tiles[np.isfinite(tiles)]) if pages < across else None
-    address, scale = encoded(*_sheet(tiles[:, :pages], MOST_PIXELS), limits=limits)
-    further, notes = list[dict[str, str]](), [note] if note else []
-    for start in range(pages, across, pages):
+    first = tiles
+    shown = columns
+    limits = None
+    if 0 < pages < across:
+        first = tiles[:, :pages]
+        shown = f"{columns}s 0–{pages - 1} of {across}"
+        limits = _ends(tiles[np.isfinite(tiles)])
+    says, table = of_tiles(title, first, rows, shown)
+    address, scale = encoded(*_sheet(first, MOST_PIXELS), limits=limits)
+    notes = [note] if note else []
+    further = list[dict[str, str]]()
+    for start in range(first.shape[1], across, pages or across):
         later, _ = encoded(*_sheet(tiles[:, start : start + pages], MOST_PAGED_PIXELS), limits=limits)
         room -= len(later)
         if room < 0:
-            notes.append(
-                f"{across - start} of its {columns}s are left out, since the page would become too large"
-            )
+            left = across - start
+            notes.append(f"{left} of its {columns}s are left out, since the page would become too large")
             break
         last = min(start + pages, across) - 1
         further.append({"src": later, "says": f"{columns}s {start}–{last} of {across}"})
-    image = Markup('<img class="input" alt="the input" src="{}">')
-    names = Markup("").join(
-        Markup("<span>{}{}</span>").format(image.format(input_) if input_ else "", printable(name))
-        for name, input_ in zip_longest(rows, inputs, fillvalue="")
-    )
-    body = Markup(
-        '<div class="sheet" role="img" aria-label="{}" style="--tiles-high:{}"><div class="sheet-rows">{}</div>'
-        '<img class="mosaic" alt="{}" src="{}"></div><div class="sheet-x"{}>{}</div>'
-    ).format(
-        printable(says),
-        len(tiles),
-        names,
-        printable(title),
-        address,
-        Markup(' data-pages="{}"').format(json.dumps(further)) if further else "",
-        said,
+    body = rendered(
+        "mosaic.html",
+        title=title,
+        says=says,
+        rows=list(zip_longest(rows, inputs, fillvalue="")),
+        image=address,
+        further=json.dumps(further) if further else "",
+        shown=shown,
     )
     return Figure(title, body, note="; ".join(notes), wide=True, scale=scale, table=table)
 
@@ -118,9 +117,11 @@ def _sheet(tiles: Array, most: int) -> tuple[Array, Mask]:
     gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
     rows, columns, height, width = tiles.shape
     size = rows * (height + 1), columns * (width + 1)
-    sheet = np.pad(tiles, gaps).swapaxes(1, 2).reshape(size)[:-1, :-1]
-    there = np.pad(np.ones(tiles.shape, dtype=bool), gaps).swapaxes(1, 2).reshape(size)[:-1, :-1]
-    return sheet, there
+    sheets = []
+    for part in (tiles, np.ones(tiles.shape, dtype=bool)):
+        sheets.append(np.pad(part, gaps).swapaxes(1, 2).reshape(size)[:-1, :-1])
+    sheet, is_tile = sheets
+    return sheet, is_tile
 
 
 def _ends(finite: Array) -> tuple[float, float]:
@@ -131,92 +132,90 @@ def _ends(finite: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def heat(
-    title: str,
-    values: Array,
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    x: str,
-    note: str = "",
-    log: bool = False,
-    numbers: bool = False,
-    limits: tuple[float, float] | None = None,
-    there: Mask | None = None,
-    facts: Iterable[str] = (),
-    centre: float | None = None,
-    links: Sequence[Sequence[str]] = (),
-) -> Figure:
+@dataclass(frozen=True)
+class HeatMap:
     """A matrix as coloured cells with names for its rows, and for its columns, or some of many.
 
+    x:       the name of the axis of the columns
     log:     colours by magnitude, for values that are not negative; exactly 0 has a colour of its own
     numbers: write the values into the cells
     limits:  the ends of the scale; those of the values unless given
-    there:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
+    valid:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
     facts:   texts about single rows, one line each
     centre:  the value of the colour in the middle; 0 for values on both sides of it
     links:   for each cell the address of the page that a click opens, or ""
     """
-    index, table, scale = _indexed(values, log=log, limits=limits, there=there, centre=centre)
-    has_cells = numbers or bool(links)
-    wide = len(columns) > 30 or len(rows) > _FULL_ROWS or has_cells
-    starts, (below, beside) = zip(*(fitted(names) for names in (columns, rows)), strict=True)
-    is_upright = max(map(len, below), default=0) > _LEVEL
-    stride = math.ceil(len(columns) / (MOST_UPRIGHT if is_upright and wide else 12 if numbers else 6)) or 1
-    shades = [is_light(*colour) for colour in table.tolist()] + [True]
-    cells = [
-        Markup('<span class="on-{}">{}</span>').format(
-            "light" if shades[shade] else "dark", number(value) if numbers and value == value else ""
+
+    title: str
+    values: Array
+    rows: Sequence[str]
+    columns: Sequence[str]
+    x: str
+    note: str = ""
+    log: bool = False
+    numbers: bool = False
+    limits: tuple[float, float] | None = None
+    valid: Mask | None = None
+    facts: Sequence[str] = ()
+    centre: float | None = None
+    links: Sequence[Sequence[str]] = ()
+
+    def figure(self) -> Figure:
+        """The picture with its scale and its table."""
+        colours = _colours(self.values, self.valid, log=self.log, limits=self.limits, centre=self.centre)
+        has_cells = self.numbers or bool(self.links)
+        wide = len(self.columns) > 30 or len(self.rows) > _FULL_ROWS or has_cells
+        column_start, column_names = fitted(self.columns)
+        row_start, row_names = fitted(self.rows)
+        is_upright = max(map(len, column_names), default=0) > _LEVEL
+        most_names = 12 if self.numbers else 6
+        if is_upright and wide:
+            most_names = MOST_UPRIGHT
+        row_height = 30
+        if not has_cells:
+            row_height = _FULL_ROWS * _FULL_HEIGHT // max(len(self.rows), 1)
+            row_height = min(_FULL_HEIGHT, max(_LOWEST, row_height))
+        says, table = of_cells(self.title, self.values, self.rows, self.columns)
+        body = rendered(
+            "heat.html",
+            map=self,
+            says=says,
+            height=max(len(self.rows) * row_height, 60),
+            named_rows=range(0, len(self.rows), math.ceil(_NAMES_APART / row_height)),
+            row_names=row_names,
+            column_names=column_names,
+            is_upright=is_upright,
+            stride=math.ceil(len(self.columns) / most_names) or 1,
+            image=colours.png(),
+            cells=list(self._cells(colours)) if has_cells else [],
         )
-        for shade, value in zip(index.ravel().clip(max=len(table)), values.ravel().tolist(), strict=True)
-        if has_cells
-    ]
-    for at, address in enumerate(chain.from_iterable(links)):
-        if address:
-            row, column = divmod(at, len(columns))
-            said = printable(rows[row]), printable(columns[column]), number(float(values[row, column]))
-            cells[at] = Markup('<a href="{}" title="{}, {}: {}">{}</a>').format(address, *said, cells[at])
-    overlay = Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells)) if cells else ""
-    height = max(_LOWEST, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
-    row_height = 30 if has_cells else min(_FULL_HEIGHT, height)
-    names = Markup("").join(
-        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, printable(rows[n]), beside[n])
-        for n in range(0, len(rows), math.ceil(_NAMES_APART / row_height))
-    )
-    foot = Markup("").join(
-        Markup("<span>{}</span>").format("" if n % stride else name) for n, name in enumerate(below)
-    )
-    says, numbered = of_cells(title, values, rows, columns)
-    body = Markup(
-        '<div class="heat{}" role="{}" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
-        '<div class="heat-rows">{}</div>'
-        '<div class="heat-plot"><img class="cells" alt="{}" src="{}">{}</div>'
-        '<div class="heat-columns{}">{}</div><div class="heat-x">{}</div></div>'
-    ).format(
-        " numbered" if numbers else " linked" if links else "",
-        "group" if links else "img",
-        printable(says),
-        max(len(rows) * row_height, 60),
-        len(rows),
-        len(columns),
-        names,
-        printable(title),
-        _png(index, table),
-        overlay,
-        " upright" if is_upright else "",
-        foot,
-        x,
-    )
-    return Figure(
-        title,
-        body,
-        note=note,
-        wide=wide,
-        scale=scale,
-        facts=tuple(facts),
-        table=numbered,
-        start=", ".join(dict.fromkeys(filter(None, starts))),
-    )
+        starts = dict.fromkeys(filter(None, [column_start, row_start]))
+        return Figure(
+            self.title,
+            body,
+            note=self.note,
+            wide=wide,
+            scale=colours.scale,
+            facts=tuple(self.facts),
+            table=table,
+            start=", ".join(starts),
+        )
+
+    def _cells(self, colours: _Colours) -> Iterator[dict[str, str]]:
+        """Of each cell its text, the page that it opens, and whether its colour is light or dark."""
+        grounds = ["light" if is_light(*colour) else "dark" for colour in colours.table.tolist()]
+        grounds.append("light")  # of a transparent cell
+        places = product(self.rows, self.columns)
+        shades = colours.index.ravel().clip(max=len(colours.table)).tolist()
+        links = chain(chain.from_iterable(self.links), repeat(""))
+        for (row, column), shade, value, link in zip(
+            places, shades, self.values.ravel().tolist(), links, strict=False
+        ):
+            text = ""
+            if self.numbers and not math.isnan(value):
+                text = number(value)
+            says = f"{printable(row)}, {printable(column)}: {number(value)}"
+            yield {"ground": grounds[shade], "text": text, "link": link, "says": says}
 
 
 def matrix(
@@ -226,37 +225,27 @@ def matrix(
     otherwise: float = math.nan,
 ) -> Array:
     """[rows, columns] float32: the value of each (row, column), at most ±1e30; `otherwise` where there is none."""
-    return np.array(
-        [[max(min(cells.get((row, column), otherwise), 1e30), -1e30) for column in columns] for row in rows],
-        dtype=np.float32,
-    )
+    values = [cells.get(place, otherwise) for place in product(rows, columns)]
+    limited = [max(min(value, 1e30), -1e30) for value in values]
+    return np.array(limited, dtype=np.float32).reshape(len(rows), len(columns))
 
 
 def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
-    """The colour of each value [n], red, green and blue from 0 to 255, and their scale, as in `heat`."""
-    index, table, scale = _indexed(values[None], there=np.ones((1, len(values)), dtype=bool))
-    return [(red, green, blue) for red, green, blue in table[index[0]].tolist()], scale
+    """The colour of each value [n], red, green and blue from 0 to 255, and their scale, as in a `HeatMap`."""
+    colours = _colours(values[None], np.ones((1, len(values)), dtype=bool))
+    return list(map(tuple, colours.table[colours.index[0]].tolist())), colours.scale
 
 
 def encoded(
     values: Array,
-    there: Mask | None = None,
+    valid: Mask | None = None,
     *,
     limits: tuple[float, float] | None = None,
     centre: float | None = None,
 ) -> tuple[str, Markup]:
-    """The data URL of a picture with one pixel for each value, and its scale; arguments as of `heat`."""
-    index, table, scale = _indexed(values, limits=limits, there=there, centre=centre)
-    return _png(index, table), scale
-
-
-def _png(index: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
-    """The data URL of a picture of colours by number, as `_indexed` gives them."""
-    image = Image.frombytes("P", index.shape[::-1], index.tobytes())
-    image.putpalette(table.tobytes() + bytes(3))
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True, transparency=_CLEAR)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    """The data URL of a picture with one pixel for each value, and its scale; arguments as of a `HeatMap`."""
+    colours = _colours(values, valid, limits=limits, centre=centre)
+    return colours.png(), colours.scale
 
 
 def is_light(red: int, green: int, blue: int) -> bool:
@@ -269,63 +258,94 @@ def worded(scale: Markup, low: str, high: str) -> Markup:
     return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
 
 
-def _indexed(
+@dataclass(frozen=True)
+class _Colours:
+    """The colours of a picture.
+
+    index: the number of each pixel's colour [height, width]
+    table: the colours [n, 3]
+    scale: what the colours mean
+    """
+
+    index: NDArray[np.uint8]
+    table: NDArray[np.uint8]
+    scale: Markup
+
+    def png(self) -> str:
+        """The data URL of the picture."""
+        image = Image.frombytes("P", self.index.shape[::-1], self.index.tobytes())
+        image.putpalette(self.table.tobytes() + bytes(3))
+        file = io.BytesIO()
+        image.save(file, "PNG", optimize=True, transparency=_CLEAR)
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def _colours(
     values: Array,
+    valid: Mask | None,
     *,
     log: bool = False,
     limits: tuple[float, float] | None = None,
-    there: Mask | None = None,
     centre: float | None = None,
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Markup]:
-    """The number of each pixel's colour [height, width], the colours [n, 3], and their scale.
+) -> _Colours:
+    """The colours of values [height, width].
 
     `centre` has the colour in the middle; unless it is given, zero has if there are values on both sides of it.
     """
-    there = np.isfinite(values) if there is None else there
-    is_zero = (values == 0) & there if log else np.zeros(values.shape, dtype=bool)
-    on_scale = np.isfinite(values) & there & ~is_zero
-    with np.errstate(invalid="ignore", divide="ignore"):
-        sheet = np.log10(values.astype(np.float64)) if log else values.astype(np.float64)
+    if valid is None:
+        valid = np.isfinite(values)
+    sheet = values.astype(np.float64)
+    is_zero = np.zeros(values.shape, dtype=bool)
+    if log:
+        is_zero = (values == 0) & valid
+        with np.errstate(invalid="ignore", divide="ignore"):
+            sheet = np.log10(sheet)
+    on_scale = np.isfinite(values) & valid & ~is_zero
     finite = sheet[on_scale]
     low, high = limits or _ends(finite)
     if centre is None and low < 0 < high and not log:
         centre = 0.0
     if centre is not None:
         reach = max(high - centre, centre - low)
-        low, high = centre - reach, centre + reach
-    said = [tick(float(f"{10**v if log else v:.3g}")) for v in (low, high)]
+        low = centre - reach
+        high = centre + reach
+    low_text = _scale_text(low, log)
     if finite.size and finite.min() < low:
-        said[0] = f"≤ {said[0]}"
+        low_text = f"≤ {low_text}"
+    high_text = _scale_text(high, log)
     if finite.size and finite.max() > high:
-        said[1] = f"≥ {said[1]}"
+        high_text = f"≥ {high_text}"
     if high <= low:
-        low, high = low - 0.5, high + 0.5
-    beside = {"exactly 0": is_zero, "NaN": np.isnan(values) & there, "infinite": np.isinf(values) & there}
-    beside = {name: mask for name, mask in beside.items() if mask.any()}
+        low -= 0.5
+        high += 0.5
+    masks = {"exactly 0": is_zero, "NaN": np.isnan(values) & valid, "infinite": np.isinf(values) & valid}
+    beside = [name for name, mask in masks.items() if mask.any()]
     shades = LEVELS - len(beside)
     with np.errstate(invalid="ignore"):
         level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (shades - 1)
     index = np.where(on_scale, level.round(), _CLEAR).astype(np.uint8)
-    for byte, mask in enumerate(beside.values(), start=shades):
-        index[mask] = byte
-    colours = _some(palette(diverging=centre is not None), shades)
-    table = np.concatenate(
-        [colours, np.array([_BESIDE[name] for name in beside] or np.empty((0, 3)), np.uint8)]
-    )
-    chip = Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>')
-    scale = Markup(
-        '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>'
-        "<span>{}</span>{}</span>"
-    ).format(
-        said[0],
-        ", ".join(f"rgb({r} {g} {b})" for r, g, b in _some(colours, 9)),
-        said[1],
-        Markup("").join(chip.format(*_BESIDE[name], name) for name in beside),
-    )
-    return index, table, scale
+    table = _spaced(palette(diverging=centre is not None), shades)
+    gradient = [_css(colour) for colour in _spaced(table, 9)]
+    for byte, name in enumerate(beside, start=shades):
+        index[masks[name]] = byte
+        table = np.vstack([table, np.array(_BESIDE[name], np.uint8)])
+    chips = [(_css(_BESIDE[name]), name) for name in beside]
+    scale = rendered("scale.html", low=low_text, high=high_text, colours=gradient, beside=chips)
+    return _Colours(index, table, scale)
 
 
-def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+def _scale_text(value: float, log: bool) -> str:
+    if log:
+        value = 10**value
+    return tick(float(f"{value:.3g}"))
+
+
+def _css(colour: Iterable[int]) -> str:
+    red, green, blue = colour
+    return f"rgb({red} {green} {blue})"
+
+
+def _spaced(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """`count` of the colours [n, 3], evenly spaced."""
     return colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
 
@@ -349,8 +369,8 @@ def palette(*, diverging: bool) -> NDArray[np.uint8]:
     As matplotlib computes `viridis` and `RdBu_r`: a table of 256 colours, interpolated linearly between the given
     ones. `RdBu_r` is the same to the last bit, `viridis` within 1 of 255.
     """
-    colours = (_RED_BLUE if diverging else _VIRIDIS).split()
-    anchors = np.array([list(bytes.fromhex(colour)) for colour in colours])
+    colours = bytes.fromhex(_RED_BLUE if diverging else _VIRIDIS)
+    anchors = np.frombuffer(colours, np.uint8).reshape(-1, 3)
     places = np.linspace(0, 1, len(anchors))
     entries = np.minimum(np.linspace(0, 1, LEVELS) * 256, 255).astype(int) / 255
     channels = [np.interp(entries, places, channel) for channel in anchors.T]

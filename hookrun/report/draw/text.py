@@ -18,7 +18,9 @@ def token_name(text: str, token: int, most: int = 40) -> str:
         return f"#{token}" if token >= 0 else "?"
     bare = text.lstrip(" ")
     name = "␣" * min(len(text) - len(bare), 4) + printable(bare[: most + 1])
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    if len(name) > most:
+        name = f"{name[: most - 1]}…"
+    return name
 
 
 def fitted(names: Sequence[str], most: int = 28) -> tuple[str, list[str]]:
@@ -26,12 +28,16 @@ def fitted(names: Sequence[str], most: int = 28) -> tuple[str, list[str]]:
 
     Names of more than `most` characters lose their left end; if the difference is there, what they share at the right.
     """
-    start = "".join(names[0][: common(names)].rpartition(".")[:2]) if len(set(names)) > 1 else ""
-    start = start if any(map(str.isalpha, start)) else ""  # not the beginning of numbers
+    start = ""
+    if len(set(names)) > 1:
+        start = "".join(names[0][: common(names)].rpartition(".")[:2])
+    if not any(map(str.isalpha, start)):
+        start = ""  # the beginning of numbers
     tails = [printable(name.removeprefix(start)) for name in names]
     end = common([name[::-1] for name in tails])
-    for some in (tails, [f"{name[: len(name) - end]}…" for name in tails]):
-        short = [name if len(name) <= most else f"…{name[1 - most :]}" for name in some]
+    beginnings = [f"{name[: len(name) - end]}…" for name in tails]
+    for candidates in (tails, beginnings):
+        short = [name if len(name) <= most else f"…{name[1 - most :]}" for name in candidates]
         if len(set(short)) == len(set(names)):
             return printable(start), short
     return printable(start), tails
@@ -52,9 +58,13 @@ def number_of(text: str) -> float:
 
 def by_number(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
     """A sort key: numbers by size, then texts, in which digits count as numbers."""
-    parts = [(float(part), "") if part.isdecimal() else (math.inf, part) for part in _DIGITS.split(text)]
     size = number_of(text)
-    return (False, size, parts) if math.isfinite(size) else (True, 0.0, parts)
+    parts = list[tuple[float, str]]()
+    for part in _DIGITS.split(text):
+        parts.append((float(part), "") if part.isdecimal() else (math.inf, part))
+    if math.isfinite(size):
+        return False, size, parts
+    return True, 0.0, parts
 
 
 _DIGITS = re.compile(r"(\d{1,15})")
@@ -73,8 +83,10 @@ def number(value: Any) -> str:
         return str(value)
     if isinstance(value, int):
         return f"{value:,}"
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
     return f"{value:.4g}"
@@ -82,9 +94,13 @@ def number(value: Any) -> str:
 
 def tick(value: float) -> str:
     """A number on an axis, short: ``1.5k``, ``20M``, ``1e-05``."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size and abs(value) < 1e12:
-            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    size = abs(value)
+    if 1e9 <= size < 1e12:
+        return f"{value / 1e9:.3g}G"
+    if 1e6 <= size < 1e12:
+        return f"{value / 1e6:.3g}M"
+    if 1e4 <= size < 1e12:
+        return f"{value / 1e3:.3g}k"
     return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
 
 
@@ -96,7 +112,9 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if hours < 48:
+        return f"{hours} h {minutes:02} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def seconds_between(started: Any, ended: Any) -> float | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 from hookrun.errors import shortened
-from hookrun.report.draw.pictures import heat, matrix
+from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import by_number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
@@ -30,21 +31,20 @@ def build(facts: Facts) -> dict[str, Any] | None:
     is_random: the model has random weights, which nothing has trained
     is_sample: only a part of the samples was read
     """
-    lines = [
-        line
-        for line in facts.samples.records
-        if line.get("class") is not None and line.get("predicted_class") is not None
-    ]
+    lines = [line for line in facts.samples.records if _is_classified(line)]
     if not lines:
         return None
+    by_split = grouped(lines, itemgetter("split"))
     return {
-        "splits": [
-            _confusions(split, of_split) for split, of_split in grouped(lines, itemgetter("split")).items()
-        ],
+        "splits": [_confusions(split, of_split) for split, of_split in by_split.items()],
         "worst": _worst(facts, lines),
         "is_random": facts.has_random_weights,
         "is_sample": facts.samples.is_sample,
     }
+
+
+def _is_classified(line: Mapping[str, Any]) -> bool:
+    return line.get("class") is not None and line.get("predicted_class") is not None
 
 
 def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     confused: (class, predicted class, count), the most frequent first
     """
     counts = Counter((str(line["class"]), str(line["predicted_class"])) for line in lines)
-    names = sorted({name for pair in counts for name in pair}, key=by_number)
+    names = sorted(set(chain.from_iterable(counts)), key=by_number)
     confusions = None
     if 1 < len(names) <= MOST_CLASSES:
         shown = [shortened(name, 24) for name in names]
-        confusions = heat(
+        confusions = HeatMap(
             f"confusion matrix, {split}",
             matrix(counts, names, names, otherwise=0),
             rows=shown,
@@ -65,37 +65,46 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
             x="across: predicted; down: class",
             numbers=len(names) <= _NUMBERED,
             note="how many samples of each class have each predicted class",
-        )
-    wrong = [(*pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]]
+        ).figure()
+    right = 0
+    confused = list[tuple[str, str, int]]()
+    for (label, predicted), count in counts.most_common():
+        if label == predicted:
+            right += count
+        else:
+            confused.append((shortened(label), shortened(predicted), count))
     return {
         "split": split,
         "total": len(lines),
-        "right": len(lines) - sum(count for *_, count in wrong),
+        "right": right,
         "matrix": confusions,
-        "confused": [
-            (shortened(label), shortened(other), count) for label, other, count in wrong[:MOST_PAIRS]
-        ],
+        "confused": confused[:MOST_PAIRS],
     }
 
 
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    wrong = (line for line in lines if line["class"] != line["predicted_class"])
-    known = sorted(
-        (line for line in wrong if is_number(line.get("loss")) and math.isfinite(line["loss"])),
-        key=lambda line: (-line["loss"], line["split"], line["sample"]),
-    )
-    return [
-        {
-            "split": line["split"],
-            "sample": line["sample"],
-            "label": shortened(str(line["class"])),
-            "predicted": shortened(str(line["predicted_class"])),
-            "loss": line["loss"],
-            "picture": facts.pictures.get((line["split"], line["sample"]), ""),
-            "text": shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
-            if line.get("tokens")
-            else shortened(str(line.get("file") or "")),
-        }
-        for line in known[:MOST_WORST]
-    ]
+    wrong = list[dict[str, Any]]()
+    for line in lines:
+        is_wrong = line["class"] != line["predicted_class"]
+        if is_wrong and is_number(line.get("loss")) and math.isfinite(line["loss"]):
+            wrong.append(line)
+    wrong.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
+    worst = list[dict[str, Any]]()
+    for line in wrong[:MOST_WORST]:
+        text = shortened(str(line.get("file") or ""))
+        if line.get("tokens"):
+            words = "".join(facts.texts.get(token, "?") for token in line["tokens"])
+            text = shortened(words, MOST_TEXT)
+        worst.append(
+            {
+                "split": line["split"],
+                "sample": line["sample"],
+                "label": shortened(str(line["class"])),
+                "predicted": shortened(str(line["predicted_class"])),
+                "loss": line["loss"],
+                "picture": facts.pictures.get((line["split"], line["sample"]), ""),
+                "text": text,
+            }
+        )
+    return worst

@@ -6,8 +6,9 @@ The keys of a record decide how it is shown, so records of new actions are shown
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress, islice, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -15,9 +16,9 @@ import numpy as np
 
 from hookrun.engine.actions.base import ABOUT, OF_RANK
 from hookrun.errors import counted, listed, printable, shortened
-from hookrun.report.captures import MOST_VIEWS, place, view_capture
+from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import is_number
@@ -50,14 +51,14 @@ def is_measured(record: Record) -> bool:
 
 def as_lines(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
     """(place, text) of the first records that contain more than numbers."""
-    told = (record for record in records if recorded(record) and not is_measured(record))
-    for record in islice(told, MOST_LINES):
-        words = "  ".join(
-            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={printable(str(value))}"
-            for key, value in recorded(record).items()
-        )
+    beyond_numbers = (record for record in records if recorded(record) and not is_measured(record))
+    for record in islice(beyond_numbers, MOST_LINES):
+        words = list[str]()
+        for key, value in recorded(record).items():
+            text = f"{value:.6g}" if isinstance(value, float) else printable(str(value))
+            words.append(f"{key}={text}")
         at = f"{module_name(str(record['module']))} {printable(str(record.get('path') or ''))}".strip()
-        yield f"step {record['step']}  {at}", words[:MOST_CHARACTERS]
+        yield f"step {record['step']}  {at}", "  ".join(words)[:MOST_CHARACTERS]
 
 
 def statistics(
@@ -67,16 +68,15 @@ def statistics(
 
     places: module or parameter -> its position in the model
     """
-    measured = [record for record in records if is_measured(record)]
-    modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
-    for mode in modes:
-        of_mode = [record for record in measured if record["mode"] == mode]
-        names = list(dict.fromkeys(key for record in of_mode for key in recorded(record)))
-        where = f", {mode} mode" if len(modes) > 1 else ""
-        for name in sorted(names[:MOST_CHARTS], key=lambda name: name != "norm"):
+    by_mode = grouped(filter(is_measured, records), lambda record: str(record["mode"]))
+    for mode in list(by_mode)[:MOST_MODES]:
+        names = dict.fromkeys(chain.from_iterable(map(recorded, by_mode[mode])))
+        for name in sorted(list(names)[:MOST_CHARTS], key=lambda name: name != "norm"):
             is_gradient_norm = name == "norm" and are_gradients
-            title = f"{'gradient norm' if is_gradient_norm else name}{where}"
-            points, unit = _points(of_mode, name, places)
+            title = "gradient norm" if is_gradient_norm else name
+            if len(by_mode) > 1:
+                title += f", {mode} mode"
+            points, unit = _points(by_mode[mode], name, places)
             yield from over_steps(title, points, unit, name, by_layer=is_gradient_norm)
 
 
@@ -87,7 +87,7 @@ def over_steps(
     longest = max(len(xs) for xs, _ in points.values())
     if len(points) <= COLOURS:
         series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
-        log = spans_magnitudes(value for each in series for value in each.y)
+        log = spans_magnitudes(chain.from_iterable(curve.y for curve in series))
         yield lines(title, series, x=unit, y=name, log=log)
     if len(points) > COLOURS or (by_layer and len(points) > 1 and longest > 2):
         yield _map(title, points, unit)
@@ -98,33 +98,33 @@ def _map(title: str, points: Points, unit: str) -> Figure:
 
     With more than `MOST_ROWS` layers, neighbours share a row, which shows their maximum.
     """
-    xs, ys = (np.concatenate([np.array(pair[which]) for pair in points.values()]) for which in (0, 1))
+    xs = np.concatenate([steps for steps, _ in points.values()])
+    ys = np.concatenate([values for _, values in points.values()])
     log = not (ys < 0).any() and spans_magnitudes(ys[ys > 0])
     places, column = np.unique(xs, return_inverse=True)
     block = -(-len(places) // MOST_COLUMNS)
-    width = -(-len(places) // block)
-    row = np.repeat(range(len(points)), [len(values) for _, values in points.values()])
-    count, total = (
-        np.bincount(row * width + column // block, weights, len(points) * width).reshape(-1, width)
-        for weights in (None, ys)
-    )
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean, there = total / count, count > 0
     names = [module_name(path) for path in points]
-    notes = [f"a column is the mean of {block} {unit}s"] if block > 1 else []
+    size = len(names), -(-len(places) // block)
+    row = np.repeat(range(len(names)), [len(values) for _, values in points.values()])
+    cell = row * size[1] + column // block
+    count = np.bincount(cell, None, math.prod(size)).reshape(size)
+    total = np.bincount(cell, ys, math.prod(size)).reshape(size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = total / count
+    valid = count > 0
+    notes = list[str]()
+    if block > 1:
+        notes.append(f"a column is the mean of {block} {unit}s")
     share = -(-len(names) // MOST_ROWS)
     if share > 1:
         notes.append(f"a row is the largest of {share} layers")
         starts = range(0, len(names), share)
-        mean = np.maximum.reduceat(np.where(there, mean, -np.inf), starts)  # NaN if one of them is
-        there = np.logical_or.reduceat(there, starts)
-        ends = [min(start + share, len(names)) - 1 for start in starts]
-        names = [
-            names[start] if start == end else f"{names[start]} … {names[end]}"
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    notes += ["colours by magnitude"] if log else []
-    return heat(
+        mean = np.maximum.reduceat(np.where(valid, mean, -np.inf), starts)  # NaN if one of them is
+        valid = np.logical_or.reduceat(valid, starts)
+        names = [_range_of(names[start : start + share]) for start in starts]
+    if log:
+        notes.append("colours by magnitude")
+    return HeatMap(
         f"{title} by layer",
         mean,
         rows=names,
@@ -132,33 +132,55 @@ def _map(title: str, points: Points, unit: str) -> Figure:
         x=unit,
         note="; ".join(notes),
         log=log,
-        there=there,
-        facts=_of_single_layers(points, unit),
-    )
+        valid=valid,
+        facts=tuple(_remarkable_layers(points, unit)),
+    ).figure()
 
 
-def _of_single_layers(points: Points, unit: str) -> Iterator[str]:
+def _range_of(names: Sequence[str]) -> str:
+    """``first … last``."""
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} … {names[-1]}"
+
+
+def _remarkable_layers(points: Points, unit: str) -> Iterator[str]:
     """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
-    layers = {module_name(path): list(zip(xs, ys, strict=True)) for path, (xs, ys) in points.items()}
-    sizes = {
-        name: [(abs(y), x) for x, y in pairs if math.isfinite(y) and y] for name, pairs in layers.items()
-    }
-    for title, extreme, is_most in (("largest", max, True), ("smallest above 0", min, False)):
-        # the first of equal ones
-        extremes = [(name, *extreme(pairs, key=itemgetter(0))) for name, pairs in sizes.items() if pairs]
-        extremes.sort(key=itemgetter(1), reverse=is_most)
+    largest = list[tuple[str, float, float]]()
+    smallest = list[tuple[str, float, float]]()
+    zero = list[str]()
+    for path, (steps, values) in points.items():
+        name = module_name(path)
+        pairs = zip(values, steps, strict=True)
+        sizes = [(abs(value), step) for value, step in pairs if math.isfinite(value) and value]
+        if sizes:  # the first of equal ones
+            largest.append((name, *max(sizes, key=itemgetter(0))))
+            smallest.append((name, *min(sizes, key=itemgetter(0))))
+        elif 0 in values:
+            zero.append(name)
+    largest.sort(key=itemgetter(1), reverse=True)
+    smallest.sort(key=itemgetter(1))
+    for title, extremes in (("largest", largest), ("smallest above 0", smallest)):
         if len(extremes) > 1:
-            some = [f"{name} {number(size)} ({unit} {number(x)})" for name, size, x in extremes[:MOST_NAMED]]
-            yield f"{title}: {', '.join(some)}"
-    zero = [name for name, pairs in layers.items() if not sizes[name] and any(y == 0 for _, y in pairs)]
+            named = [f"{name} {number(size)} ({unit} {number(x)})" for name, size, x in extremes[:MOST_NAMED]]
+            yield f"{title}: {', '.join(named)}"
     if zero:
         yield f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}"
-    for kind, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
-        steps = {name: [x for x, y in pairs if is_one(y)] for name, pairs in layers.items()}
-        first = sorted((at[0], place, name) for place, (name, at) in enumerate(steps.items()) if at)
-        if first:
-            shown = listed([name for *_, name in first], MOST_NAMED)
-            yield f"{kind} from {unit} {number(first[0][0])}, {counted(len(first), 'layer')}: {shown}"
+    yield from _first_layers(points, unit, "NaN", math.isnan)
+    yield from _first_layers(points, unit, "infinite", math.isinf)
+
+
+def _first_layers(points: Points, unit: str, kind: str, is_kind: Callable[[float], bool]) -> Iterator[str]:
+    """A text that names the layers with values of a kind, those that had them first; none without such layers."""
+    layers = list[tuple[float, str]]()
+    for path, (steps, values) in points.items():
+        at = list(compress(steps, map(is_kind, values)))
+        if at:
+            layers.append((at[0], module_name(path)))
+    layers.sort(key=itemgetter(0))
+    if layers:
+        names = listed([name for _, name in layers], MOST_NAMED)
+        yield f"{kind} from {unit} {number(layers[0][0])}, {counted(len(layers), 'layer')}: {names}"
 
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
@@ -166,101 +188,103 @@ def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> 
 
     Each rank that recorded its own rows has values of its own.
     """
-    by_module = grouped(
-        (record for record in records if name in record),
-        lambda record: (
-            str(record["module"]),
-            record.get("path") or "",
-            f", rank {record[OF_RANK]}" if OF_RANK in record else "",
-        ),
-    )
-    points = {
-        "".join(key): ([float(record["step"]) for record in at], [float(record[name]) for record in at])
-        for key, at in sorted(by_module.items(), key=lambda item: places.get(item[0][0], len(places)))
-    }
-    if all(a < b for steps, _ in points.values() for a, b in pairwise(steps)):
+    by_curve = dict[tuple[str, str, str], tuple[list[float], list[float]]]()
+    for record in records:
+        if name in record:
+            rank = f", rank {record[OF_RANK]}" if OF_RANK in record else ""
+            key = str(record["module"]), record.get("path") or "", rank
+            steps, values = by_curve.setdefault(key, ([], []))
+            steps.append(float(record["step"]))
+            values.append(float(record[name]))
+    points = Points()
+    restarts = False
+    for key in sorted(by_curve, key=lambda key: places.get(key[0], len(places))):
+        steps, values = by_curve[key]
+        points["".join(key)] = steps, values
+        restarts |= any(after <= before for before, after in pairwise(steps))
+    if not restarts:
         return points, "step"
-    return {path: (list(map(float, range(len(ys)))), ys) for path, (_, ys) in points.items()}, "firing"
+    for steps, values in points.values():
+        steps[:] = map(float, range(len(values)))
+    return points, "firing"
 
 
 MOST_SAMPLES = 200
 """Samples that are listed with their predicted class."""
 
 
-def build(facts: Facts) -> list[dict[str, Any]]:
-    """The hooks that recorded something, in firing order; predictions come last.
+@dataclass
+class HookView:
+    """What the page shows of one hook, or of the predictions.
 
     order: its position in the plan; -1 if the plan does not have it
     left:  captured tensors that are not drawn
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
     """
+
+    name: str
+    title: str = ""
+    order: int = -1
+    figures: list[Figure] = field(default_factory=list)
+    views: list[CaptureView] = field(default_factory=list)
+    left: list[StoredCapture] = field(default_factory=list)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    samples: dict[str, Any] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.figures or self.views or self.left or self.lines)
+
+
+def build(facts: Facts) -> list[HookView]:
+    """The hooks that recorded something, in firing order; predictions come last."""
     records = grouped(facts.stats.records, itemgetter("hook"))
-    captured, predicted = (
-        grouped(captures, attrgetter("hook")) for captures in (facts.captured, facts.predicted)
-    )
+    captured = grouped(facts.captured, attrgetter("hook"))
     share = max(2, MOST_VIEWS // max(len(captured), 1))
-    shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
+    drawn = set(list(captured)[:MOST_VIEWS])
     order = {name: place for place, name in enumerate(facts.planned)}
-    names = sorted(
-        list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS],
-        key=lambda name: order.get(name, len(order)),
-    )
-    shown = [
-        _of_hook(
-            facts,
-            name,
-            order.get(name, -1),
-            records.get(name, []),
-            captured.get(name, []),
-            shares.get(name, 0),
-        )
-        for name in names
-    ]
-    shown += [
-        {
-            "name": "predictions",
-            "title": "what the model predicted",
-            "order": -1,
-            "figures": [],
-            "views": [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]],
-            "left": captures[share:],
-            "lines": [],
-            "samples": _samples(facts),
-        }
-        for captures in list(predicted.values())[:MOST_VIEWS]
-    ]
-    return [each for each in shown if any(each[key] for key in ("figures", "views", "left", "lines"))]
+    names = list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS]
+    names.sort(key=lambda name: order.get(name, len(order)))
+    views = list[HookView]()
+    for name in names:
+        view = HookView(name, order=order.get(name, -1))
+        most = share if name in drawn else 0
+        _add_pictures(view, facts, records.get(name, []), captured.get(name, []), most)
+        views.append(view)
+    predicted = grouped(facts.predicted, attrgetter("hook"))
+    for captures in list(predicted.values())[:MOST_VIEWS]:
+        view = HookView("predictions", "what the model predicted", left=captures[share:])
+        view.views = [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]]
+        view.samples = _samples(facts)
+        views.append(view)
+    return [view for view in views if not view.is_empty]
 
 
-def _of_hook(
+def _add_pictures(
+    view: HookView,
     facts: Facts,
-    name: str,
-    order: int,
     records: Sequence[dict[str, Any]],
     captures: list[StoredCapture],
-    share: int,
-) -> dict[str, Any]:
-    title, places = "", dict[str, int]()
-    if hook := facts.planned.get(name):
-        matches = counted(len(hook.targets), "parameter" if hook.hook in ON_PARAMETERS else "module")
-        title = f"{hook.hook}, {hook.action} on {matches}"
+    most: int,
+) -> None:
+    """Draw what a hook recorded, and the first `most` of its captures."""
+    places = dict[str, int]()
+    hook = facts.planned.get(view.name)
+    if hook is not None:
+        noun = "parameter" if hook.hook in ON_PARAMETERS else "module"
+        view.title = f"{hook.hook}, {hook.action} on {counted(len(hook.targets), noun)}"
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
-    views = [view_capture(capture, facts) for capture in captures[:share]]
-    figures = list(islice(statistics(records, places, are_gradients=facts.sees_gradients(name)), MOST_CHARTS))
-    if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
-        figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
-    return {
-        "name": name,
-        "title": title,
-        "order": order,
-        "figures": figures,
-        "views": views,
-        "left": captures[share:],
-        "lines": list(as_lines(records)),
-        "samples": None,
-    }
+    view.left = captures[most:]
+    view.views = [view_capture(capture, facts) for capture in captures[:most]]
+    view.lines = list(as_lines(records))
+    figures = statistics(records, places, are_gradients=facts.sees_gradients(view.name))
+    view.figures = list(islice(figures, MOST_CHARTS))
+    norms = {place(drawn.capture): drawn.norms for drawn in view.views if drawn.norms is not None}
+    if norms:
+        view.figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
 
 
 def _samples(facts: Facts) -> dict[str, Any] | None:
@@ -271,13 +295,12 @@ def _samples(facts: Facts) -> dict[str, Any] | None:
     lines = facts.samples.records
     if not any(line.get("class") or line.get("file") for line in lines):
         return None
-    keys = ("file", "class", "predicted_class")
-    judged = [line for line in lines if line.get("predicted_class") is not None]
-    return {
-        "rows": [
-            (shortened(line["split"]), line["sample"], *(shortened(str(line.get(key) or "")) for key in keys))
-            for line in lines[:MOST_SAMPLES]
-        ],
-        "total": len(lines),
-        "wrong": sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None,
-    }
+    rows = list[tuple[Any, ...]]()
+    for line in lines[:MOST_SAMPLES]:
+        texts = [shortened(str(line.get(key) or "")) for key in ("file", "class", "predicted_class")]
+        rows.append((shortened(line["split"]), line["sample"], *texts))
+    predicted = [line for line in lines if line.get("predicted_class") is not None]
+    wrong = None
+    if predicted:
+        wrong = sum(line["predicted_class"] != line.get("class") for line in predicted)
+    return {"rows": rows, "total": len(lines), "wrong": wrong}

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_place, numbers
-from hookrun.store.objective import direction_of, is_loss
-from hookrun.store.records import grouped
+from hookrun.store.objective import Direction, direction_of, is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
@@ -25,6 +24,9 @@ MOST_CURVES = 16
 MOST_LATEST = 100
 MOST_WORST = 10
 """Tables of the worst samples, and the samples in each."""
+
+Curves = dict[tuple[str, bool], tuple[list[float], list[float]]]
+"""The steps and values of each split, of single batches or not."""
 
 _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 _ABOUT_PARTS = {*ABOUT, "position", "sample", "tokens"}
@@ -35,29 +37,33 @@ def build(facts: Facts) -> list[Figure] | None:
 
     Single training batches are a thin curve, epoch means have points.
     """
-    points = (
-        (name, (split, is_batch(line)), step, value)
-        for line, split, step, values in _measured(facts)
-        for name, value in values.items()
-    )
-    by_name = grouped(points, itemgetter(0))
-    figures = []
+    by_name = dict[str, Curves]()
+    for line, split, step, values in _measured(facts):
+        for name, value in values.items():
+            curves = by_name.setdefault(name, Curves())
+            xs, ys = curves.setdefault((split, is_batch(line)), ([], []))
+            xs.append(step)
+            ys.append(value)
+    figures = list[Figure]()
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
-        curves = grouped(by_name[name], itemgetter(1))
-        thin_too = any(not single for _, single in curves)
-        series = [
-            Series(
-                f"{split}, single batches" if single and thin_too else split,
-                [x for *_, x, _ in curve],
-                [y for *_, y in curve],
-                thin=single and thin_too,
-            )
-            for (split, single), curve in curves.items()
-        ]
-        is_constant = name == "lr" and len({y for each in series for y in each.y}) == 1
-        if max(len(each.x) for each in series) > 1 and not is_constant:
+        series = _series(by_name[name])
+        heights = set(chain.from_iterable(curve.y for curve in series))
+        is_constant = name == "lr" and len(heights) == 1
+        if max(len(curve.x) for curve in series) > 1 and not is_constant:
             figures.append(lines(name, series[:MOST_CURVES], x="step", y=name))
     return figures[:MOST_FIGURES] or None
+
+
+def _series(curves: Curves) -> list[Series]:
+    """The curves of a metric; those of single batches are thin beside means."""
+    has_means = any(not of_batches for _, of_batches in curves)
+    series = list[Series]()
+    for (split, of_batches), (xs, ys) in curves.items():
+        if of_batches and has_means:
+            series.append(Series(f"{split}, single batches", xs, ys, thin=True))
+        else:
+            series.append(Series(split, xs, ys))
+    return series
 
 
 def latest(facts: Facts) -> list[dict[str, Any]]:
@@ -69,38 +75,38 @@ def latest(facts: Facts) -> list[dict[str, Any]]:
     total:    of a rate, of how many samples it is; None for other metrics
     """
     lines = list(_measured(facts))
-    with_means = {(split, name) for line, split, _, values in lines if not is_batch(line) for name in values}
-    measured = (
-        (split, name, values, is_batch(line))
-        for line, split, _, values in lines
-        for name in values
-        if name != "lr" and not (is_batch(line) and (split, name) in with_means)
-    )
+    with_means = set[tuple[str, str]]()
+    for line, split, _, values in lines:
+        if not is_batch(line):
+            with_means.update((split, name) for name in values)
+    measured = dict[tuple[str, str], list[dict[str, float]]]()
+    for line, split, _, values in lines:
+        for name in values:
+            if name != "lr" and not (is_batch(line) and (split, name) in with_means):
+                measured.setdefault((split, name), []).append(values)
     shown = list[dict[str, Any]]()
-    for (split, name), of_name in grouped(measured, itemgetter(0, 1)).items():
-        *_, last, of_batch = of_name[-1]
-        known = [values[name] for _, _, values, _ in of_name if not math.isnan(values[name])]
-        best = (min if is_loss(name) else max)(known, default=math.nan)
+    for (split, name), of_name in list(measured.items())[:MOST_LATEST]:
+        numbers = [values[name] for values in of_name if not math.isnan(values[name])]
+        best = min if is_loss(name) else max
+        last = of_name[-1]
         shown.append(
             {
                 "split": split,
                 "name": name,
                 "last": last[name],
-                "best": best,
-                "of_batch": of_batch,
+                "best": best(numbers, default=math.nan),
+                "of_batch": (split, name) not in with_means,
                 "total": last.get("samples") if name == "changed" else None,
             }
         )
-    return shown[:MOST_LATEST]
+    return shown
 
 
 def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
     """(line, split, step, metrics) of lines with a step, which lines of analyses do not have."""
-    return (
-        (line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT))
-        for line in facts.metrics.records
-        if isinstance(line.get("step"), int) and not is_part(line)
-    )
+    for line in facts.metrics.records:
+        if isinstance(line.get("step"), int) and not is_part(line):
+            yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)
 
 
 def parts_of_passes(facts: Facts) -> dict[str, Any] | None:
@@ -113,34 +119,47 @@ def parts_of_passes(facts: Facts) -> dict[str, Any] | None:
     for split, name, values in _last_pass(facts, "position"):
         places = sorted(values)
         curves[name].append(Series(split, places, [values[place] for place in places]))
-    figures = [
-        lines(f"{name} by position", series, x="position, from the first token", y=name)
-        for name, series in curves.items()
-        if max(len(each.x) for each in series) > 1
-    ]
+    figures = list[Figure]()
+    for name, series in curves.items():
+        if max(len(curve.x) for curve in series) > 1:
+            figures.append(lines(f"{name} by position", series, x="position, from the first token", y=name))
     tables = list[tuple[str, list[tuple[int, str, str]]]]()
     for split, name, values in _last_pass(facts, "sample"):
-        if (direction := direction_of(name)) is None:
+        direction = direction_of(name)
+        if direction is None:
             continue
-        sign = 1 if direction == "minimize" else -1
-        known = {sample: math.inf if math.isnan(value) else sign * value for sample, value in values.items()}
-        worst = sorted(values, key=known.__getitem__, reverse=True)[:MOST_WORST]
-        rows = [(each, facts.called.get((split, each), ""), number(float(values[each]))) for each in worst]
+        rows = list[tuple[int, str, str]]()
+        for sample in _worst(values, direction)[:MOST_WORST]:
+            rows.append((sample, facts.called.get((split, sample), ""), number(float(values[sample]))))
         tables.append((f"{split}: the worst of {len(values):,} samples by {name}", rows))
     if not figures and not tables:
         return None
     return {"figures": figures[:MOST_BY_POSITION], "tables": tables[:MOST_WORST]}
 
 
-def _last_pass(facts: Facts, of: str) -> Iterator[tuple[str, str, dict[int, float]]]:
+def _worst(values: Mapping[int, float], direction: Direction) -> list[int]:
+    """The samples from the worst value to the best; NaN is the worst."""
+
+    def badness(sample: int) -> float:
+        value = values[sample]
+        if math.isnan(value):
+            return math.inf
+        return value if direction == "minimize" else -value
+
+    return sorted(values, key=badness, reverse=True)
+
+
+def _last_pass(facts: Facts, part: str) -> Iterator[tuple[str, str, dict[int, float]]]:
     """(split, metric, position or sample -> value) of the last pass over each split."""
-    valid = (line for line in facts.metrics.records if line.get("of") == of and is_place(line.get(of)))
-    for split, lines_of_split in grouped(valid, lambda line: str(line.get("split", ""))).items():
-        passes = grouped(lines_of_split, lambda line: (line.get("epoch"), line.get("step")))
-        measured = (
-            (name, line[of], value)
-            for line in list(passes.values())[-1]
-            for name, value in numbers(line, without=_ABOUT_PARTS).items()
-        )
-        for name, values in grouped(measured, itemgetter(0)).items():
-            yield split, name, {place: value for _, place, value in values}
+    passes = dict[str, dict[tuple[Any, Any], list[dict[str, Any]]]]()
+    for line in facts.metrics.records:
+        if line.get("of") == part and is_place(line.get(part)):
+            of_split = passes.setdefault(str(line.get("split", "")), {})
+            of_split.setdefault((line.get("epoch"), line.get("step")), []).append(line)
+    for split, of_split in passes.items():
+        by_name = dict[str, dict[int, float]]()
+        for line in list(of_split.values())[-1]:
+            for name, value in numbers(line, without=_ABOUT_PARTS).items():
+                by_name.setdefault(name, {})[line[part]] = value
+        for name, values in by_name.items():
+            yield split, name, values

@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 from hookrun.report.facts import ON_PARAMETERS, Facts
-from hookrun.store.records import grouped
 
 SHORT = 40
 """Modules of a model whose tree is shown whole at first; of a larger one the branches with hooked modules are open."""
@@ -34,35 +33,34 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if "" not in modules:
         return None
     marks = _marks(facts, modules)
-    shapes = {
-        match.path: match.shape
-        for hook in facts.planned.values()
-        if hook.hook not in ON_PARAMETERS
-        for match in hook.targets
-    }
-    loud = {"", *marks, *(above for path in marks for above in _above(path))}
+    shapes = dict[str, str | None]()
+    for hook in facts.planned.values():
+        if hook.hook not in ON_PARAMETERS:
+            shapes |= {match.path: match.shape for match in hook.targets}
+    loud = {""}
+    for path in marks:
+        loud.update(_above(path), [path])
     is_large = len(modules) > SHORT
     # hooked ones and their parents first
     chosen = set(sorted(modules, key=lambda path: (path != "", path not in loud))[:MOST])
-    nodes: dict[str, dict[str, Any]] = {
-        path: {
-            "name": path.rpartition(".")[2],
-            "others": [name for name in modules[path].names if name != path],
-            "type": modules[path].type,
-            "parameters": modules[path].parameters,
-            "shape": shapes.get(path),
-            "marks": marks.get(path, []),
-            "opened": not is_large or path in loud,
-            "children": list[Any](),
-        }
-        for path in modules
-        if path in chosen
-    }
+    nodes = dict[str, dict[str, Any]]()
+    for path, module in modules.items():
+        if path in chosen:
+            nodes[path] = {
+                "name": path.rpartition(".")[2],
+                "others": [name for name in module.names if name != path],
+                "type": module.type,
+                "parameters": module.parameters,
+                "shape": shapes.get(path),
+                "marks": marks.get(path, []),
+                "opened": not is_large or path in loud,
+                "children": [],
+            }
     for path, node in nodes.items():
         if path:
             # the nearest one that is shown, not below the level `DEEPEST`
-            holder = next(above for above in reversed(_above(path)[: DEEPEST + 1]) if above in nodes)
-            nodes[holder]["children"].append(node)
+            shown = [above for above in _above(path)[: DEEPEST + 1] if above in nodes]
+            nodes[shown[-1]]["children"].append(node)
     return {
         "root": nodes[""],
         "modules": len(modules),
@@ -85,14 +83,18 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[dict[s
     """
     marks = defaultdict[str, list[dict[str, Any]]](list)
     for name, hook in facts.planned.items():
-        paths = [match.path for match in hook.targets]
-        owners = [path.rpartition(".")[::2] if hook.hook in ON_PARAMETERS else (path, "") for path in paths]
-        sites = [facts.sites.get((name, path)) for path in paths]
-        for owner, of_owner in grouped(zip(owners, sites, strict=True), lambda pair: pair[0][0]).items():
-            counts = [(parameter, None if site is None else site.fired) for (_, parameter), site in of_owner]
-            silent = [site.silent for _, site in of_owner if site is not None and site.silent]
+        of_hook = dict[str, dict[str, Any]]()
+        for match in hook.targets:
+            owner = match.path
+            parameter = ""
+            if hook.hook in ON_PARAMETERS:
+                owner, _, parameter = owner.rpartition(".")
+            mark = of_hook.setdefault(owner, {"hook": name, "counts": [], "silent": None})
+            site = facts.sites.get((name, match.path))
+            mark["counts"].append((parameter, None if site is None else site.fired))
+            if site is not None and site.silent:
+                mark["silent"] = site.silent
+        for owner, mark in of_hook.items():
             if owner in modules:
-                marks[owner].append(
-                    {"hook": name, "counts": counts, "silent": silent[-1] if silent else None}
-                )
+                marks[owner].append(mark)
     return marks

@@ -9,7 +9,6 @@ from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.lines import is_number
 from hookrun.report.sweep_facts import SweepFacts
-from hookrun.store.records import grouped
 
 MOST_SPENT = 200
 """Notes on captures that ended early."""
@@ -32,47 +31,57 @@ def failed_checks(facts: Facts) -> list[dict[str, Any]]:
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
     times:     how often it failed there
     """
-    failures = grouped(
-        (record for record in facts.stats.records if record.get("ok") is False),
-        lambda record: (record["hook"], f"{record['module']}{record.get('path') or ''}"),
-    )
-    return [
-        {
-            "hook": hook,
-            "module": module,
-            "cls": str(first.get("class") or ""),
-            "last_good": str(first.get("last_good") or ""),
-            "epoch": first["epoch"],
-            "step": first["step"],
-            "mode": first["mode"],
-            "times": 1 + len(others),
-            "policy": str(first.get("policy") or ""),
-            "message": verdict(first)
-            if isinstance(first.get("message"), str)
-            and is_number(first.get("least"))
-            and is_number(first.get("largest"))
-            else str(first.get("message") or ""),
-        }
-        for (hook, module), (first, *others) in failures.items()
-    ]
+    failures = dict[tuple[str, str], list[dict[str, Any]]]()
+    for record in facts.stats.records:
+        if record.get("ok") is False:
+            site = record["hook"], f"{record['module']}{record.get('path') or ''}"
+            failures.setdefault(site, []).append(record)
+    rows = list[dict[str, Any]]()
+    for (hook, module), records in failures.items():
+        first = records[0]
+        rows.append(
+            {
+                "hook": hook,
+                "module": module,
+                "cls": str(first.get("class") or ""),
+                "last_good": str(first.get("last_good") or ""),
+                "epoch": first["epoch"],
+                "step": first["step"],
+                "mode": first["mode"],
+                "times": len(records),
+                "policy": str(first.get("policy") or ""),
+                "message": _message(first),
+            }
+        )
+    return rows
+
+
+def _message(record: dict[str, Any]) -> str:
+    """What a failed check says; the record may be a stranger's."""
+    message = record.get("message")
+    if isinstance(message, str) and is_number(record.get("least")) and is_number(record.get("largest")):
+        return verdict(record)
+    return str(message or "")
 
 
 def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:
     """(hook, why it did nothing, at which of the modules that it matched)."""
-    silent = (site for site in facts.hooks.sites if site.silent)
-    return [
-        (hook, why, [site.module for site in sites])
-        for (hook, why), sites in grouped(silent, lambda site: (site.hook, str(site.silent))).items()
-    ][:MOST_HOOKS]
+    modules = dict[tuple[str, str], list[str]]()
+    for site in facts.hooks.sites:
+        if site.silent:
+            modules.setdefault((site.hook, site.silent), []).append(site.module)
+    return [(*silent, of_hook) for silent, of_hook in modules.items()][:MOST_HOOKS]
 
 
 def notes(facts: Facts) -> list[str]:
     """What the run did not compute, files that could not be read, and captures that ended early."""
-    spent = [
-        f"{record['hook']} captured nothing after epoch {record['epoch']}, step {record['step']} "
-        f"({record['mode']} mode): its max_bytes of {number(record['spent'])} were used up"
-        for record in facts.stats.records
-        if isinstance(record.get("spent"), int)
-    ]
-    stopped = [] if facts.plan.no_output is None else [facts.plan.no_output]
-    return [*stopped, *facts.notes, *spent[:MOST_SPENT]]
+    notes = [*facts.notes]
+    if facts.plan.no_output is not None:
+        notes.insert(0, facts.plan.no_output)
+    ended = [record for record in facts.stats.records if isinstance(record.get("spent"), int)]
+    for record in ended[:MOST_SPENT]:
+        notes.append(
+            f"{record['hook']} captured nothing after epoch {record['epoch']}, step {record['step']} "
+            f"({record['mode']} mode): its max_bytes of {number(record['spent'])} were used up"
+        )
+    return notes

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from hookrun.engine.spec.when import When
 from hookrun.report.facts import MOST_HOOKS, Facts
+from hookrun.store.records import PlannedHookRecord
 
 SHOWN_MODULES = 4
 
@@ -19,14 +20,15 @@ def build(facts: Facts) -> list[dict[str, Any]] | None:
     fired:   how often, over all its modules; None if the run kept no counts
     changed: the fraction of elements that its edits changed; None if that was not counted
     """
-    rows = []
+    rows = list[dict[str, Any]]()
     for order, hook in enumerate(list(facts.planned.values())[:MOST_HOOKS]):
         shown = hook.targets[:SHOWN_MODULES]
-        keys = ((hook.name, match.path) for match in hook.targets)
-        sites = [facts.sites[key] for key in keys if key in facts.sites]
+        places = [(hook.name, match.path) for match in hook.targets]
+        sites = [facts.sites[place] for place in places if place in facts.sites]
         total = sum(site.total for site in sites)
-        given = {key: hook.clauses.get(key) for key in _CLAUSES} | (hook.params or {})
-        settings = [f"{key}={_text(value)}" for key, value in given.items() if value is not None]
+        changed = None
+        if total:
+            changed = sum(site.changed for site in sites) / total
         rows.append(
             {
                 "order": order,
@@ -36,14 +38,20 @@ def build(facts: Facts) -> list[dict[str, Any]] | None:
                 "classes": [match.type or "" for match in shown],
                 "type": hook.hook or "",
                 "action": hook.action or "",
-                "settings": " ".join(settings),
+                "settings": _settings(hook),
                 "when": _when(hook.when or {}),
                 "shapes": [match.shape for match in shown],
                 "fired": sum(site.fired for site in sites) if sites else None,
-                "changed": sum(site.changed for site in sites) / total if total else None,
+                "changed": changed,
             }
         )
     return rows or None
+
+
+def _settings(hook: PlannedHookRecord) -> str:
+    """``target=0 factor=0.5``: the clauses and parameters that are not null."""
+    values = {key: hook.clauses.get(key) for key in _CLAUSES} | (hook.params or {})
+    return " ".join(f"{key}={_text(value)}" for key, value in values.items() if value is not None)
 
 
 _CLAUSES = ("target", "index", "tokens", "heads")
@@ -51,25 +59,35 @@ _LAST = ("index", "minus", "factor", "at")
 """Keys of a value that are shown after the run or the file."""
 
 
-def _text(value: Any, around: Mapping[str, Any] | None = None) -> str:
-    """The value of a parameter as YAML writes it.
-
-    Keys of a mapping are left out if they are null, or the same in the mapping around it, or have no effect.
-    """
+def _text(value: Any) -> str:
+    """The value of a parameter as YAML writes it."""
+    if isinstance(value, Mapping):
+        return _mapping(value, {})
     if isinstance(value, list):
         return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, float):
         return f"{value:g}"
-    if not isinstance(value, Mapping):
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    names = sorted(value, key=lambda key: key in _LAST)
-    outer = around or {}
-    given = {key: value[key] for key in names if value[key] is not None and outer.get(key) != value[key]}
-    if given.get("factor") == 1:
-        del given["factor"]
-    if len(given) == 1 and (short := given.get("position", given.get("pick"))) is not None:
-        return _text(short)  # tokens: -1, heads: [3, 5]
-    return "{" + ", ".join(f"{key}: {_text(each, value)}" for key, each in given.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _mapping(value: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    """A mapping in `outer`, without keys that are null, or the same in `outer`, or have no effect."""
+    given = dict[str, Any]()
+    for key in sorted(value, key=lambda key: key in _LAST):
+        is_default = key == "factor" and value[key] == 1
+        if value[key] is not None and outer.get(key) != value[key] and not is_default:
+            given[key] = value[key]
+    if len(given) == 1:
+        for key in ("position", "pick"):
+            if key in given:
+                return _text(given[key])  # tokens: -1, heads: [3, 5]
+    texts = list[str]()
+    for key, inner in given.items():
+        text = _mapping(inner, value) if isinstance(inner, Mapping) else _text(inner)
+        texts.append(f"{key}: {text}")
+    return "{" + ", ".join(texts) + "}"
 
 
 def _when(stored: Mapping[str, Any]) -> str:

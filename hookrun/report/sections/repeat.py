@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 from hookrun.engine.keys import key_of
@@ -24,14 +23,13 @@ def of_a_run(facts: Facts) -> dict[str, str] | None:
     """The command of a run or a job of a sweep, and its configuration; None if it was a loop of the user's own."""
     if facts.env.recorded:
         return None
-    runs, weights = [*facts.plan.runs, *facts.env.runs], facts.model.weights or ""
+    runs = [*facts.plan.runs, *facts.env.runs]
+    weights = facts.model.weights or ""
     is_of_a_run = any(run.where == f"{WEIGHTS}.run" for run in runs)  # which the command names
     if os.path.isabs(weights) and not is_of_a_run:
         runs.append(UsedRunRecord(where=WEIGHTS, run="", path=weights))
-    return {
-        **_again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env, is_job=True, runs=runs),
-        "composed": facts.composed,
-    }
+    command = _again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env, is_job=True, runs=runs)
+    return {**command, "composed": facts.composed}
 
 
 def of_a_sweep(facts: SweepFacts) -> dict[str, str]:
@@ -54,41 +52,47 @@ def _again(
         hydra = checked(content.get("hydra", content) or None, HydraRecord)
     except ValueError:  # there is none, or it has another form
         return {"command": "", "folder": ""}
-    words = [f"{VARIABLE}={','.join(env.trusted)}"] if env.trusted else []
+    words = list[str]()
+    if env.trusted:
+        words.append(f"{VARIABLE}={','.join(env.trusted)}")
     words += ["python", "-m", "hookrun"]
-    if hydra.mode == "MULTIRUN" or not is_job:
-        words.append("--run" if is_job else "--multirun")
+    if not is_job:
+        words.append("--multirun")
+    elif hydra.mode == "MULTIRUN":
+        words.append("--run")
     sources = {source.provider: source.path for source in hydra.config_sources}
-    main = sources.get("main", _SHIPPED)
-    options = {
-        "--config-dir": sources.get("command-line"),
-        "--config-path": main if Path(main).name != _SHIPPED else None,
-        "--config-name": hydra.config_name if hydra.config_name != "config" else None,
-    }
-    words += chain.from_iterable((key, value) for key, value in options.items() if value is not None)
+    if "command-line" in sources:
+        words += ["--config-dir", sources["command-line"]]
+    if "main" in sources and Path(sources["main"]).name != _SHIPPED:
+        words += ["--config-path", sources["main"]]
+    if hydra.config_name not in (None, "config"):
+        words += ["--config-name", hydra.config_name]
     words += _with_places(hydra.task_overrides, runs, hydra.cwd)
-    of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
-    kept = ("hydra.searchpath", *of_sweeps)
+    kept: tuple[str, ...] = ("hydra.searchpath",)
+    if not is_job:
+        kept = ("hydra.searchpath", "hydra/", "hydra.sweeper", "hydra.launcher")
     words += [text for text in hydra.hydra_overrides if key_of(text).startswith(kept)]
     words += [text for text in env.argv if key_of(text) == "trust" and text not in words]
-    return {"command": shlex.join(map(str, words)), "folder": hydra.cwd}
+    return {"command": shlex.join(words), "folder": hydra.cwd}
 
 
 def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> Iterator[str]:
     """The overrides, with the directory of each run whose name may now mean a different run."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    places = {
-        run.where: run.path
-        for run in runs
-        if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path
-    }
+    places = dict[str, str]()
+    for run in runs:
+        if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path:
+            places[run.where] = run.path
     yield from (text for text in overrides if key_of(text) not in places)
     for where, path in places.items():
-        if _NAMES_A_RUN.fullmatch(where):
-            added = "++" if where.endswith(".minus.run") else ""  # the key may come from the value beside it
-            is_plain = re.fullmatch(r"[\w./-]+", path)
-            yield f"{added}{where}={path if is_plain else QuotedString(path, Quote.single).with_quotes()}"
+        if not _NAMES_A_RUN.fullmatch(where):
+            continue
+        if where.endswith(".minus.run"):
+            where = f"++{where}"  # the key may come from the value beside it
+        if not re.fullmatch(r"[\w./-]+", path):
+            path = QuotedString(path, Quote.single).with_quotes()
+        yield f"{where}={path}"
 
 
 _NAMES_A_RUN = re.compile(r"(task|model\.weights|hooks(\.[\w-]+)+)\.run|model\.weights")

@@ -12,24 +12,37 @@ _VERSIONS = ("hookrun", "torch", "torchvision", "hydra", "python")
 
 def build(facts: Facts) -> list[tuple[str, str]]:
     """(name, value) pairs; unknown values are left out."""
-    status, env, config = facts.status, facts.env, facts.config
-    name, cls = "" if facts.source else facts.named("model"), facts.model.type or facts.plan.model or ""
+    status = facts.status
+    env = facts.env
+    cls = facts.model.type or facts.plan.model or ""
+    name = facts.named("model")
+    data = facts.named("data")
+    if facts.source:  # its model and data are those of the run that it analyses
+        name = ""
+        data = ""
+    model = name or cls
+    if name and cls and name.lower() != cls.lower():
+        model = f"{name} ({cls})"
     device = " ".join(filter(None, [env.device, env.device_name]))
     if env.threads is not None and env.cpu_count is not None:
         device += f", {counted(env.threads, 'thread')} of {counted(env.cpu_count, 'core')}"
-    seconds = None if facts.cut_off else seconds_between(status.get("started"), status.get("ended"))
+    seconds = None
+    if not facts.cut_off:
+        seconds = seconds_between(status.get("started"), status.get("ended"))
+    versions = [f"{name} {getattr(env, name)}" for name in _VERSIONS if getattr(env, name)]
+    seed = facts.config.get("seed")
     rows = {
         "task": facts.task,
         "of the run": facts.source,
-        "model": f"{name} ({cls})" if name and cls and name.lower() != cls.lower() else name or cls,
+        "model": model,
         "weights": facts.model.weights,
-        "data": facts.named("data") if not facts.source else "",
-        "tags": ", ".join(tags_of(config)),
+        "data": data,
+        "tags": ", ".join(tags_of(facts.config)),
         "started": moment(status.get("started")),
-        "duration": (duration(seconds) if seconds is not None else None),
-        "seed": number(config["seed"]) if isinstance(config.get("seed"), int) else None,
+        "duration": duration(seconds) if seconds is not None else None,
+        "seed": number(seed) if isinstance(seed, int) else None,
         "device": device,
-        "versions": ", ".join(f"{name} {version}" for name in _VERSIONS if (version := getattr(env, name))),
+        "versions": ", ".join(versions),
         "platform": env.platform,
         "plan": (facts.plan.hash or "")[:12],
         "exit code": status.get("exit_code"),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-from markupsafe import Markup
 
 from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
-from hookrun.report.draw.pictures import heat, matrix
+from hookrun.report.draw.pictures import HeatMap, matrix
+from hookrun.report.draw.rendering import rendered
 from hookrun.report.draw.text import by_number, number, number_of, token_name
 from hookrun.report.lines import sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
@@ -22,6 +22,9 @@ from hookrun.store.objective import is_loss
 from hookrun.store.records import SampleLine, TokenLine, grouped
 
 K = TypeVar("K")
+
+Cell = tuple[str, str]
+"""The values of the key that goes down, and of the one that goes across."""
 
 MOST_METRICS = 6
 MOST_FIGURES = 18
@@ -32,13 +35,17 @@ _MOST_SAMPLES = 2**17
 
 def objective(facts: SweepFacts) -> dict[str, Any] | None:
     """The objective as text, how many jobs are done without a finite value, and the metrics of single batches."""
-    of_batch = sorted({name for job in facts.jobs for name in job.of_batch})
-    said = "; ".join(sorted(map(str, facts.goals)))
-    if not said and not of_batch:
+    of_batch = sorted(set().union(*(job.of_batch for job in facts.jobs)))
+    goals = "; ".join(sorted(map(str, facts.goals)))
+    if not goals and not of_batch:
         return None
-    without = sum(job.result is not None and job.value is None for job in facts.jobs) if facts.goal else 0
+    if len(facts.goals) > 1:
+        goals = f"not the same for every job: {goals}"
+    without = 0
+    if facts.goal is not None:
+        without = sum(job.result is not None and job.value is None for job in facts.jobs)
     return {
-        "objective": said if len(facts.goals) < 2 else f"not the same for every job: {said}",
+        "objective": goals,
         "conclusion": conclusion(facts),
         "without": without,
         "of_batch": of_batch,
@@ -55,34 +62,37 @@ def figures(facts: SweepFacts, *, are_few: bool) -> list[Figure]:
     keys = [key for key in facts.varied if key not in facts.averaged] or facts.varied
     if (len(keys) <= 2) != are_few:
         return []
-    jobs = facts.compared
-    measured = {name for job in jobs for name in job.metrics}
-    names = sorted(
-        (name for name in facts.metrics if name in measured and not name.endswith("/samples")),
-        key=lambda name: facts.goal is None or name != facts.goal.metric,
-    )
-    is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
-    shown = list[Figure]()
+    measured = set().union(*(job.metrics for job in facts.compared))
+    names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
+    if facts.goal is not None and facts.goal.metric in names:
+        names.remove(facts.goal.metric)
+        names.insert(0, facts.goal.metric)
+    is_map = len(keys) == 2 and all(len(facts.values_of(key)) <= MOST_CELLS for key in keys)
+    drawn = list[Figure]()
     for name in names[:MOST_METRICS]:
-        if len(keys) == 2 and is_small:
-            drawn = [_map(facts, keys, name)]
-        else:
-            of_metric = [job for job in jobs if name in job.metrics]
-            drawn = [_curve(of_metric, key, name, dots=key in facts.averaged) for key in keys]
-        shown += [_with_baselines(figure, facts, name) for figure in drawn]
-    return shown[:MOST_FIGURES]
+        if is_map:
+            drawn.append(_with_baselines(_Map(facts, keys).figure(name), facts, name))
+            continue
+        jobs = [job for job in facts.compared if name in job.metrics]
+        for key in keys:
+            curve = _curve(jobs, key, name, dots=key in facts.averaged)
+            drawn.append(_with_baselines(curve, facts, name))
+    return drawn[:MOST_FIGURES]
 
 
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     """The figure with a note of the metric's value without hooks; not if other swept keys change that too."""
     others = [key for key in facts.varied if not key.startswith("hooks.") and key not in facts.averaged]
-    differ = len({tuple(job.overrides.get(key) for key in others) for job in facts.baselines}) > 1
+    settings = {tuple(job.overrides.get(key) for key in others) for job in facts.baselines}
     count = sum(math.isfinite(job.metrics.get(name, math.nan)) for job in facts.baselines)
-    if differ or not count:
+    if len(settings) > 1 or not count:
         return figure
-    mean_of = f", the mean of {counted(count, 'baseline')}" if count > 1 else ""
-    said = f"without hooks: {number(facts.level(name))}{mean_of}"
-    return replace(figure, note="; ".join(filter(None, [figure.note, said])))
+    note = f"without hooks: {number(facts.level(name))}"
+    if count > 1:
+        note += f", the mean of {counted(count, 'baseline')}"
+    if figure.note:
+        note = f"{figure.note}; {note}"
+    return replace(figure, note=note)
 
 
 def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figure:
@@ -90,89 +100,95 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
 
     dots: points, also for numbers, which are not in an order that means something
     """
-    by_value = {
-        value: [job.metrics[name] for job in of_value]
-        for value, of_value in grouped(jobs, lambda job: job.overrides.get(key, "–")).items()
-    }
+    by_value = dict[str, list[float]]()
+    for job in jobs:
+        by_value.setdefault(job.given(key), []).append(job.metrics[name])
     order = sorted(by_value, key=by_number)
-    xs = [number_of(value) for value in order]
+    labels: list[str] | None = None
+    places = [number_of(value) for value in order]
     # a logarithmic axis has no place for 0: the values are then at equal distances
-    is_numeric = all(map(math.isfinite, xs)) and not (xs[0] == 0 and is_geometric(xs[1:]))
-    dots = dots or not is_numeric
-    finite, notes = _finite(
-        by_value, f"{'points' if dots else 'line'}: the mean; band: from minimum to maximum"
-    )
-    means, least, largest = ([float(of(finite[value])) for value in order] for of in (np.mean, min, max))
-    places = xs if is_numeric else list(map(float, range(len(order))))
+    if not all(map(math.isfinite, places)) or (places[0] == 0 and is_geometric(places[1:])):
+        labels = order
+        places = [float(place) for place in range(len(order))]
+        dots = True
+    kind = "points" if dots else "line"
+    finite, notes = _finite(by_value, f"{kind}: the mean; band: from minimum to maximum")
+    values = [finite[value] for value in order]
+    means = [float(np.mean(of_value)) for of_value in values]
+    least = list(map(min, values))
+    largest = list(map(max, values))
     return lines(
         f"{name} against {key}",
         [Series(name, places, means, least, largest, dots=dots)],
         x=key,
         y=name,
         log=spans_magnitudes(means, 1000),
-        log_x=is_numeric and is_geometric(xs),
-        labels=None if is_numeric else order,
+        log_x=labels is None and is_geometric(places),
+        labels=labels,
         note="; ".join(notes),
     )
 
 
-def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
-    """The mean over the jobs of each cell, which links to the first of them; also of the differences to the baselines.
+class _Map:
+    """The jobs of a sweep over two keys as the cells of a map.
 
     A layer goes up, a head or a position across; else the first key goes across and the second down.
     """
-    across, down = sorted(keys, key=_direction)
-    columns, rows = (
-        sorted({job.overrides.get(key, "–") for job in facts.compared}, key=by_number)
-        for key in (across, down)
-    )
-    if is_layer := _direction(down) > 0:
-        rows.reverse()
-    cells = grouped(
-        facts.compared, lambda job: (job.overrides.get(down, "–"), job.overrides.get(across, "–"))
-    )
-    heads = columns
-    if _POSITION.search(across):
-        columns.sort(key=lambda position: position.startswith("-"))  # counted from the end
-        heads = _with_tokens(facts, columns)
-    links = [
-        [next((job.link for job in cells.get((row, column), ()) if job.has_report), "") for column in columns]
-        for row in rows
-    ]
 
-    def view(measured: Callable[[JobFacts], float | None], centre: float | None, several: str) -> Figure:
-        finite, notes = _finite(
-            {
-                cell: [value for job in jobs if (value := measured(job)) is not None]
-                for cell, jobs in cells.items()
-            },
-            several,
-        )
-        means = matrix({cell: np.mean(values) for cell, values in finite.items()}, rows, columns)
+    def __init__(self, facts: SweepFacts, keys: Sequence[str]) -> None:
+        self.facts = facts
+        across, down = sorted(keys, key=_direction)
+        self.columns = sorted(facts.values_of(across), key=by_number)
+        self.rows = sorted(facts.values_of(down), key=by_number)
+        self.axes = f"across: {across}; down: {down}"
+        if _direction(down) > 0:
+            self.rows.reverse()
+            self.axes = f"across: {across}; up: {down}"
+        self.heads = self.columns
+        if _POSITION.search(across):
+            self.columns.sort(key=lambda position: position.startswith("-"))  # counted from the end
+            self.heads = _with_tokens(facts, self.columns)
+        self.jobs = grouped(facts.compared, lambda job: (job.given(down), job.given(across)))
+
+    def figure(self, name: str) -> Figure:
+        """The mean of a metric in each cell; also of the differences to the baselines, if there are any."""
+        values = {cell: [job.metrics.get(name) for job in jobs] for cell, jobs in self.jobs.items()}
+        value = self._heat(name, values, self.facts.level(name), "each cell is a mean")
+        if not self.facts.baselines:
+            return value
+        differences = {
+            cell: [self.facts.difference(job, name) for job in jobs] for cell, jobs in self.jobs.items()
+        }
+        difference = self._heat(name, differences, 0.0, "")
+        picture = rendered("views.html", name=f"view of {name}", value=value, difference=difference)
+        return replace(value, picture=picture, scale=None)
+
+    def _heat(
+        self, name: str, cells: Mapping[Cell, list[float | None]], centre: float | None, several: str
+    ) -> Figure:
+        measured = {cell: [value for value in values if value is not None] for cell, values in cells.items()}
+        finite, notes = _finite(measured, several)
+        means = matrix({cell: np.mean(values) for cell, values in finite.items()}, self.rows, self.columns)
         if centre is None and is_loss(name) and np.isfinite(means).any():
             centre = float(means[np.isfinite(means)].min())  # no colour of the scale is green
-        return heat(
+        return HeatMap(
             name,
             means,
-            rows=rows,
-            columns=heads,
-            x=f"across: {across}; {'up' if is_layer else 'down'}: {down}",
+            rows=self.rows,
+            columns=self.heads,
+            x=self.axes,
             note="; ".join(notes),
-            numbers=len(columns) <= 12,
+            numbers=len(self.columns) <= 12,
             centre=centre,
-            links=links,
-        )
+            links=[[self._link((row, column)) for column in self.columns] for row in self.rows],
+        ).figure()
 
-    value = view(lambda job: job.metrics.get(name), facts.level(name), "each cell is a mean")
-    if not facts.baselines:
-        return value
-    difference = view(lambda job: facts.difference(job, name), 0.0, "")
-    picture = Markup(
-        '<div class="views"><label><input type="radio" name="{0}" checked>value</label>'
-        '<label><input type="radio" name="{0}">difference to the baseline</label>'
-        "<div>{1}{2}</div><div>{3}{4}</div></div>"
-    ).format(f"view of {name}", value.scale, value.picture, difference.scale, difference.picture)
-    return replace(value, picture=picture, scale=None)
+    def _link(self, cell: Cell) -> str:
+        """The address of the first page of a job of the cell; "" if there is none."""
+        for job in self.jobs.get(cell, ()):
+            if job.has_report:
+                return job.link
+        return ""
 
 
 _UP = re.compile(r"(?<![a-z])(layers?|blocks?|depth|select)(?![a-z])")
@@ -187,23 +203,35 @@ def _direction(key: str) -> int:
 
 def _with_tokens(facts: SweepFacts, positions: Sequence[str]) -> list[str]:
     """The positions, each with its token if that is the same in all samples of all jobs."""
-    folders = [facts.folder / job.name for job in facts.compared]
-    files = [
-        sampled(folder / SAMPLES, SampleLine, limit=_MOST_SAMPLES, from_start=True) for folder in folders
-    ]
-    if any(file.is_sample or not file.records for file in files):
-        return list(positions)
-    sequences = {tuple(line.get("tokens") or ()) for file in files for line in file.records}
-    texts = {line["token"]: line["text"] for line in sampled(folders[0] / TOKENS, TokenLine).records}
+    sequences = set[tuple[int, ...]]()
+    for job in facts.compared:
+        file = sampled(facts.folder / job.name / SAMPLES, SampleLine, limit=_MOST_SAMPLES, from_start=True)
+        if file.is_sample or not file.records:
+            return list(positions)
+        sequences.update(tuple(line.get("tokens") or ()) for line in file.records)
+    tokens = sampled(facts.folder / facts.compared[0].name / TOKENS, TokenLine).records
+    texts = {line["token"]: line["text"] for line in tokens}
+    named = list[str]()
+    for position in positions:
+        token = _token_at(position, sequences)
+        if token is not None:
+            position += f" {token_name(texts.get(token, ''), token)}"
+        named.append(position)
+    return named
+
+
+def _token_at(position: str, sequences: Collection[Sequence[int]]) -> int | None:
+    """The token at a position of all sequences; None if it is not the same, or not in all of them."""
+    if not re.fullmatch(r"-?\d{1,9}", position):
+        return None
+    at = int(position)
     shortest = min(map(len, sequences))
-
-    def named(position: str) -> str:
-        at = int(position) if re.fullmatch(r"-?\d{1,9}", position) else shortest
-        tokens = {sequence[at] for sequence in sequences} if -shortest <= at < shortest else set()
-        names = [token_name(texts.get(token, ""), token) for token in tokens]
-        return f"{position} {names[0]}" if len(names) == 1 else position
-
-    return list(map(named, positions))
+    if not -shortest <= at < shortest:
+        return None
+    tokens = {sequence[at] for sequence in sequences}
+    if len(tokens) > 1:
+        return None
+    return tokens.pop()
 
 
 def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, list[float]], list[str]]:
@@ -211,8 +239,15 @@ def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, 
 
     The second note says how many values were left out.
     """
-    finite = {key: [value for value in values if math.isfinite(value)] for key, values in groups.items()}
-    notes = [several] if max(map(len, groups.values()), default=0) > 1 else []
-    if lost := sum(map(len, groups.values())) - sum(map(len, finite.values())):
+    finite = dict[K, list[float]]()
+    lost = 0
+    for key, values in groups.items():
+        kept = list(filter(math.isfinite, values))
+        lost += len(values) - len(kept)
+        finite[key] = kept or [math.nan]
+    notes = list[str]()
+    if max(map(len, groups.values()), default=0) > 1:
+        notes.append(several)
+    if lost:
         notes.append(f"left out: {counted(lost, 'job')} whose value is not finite")
-    return {key: values or [math.nan] for key, values in finite.items()}, notes
+    return finite, notes

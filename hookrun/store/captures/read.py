@@ -36,6 +36,9 @@ T = TypeVar("T")
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _OPEN_SHARDS = 16
 
+MOST_SHARDS = 16
+"""How many shards a sample of a capture's rows is drawn from."""
+
 _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 """The smallest allowed value of each column of COLUMNS, which is also its value where the column is missing."""
 
@@ -116,6 +119,11 @@ class StoredCapture:
     def by_shard(self) -> Iterator[StoredCapture]:
         """The rows of each shard as a capture, which closes the shard when it is dropped: its memory is free again."""
         return (self._of([part], _Shards(self._shards.folder)) for part in self._parts)
+
+    def sample(self, most: int) -> StoredCapture:
+        """At most `most` of the rows, evenly spaced over at most `MOST_SHARDS` shards."""
+        some = self.of_shards(min(MOST_SHARDS, most))
+        return some.chosen(torch.tensor(spread(range(len(some)), most), dtype=torch.int64))
 
     def of_shards(self, most: int) -> StoredCapture:
         """The rows of at most `most` shards, evenly spaced with the first and the last."""

@@ -6,7 +6,16 @@ import math
 from typing import Any
 
 from hookrun.errors import listed
-from hookrun.studies.kit.drawing import MOST_ROWS, Facts, Figure, bars, heat, is_number, matrix, module_name
+from hookrun.studies.kit.drawing import (
+    MOST_ROWS,
+    Facts,
+    Figure,
+    HeatMap,
+    bars,
+    is_number,
+    matrix,
+    module_name,
+)
 
 ID = "analysis"
 TITLE = "Analysis"
@@ -63,7 +72,10 @@ def _similarity(lines: list[Line]) -> Figure:
     names = [module_name(module) for module in modules]
     values = matrix(cells, modules, modules)
     is_small = len(names) <= 12
-    return heat("linear CKA", values, rows=names, columns=names, x="module", numbers=is_small, limits=(0, 1))
+    heat = HeatMap(
+        "linear CKA", values, rows=names, columns=names, x="module", numbers=is_small, limits=(0, 1)
+    )
+    return heat.figure()
 
 
 def _projections(lines: list[Line]) -> list[str]:

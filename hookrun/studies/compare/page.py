@@ -12,8 +12,8 @@ from hookrun.studies.kit.drawing import (
     MOST_ROWS,
     Facts,
     Figure,
+    HeatMap,
     bars,
-    heat,
     is_number,
     matrix,
     module_name,
@@ -92,4 +92,8 @@ def _figures(rows: Sequence[Any]) -> list[Figure]:
         values = [cells[name, None] for name in names]
         return [bars(title, values, x="module", y="relative L2", names=names)]
     columns = [str(token) for token in tokens]
-    return [heat(title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True)]
+    return [
+        HeatMap(
+            title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True
+        ).figure()
+    ]

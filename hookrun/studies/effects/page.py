@@ -24,7 +24,7 @@ from hookrun.studies.effects.records import (
     Effects,
     read_effects,
 )
-from hookrun.studies.kit.drawing import Facts, Figure, Series, bars, heat, lines, module_name, number
+from hookrun.studies.kit.drawing import Facts, Figure, HeatMap, Series, bars, lines, module_name, number
 
 ID = "effects"
 TITLE = "Effects"
@@ -90,7 +90,7 @@ class Map:
         x = f"across: {self.across}"
         if self.down:
             x += f"; down: {self.down}"
-        return heat(
+        return HeatMap(
             title,
             values.double().reshape(-1, wide).clip(-1e30, 1e30).float().numpy(),
             rows=self.rows,
@@ -100,7 +100,7 @@ class Map:
             numbers=wide <= 12 and len(self.rows) <= 24,
             centre=centre,
             links=[self.links[at : at + wide] for at in range(0, len(self.links), wide)],
-        )
+        ).figure()
 
 
 def _names(axis: str, labels: Sequence[Any], facts: Facts) -> Iterator[str]:

@@ -7,8 +7,8 @@ from hookrun.report.draw.charts import Series as Series  # a line of a chart
 from hookrun.report.draw.charts import bars as bars  # a chart of bars
 from hookrun.report.draw.charts import lines as lines  # a chart of lines
 from hookrun.report.draw.pictures import LEVELS as LEVELS  # how many colours a palette has
+from hookrun.report.draw.pictures import HeatMap as HeatMap  # a map of numbers
 from hookrun.report.draw.pictures import encoded as encoded  # an array as the address of a picture
-from hookrun.report.draw.pictures import heat as heat  # a map of numbers
 from hookrun.report.draw.pictures import is_light as is_light  # whether a colour needs dark text
 from hookrun.report.draw.pictures import matrix as matrix  # cells by two keys as an array
 from hookrun.report.draw.pictures import palette as palette  # the colours of a map

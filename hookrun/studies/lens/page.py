@@ -12,8 +12,8 @@ from hookrun.studies.kit.drawing import (
     LEVELS,
     Facts,
     Figure,
+    HeatMap,
     bars,
-    heat,
     is_light,
     is_number,
     is_place,
@@ -180,14 +180,14 @@ def _figures_of(name: str, title: str, means: list[Line]) -> list[Figure]:
         rows = list(dict.fromkeys(module for module, _ in by_head))[:MOST_PARTS]
         heads = range(max(head for _, head in by_head) + 1)
         figures.append(
-            heat(
+            HeatMap(
                 f"{_TITLES[name]}: what each head adds, mean",
                 matrix(by_head, rows, heads),
                 rows=[shortened(row) for row in rows],
                 columns=[str(head) for head in heads],
                 x="head",
                 numbers=len(heads) <= 12 and len(rows) <= 12,
-            )
+            ).figure()
         )
     if parts:
         parts = parts[:MOST_PARTS]
