@@ -16,25 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
-from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import IDS, MASK
 from hookrun.engine.values.containers import tensors
 from hookrun.engine.values.tensors import computable, read_together
 from hookrun.errors import HookrunError, counted, listed
+from hookrun.studies.kit.observing import Observers, paths_of
 from hookrun.studies.kit.passes import (
     IGNORED,
     Batch,
-    Exchange,
-    Observe,
     RunContext,
     Scoring,
     main_tensor,
-    matches,
     new_nodes,
-    planned,
 )
 from hookrun.studies.kit.tasks import BackwardPass, metric_tokens_of
 
@@ -201,22 +195,19 @@ class Attributing:
         self._leaves = {}
         self._values = {}
         self._relus = 0
-        model = self._context.model
-        hooks = list[PlannedHook]()
+        observers = Observers(self._context.model)
         if self._module is not None:
-            exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
-            hooks.append(planned("attributed", FORWARD, matches(model, [self._module]), exchange))
+            observers.change_outputs([self._module], lambda path, value: self._leaf(path, value, share))
             batch = batch.copied()
         else:
             change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
             inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
             batch = replace(batch, inputs=inputs)
         if self._method == "guided_backprop":
-            relus = self._matches(nn.ReLU)
-            hooks.append(planned("relus", FORWARD, relus, Observe(see=self._count)))
-            positive = Exchange(change=lambda site, gradient: gradient.clamp_min(0))
-            hooks.append(planned("guided", OUTPUT_GRAD, relus, positive))
-        with Installation(ResolvedPlan("", tuple(hooks)), model):
+            relus = paths_of(self._context.model, nn.ReLU)
+            observers.see_outputs(relus, self._count)
+            observers.change_gradients(relus, lambda _, gradient: gradient.clamp_min(0))
+        with observers.installation():
             yield self._again(batch)
 
     def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:
@@ -234,7 +225,7 @@ class Attributing:
         self._leaves[name] = leaf
         return leaf.clone()
 
-    def _count(self, site: HookSite, value: Any) -> None:
+    def _count(self, path: str, value: Any) -> None:
         self._relus += 1
 
     def _require_modules(self, total: Tensor) -> None:
@@ -258,12 +249,13 @@ class Attributing:
         ids = {tensor.data_ptr() for tensor in inputs.values()}
         paths = dict[str, None]()
 
-        def see(site: HookSite, value: Any) -> None:
+        def see(path: str, value: Any) -> None:
             if any(tensor.data_ptr() in ids for tensor in tensors(value)):
-                paths[site.path] = None
+                paths[path] = None
 
-        hook = planned("embeddings", FORWARD_PRE, self._matches(nn.Embedding), Observe(see=see))
-        with Installation(ResolvedPlan("", (hook,)), self._context.model):
+        observers = Observers(self._context.model)
+        observers.see_inputs(paths_of(self._context.model, nn.Embedding), see)
+        with observers.installation():
             self._again(batch)
         if len(paths) != 1:
             raise HookrunError(
@@ -272,10 +264,6 @@ class Attributing:
                 "attributed"
             )
         return next(iter(paths))
-
-    def _matches(self, kind: type[nn.Module]) -> tuple[Match, ...]:
-        model = self._context.model
-        return matches(model, [path for path, module in model.named_modules() if isinstance(module, kind)])
 
 
 def _floating(batch: Batch) -> Values:

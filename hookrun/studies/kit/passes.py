@@ -42,15 +42,7 @@ from hookrun.run.experiment.metrics.rows import (
 from hookrun.run.experiment.metrics.rows import (
     own_token_scores as own_token_scores,  # the scores for tokens in it, or None
 )
-from hookrun.run.experiment.observers import (
-    Exchange as Exchange,  # an action that puts other tensors in place of those of a value
-)
-from hookrun.run.experiment.observers import Observe as Observe  # an action that passes a value to a function
-from hookrun.run.experiment.observers import (
-    matches as matches,  # modules by their paths, as what hooks act on
-)
 from hookrun.run.experiment.observers import new_nodes as new_nodes  # the autograd nodes behind a value
-from hookrun.run.experiment.observers import planned as planned  # a hook with an action of hookrun itself
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH as EXAMPLE_BATCH  # how many samples an example has
 from hookrun.run.experiment.prepared import (
     Prepared as Prepared,  # an experiment with all that was built for it

@@ -12,14 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hookrun.engine.hook_types import FORWARD, FORWARD_PRE
-from hookrun.engine.plan.plan import ResolvedPlan
-from hookrun.engine.runtime import Installation
-from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values.containers import tensors
 from hookrun.engine.values.tensors import computable, read_together
 from hookrun.errors import HookrunError
-from hookrun.studies.kit.passes import Observe, SumOfTwo, matches, not_finite, planned
+from hookrun.studies.kit.observing import Observers, paths_of
+from hookrun.studies.kit.passes import SumOfTwo, not_finite
 from hookrun.studies.lens.places import HeadsPlace, Places
 
 T = TypeVar("T")
@@ -93,19 +90,17 @@ class Observer:
             if inside:
                 inner_paths += children_of(model, block)
         inner_paths += [heads.path for heads in places.heads]
-        self.embeddings = list[str]()
-        for path, module in model.named_modules():
-            if isinstance(module, nn.Embedding) and id(module) not in in_blocks:
-                self.embeddings.append(path)
+        self.embeddings = [
+            path for path in paths_of(model, nn.Embedding) if id(model.get_submodule(path)) not in in_blocks
+        ]
         inputs = dict.fromkeys([places.blocks[0], places.final_norm, *inner_paths])
         outputs = dict.fromkeys(
             [*self.embeddings, *inner_paths, *places.blocks, places.final_norm, places.unembed]
         )
-        hooks = (
-            planned("lens inputs", FORWARD_PRE, matches(model, inputs), Observe(see=self._entered)),
-            planned("lens outputs", FORWARD, matches(model, outputs), Observe(see=self._left)),
-        )
-        self.installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
+        observers = Observers(model)
+        observers.see_inputs(inputs, self._entered)
+        observers.see_outputs(outputs, self._left)
+        self.installation = observers.installation()
 
     def observe(
         self, forward: Callable[[], T], rows: Rows, shape: tuple[int, int]
@@ -140,12 +135,11 @@ class Observer:
             )
         return output, seen
 
-    def _entered(self, site: HookSite, value: Any) -> None:
+    def _entered(self, path: str, value: Any) -> None:
         if (tensor := self._by_position(value)) is not None:
-            self._seen.inputs[site.path] = tensor[self._rows]
+            self._seen.inputs[path] = tensor[self._rows]
 
-    def _left(self, site: HookSite, value: Any) -> None:
-        path = site.path
+    def _left(self, path: str, value: Any) -> None:
         seen = self._seen
         tensor = self._by_position(value)
         if path in self.places.blocks and self._rows is not None:
