@@ -136,7 +136,9 @@ class Attributing:
             _, gradients = self._gradients(scoring, batch, (1 + node) / 2)
             for name, gradient in gradients.items():
                 part = gradient * (weight / 2)
-                total[name] = total[name] + part if name in total else part
+                if name in total:
+                    part = total[name] + part
+                total[name] = part
         return {name: each * (self._values[name] - self._baseline) for name, each in total.items()}
 
     def _grad_cam(self, values: Values, gradients: Values) -> Values:

@@ -52,8 +52,9 @@ def memory_needed(features: Features, outputs: int) -> int:
     rows = len(features)
     fitted = rows - math.ceil(rows * TEST_SHARE)
     numbers = min(features.width, fitted)
-    by_samples = rows**2 + 8 * fitted**2 + 2 * rows * fitted
-    matrices = by_samples if features.width > fitted else 3 * rows * features.width
+    matrices = 3 * rows * features.width
+    if features.width > fitted:
+        matrices = rows**2 + 8 * fitted**2 + 2 * rows * fitted
     solver = outputs * (_HISTORY * numbers + 4 * fitted)
     weights = 3 * outputs * features.captured + 4 * features.width
     return reading_bytes([features]) + BYTES * (matrices + solver + weights)
@@ -90,8 +91,10 @@ def fit(
     of_classes = not labels.is_floating_point()
     if of_classes:
         has_label = labels != IGNORED
+    elif labels.dim() > 1:
+        has_label = labels.flatten(1).isfinite().all(1)
     else:
-        has_label = labels.flatten(1).isfinite().all(1) if labels.dim() > 1 else labels.isfinite()
+        has_label = labels.isfinite()
     rows = has_label.nonzero().squeeze(1)
     y = labels.numpy()
     train, test = _parts(y[rows], samples[rows].numpy(), rows, seed, stratify=of_classes)
@@ -232,7 +235,9 @@ class Labels:
     @property
     def outputs(self) -> int:
         """How many classes or targets there are."""
-        return self.values[0].numel() if self.values.is_floating_point() else len(self.values.unique())
+        if self.values.is_floating_point():
+            return self.values[0].numel()
+        return len(self.values.unique())
 
 
 def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:

@@ -80,9 +80,12 @@ class CompareTask(TaskOfRuns):
         for job, (run, other) in prepared.jobs.items():
             screen.say(f"{job} {run.path} and {other.path}".lstrip())
             comparison = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
-            of_job = {"job": job} if job else {}
-            rows += [of_job | row for row in comparison.captures]
-            reasons += [f"{job}: {reason}" if job else reason for reason in comparison.reasons]
+            if job:
+                rows += [{"job": job} | row for row in comparison.captures]
+                reasons += [f"{job}: {reason}" for reason in comparison.reasons]
+            else:
+                rows += comparison.captures
+                reasons += comparison.reasons
             first = first or comparison.first
             jobs[job] = comparison.to_dict()
             self._show(comparison, screen)

@@ -94,8 +94,9 @@ class MetricReader:
     def _choose(self, output: Any) -> None:
         rows = self._measuring.rows(output, self._batch, self._others)
         rows = rows.of_paths.get(self.metric.of, rows)
-        at_targets = self.metric.needs_target(of_tokens=rows.samples is not None)
-        self._source = rows.with_targets if at_targets else rows
+        if self.metric.needs_target(of_tokens=rows.samples is not None):
+            rows = rows.with_targets
+        self._source = rows
 
     @contextmanager
     def of_rows_only(self, copies: int) -> Iterator[None]:
@@ -124,7 +125,7 @@ class MetricReader:
         source = self._source
         output = self._reader.named(output, self.metric.of)
         if source.samples is None:
-            return parts_of(output, copies, self._sizes) if copies > 1 else [output]
+            return [output] if copies == 1 else parts_of(output, copies, self._sizes)
         scores = own_token_scores(output)
         assert scores is not None  # else the rows could not have been chosen
         if self._head is not None and not whole:
@@ -146,13 +147,17 @@ class MetricReader:
         A metric or loss of the user's own that has one value for a batch has it for each of its samples.
         """
         source = self._source
-        places = source.chosen if source.samples is None else source.samples
+        places = source.samples
+        if places is None:
+            places = source.chosen
         values = self._of_rows(self.rows(copy))
         if places is not None:
             places = places.to(values.device)
             counts = values.new_zeros(len(self._batch.ids)).index_add(0, places, torch.ones_like(values))
             values = torch.zeros_like(counts).index_add(0, places, values) / counts
-        return values.exp() if self.metric.name == PERPLEXITY else values
+        if self.metric.name == PERPLEXITY:
+            values = values.exp()
+        return values
 
     def _of_rows(self, rows: BatchRows) -> Tensor:
         """[n]: the metric of each row."""
@@ -192,9 +197,13 @@ def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    scale = float(b.abs().nan_to_num(0.0, 0.0).max()) if b.numel() else 0.0
+    if a.shape != b.shape:
+        return False
+    if not b.numel():
+        return True
+    scale = float(b.abs().nan_to_num(0.0, 0.0).max())
     share = 2e-5 if b.dtype in (torch.float32, torch.float64) else 3e-2
-    return a.shape == b.shape and torch.allclose(a, b, rtol=share, atol=share * scale, equal_nan=True)
+    return torch.allclose(a, b, rtol=share, atol=share * scale, equal_nan=True)
 
 
 class Cells:
@@ -225,10 +234,15 @@ class Cells:
                 computed[number] = trial.cell.paths
         self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
-        unembed = None if head is None else context.model.get_submodule(head)
+        unembed = None
+        self._largest = max(scouted.largest, scouted.scores)
+        if head is not None:
+            unembed = context.model.get_submodule(head)
+            self._largest = scouted.largest
         self._reading = MetricReader(prepared, context.measuring, unembed)
-        self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
-        self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
+        self._against = None
+        if against is not None:
+            self._against = RunReferences.of(prepared.experiment).open(against)
         self._together = dict[str, bool]()
         self._done = 0
         self._over_split = self._reading.metric.over is not None
@@ -272,11 +286,14 @@ class Cells:
             self._columns[place][:] = values[self._reading.metric.name]
             if place == PLAIN:
                 self._notes = notes
-        tensors = self._means() if self._over_split else self._means() | self._of_samples()
+        tensors = self._means()
+        samples = range(0)
+        if not self._over_split:
+            tensors |= self._of_samples()
+            samples = range(len(self.plain))
         grid = self._moved.grid
         axes = {axis.key: axis.labels for axis in grid.axes}
         about = {"hook": grid.hook.spec.name, "metric": self._reading.metric.name, "split": split}
-        samples = range(0 if self._over_split else len(self.plain))
         return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
 
     def _means(self) -> dict[str, Tensor]:
@@ -344,7 +361,9 @@ class Cells:
         reading = self._reading
         clock = context.hooks.clock
         is_new = not self._done  # else the run was cut off in this batch: observers have seen it
-        others = context.without_hooks(batch) if context.measuring.without_hooks else None
+        others = None
+        if context.measuring.without_hooks:
+            others = context.without_hooks(batch)
         context.set_batch(batch)
         reading.begin(batch, others)
         moved.rows.clear()

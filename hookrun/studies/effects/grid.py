@@ -384,8 +384,11 @@ def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:
     """(start, end) of each value: one after the other, or windows of which the last may be cut off."""
     if values == EACH:
         return [(start, start + 1) for start in range(count)]
-    size, stride = values.window[dim], values.stride[dim % len(values.stride)]
-    starts = range(0, max(count - size, 0) + stride, stride) if count > size else range(min(count, 1))
+    size = values.window[dim]
+    stride = values.stride[dim % len(values.stride)]
+    starts = range(min(count, 1))
+    if count > size:
+        starts = range(0, count - size + stride, stride)
     return [(start, min(start + size, count)) for start in starts]
 
 
@@ -402,7 +405,9 @@ def _resampled(value: Any) -> Any:
     """The value, with that of each sample drawn from the other samples."""
     if not isinstance(value, RunValue):
         return value
-    changed = {"minus": None if value.minus is None else _resampled(value.minus)}
+    changed = dict[str, Any]()
+    if value.minus is not None:
+        changed["minus"] = _resampled(value.minus)
     if value.sample == "same":
         changed["sample"] = "resample"
     return value.model_copy(update=changed)

@@ -143,7 +143,9 @@ class MovedHook:
     def _edit(self, site: HookSite, op: Op, value: Any) -> Any:
         if self.on_fire is not None:
             self._note_rows(site, value)
-        return op(value) if len(self.blocks) == 1 else self._by_block(site, value, [op] * len(self.blocks))
+        if len(self.blocks) == 1:
+            return op(value)
+        return self._by_block(site, value, [op] * len(self.blocks))
 
     # ---- copies of the batch ---------------------------------------------------------------------------------------
 
@@ -157,13 +159,15 @@ class MovedHook:
         if len(ops) == 1:
             return ops[0](value) if ops[0] is not None else value
         olds = parts_of(value, len(ops), self.rows[id(site)])
-        run = site.calls.now if site.calls is not None else None
-        drawn = None if run is None else run.drawn.copy()
+        drawn: Any = {}
+        if site.calls is not None and site.calls.now is not None:
+            drawn = site.calls.now.drawn
+        before = drawn.copy()
         news = list[Any]()
         for op, old in zip(ops, olds, strict=True):
-            if run is not None and drawn is not None:  # each copy draws what a pass of its own would draw
-                run.drawn.clear()
-                run.drawn.update(drawn)
+            # each copy draws what a pass of its own would draw
+            drawn.clear()
+            drawn.update(before)
             news.append(old if op is None else op(old))
         return _joined(value, olds, news)
 

@@ -180,7 +180,9 @@ def _figures(effects: Effects, grid: Map, metric: str, plain: str) -> Iterator[F
 def _agreement(exact: Tensor, estimate: Tensor) -> str:
     pairs = torch.stack([exact.double().flatten(), estimate.double().flatten()])
     pairs = pairs[:, pairs.isfinite().all(0)]
-    correlation = float(torch.corrcoef(pairs)[0, 1]) if pairs.shape[1] > 1 else math.nan
+    if pairs.shape[1] < 2:
+        return ""
+    correlation = float(torch.corrcoef(pairs)[0, 1])
     return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
 
 
@@ -228,7 +230,9 @@ def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -
 def _interval(changes: Tensor) -> str:
     """The mean and half the width of its 95% interval."""
     finite = changes[changes.isfinite()]
-    error = float(finite.std()) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
+    error = math.nan
+    if len(finite) > 1:
+        error = float(finite.std()) / math.sqrt(len(finite))
     return f"{number(float(finite.mean()))} ± {number(Z * error)}"
 
 

@@ -54,7 +54,10 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
     with torch.no_grad():
         with noting_calls(modules) as calls:
             model(*args, **kwargs)
-        args, kwargs = (args, kwargs) if two is None else two.larger
+        rows = 1
+        if two is not None:
+            args, kwargs = two.larger
+            rows = two.sizes[0]
         with noting_calls(modules) as more:
             model(*args, **kwargs)
     grows = dict[tuple[str, int], Sequence[bool] | None]()
@@ -63,7 +66,6 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
             grows[call] = _grows(output, more[call][1])
     outputs = {call: output for call, (_, output) in calls.items()}
     scores = own_token_scores(outputs["", 0])
-    rows = 1 if two is None else two.sizes[0]
     return Scouted(
         grows,
         Counter(path for path, _ in calls),
@@ -166,7 +168,9 @@ class Replay:
                 self._ended[inside:] = [(path, rebuild(output, partial(repeated, 1)), grows)]
             return output
 
-        before = list(_states(self._modules)) if self._keeps_state is None else None
+        before = None
+        if self._keeps_state is None:
+            before = list(_states(self._modules))
         with _forwards(self._modules, {path: partial(store, path) for path, _ in self._scouted.grows}):
             yield
         if before is not None:
@@ -189,7 +193,9 @@ class Replay:
     @contextmanager
     def from_entry(self, path: str | None, copies: int) -> Iterator[None]:
         """A pass over `copies` of the batch, one after the other, that computes only what runs after the entry."""
-        ahead = deque(self._before[path] if path is not None and not self._keeps_state else ())
+        ahead = deque[tuple[str, Any, Sequence[bool]]]()
+        if path is not None and not self._keeps_state:
+            ahead.extend(self._before[path])
 
         def answer(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not ahead or ahead[0][0] != name:
@@ -227,7 +233,9 @@ def repeated(times: int, leaf: Any) -> Any:
     """A tensor so many times along its first dimension, in memory of its own."""
     if not isinstance(leaf, Tensor):
         return leaf
-    return leaf.repeat(times, *[1] * (leaf.dim() - 1)) if leaf.dim() else leaf.clone()
+    if not leaf.dim():
+        return leaf.clone()
+    return leaf.repeat(times, *[1] * (leaf.dim() - 1))
 
 
 _OF_TORCH = {"_parameters", "_buffers", "_modules", "forward"}

@@ -172,7 +172,9 @@ def _next_tokens(now: Tokens, without: Tokens) -> list[dict[str, Any]]:
 def _share(value: float) -> float:
     """A probability between 0 and 1, whatever a file says."""
     share = float(value)
-    return 0.0 if math.isnan(share) else min(max(share, 0.0), 1.0)
+    if math.isnan(share):
+        return 0.0
+    return min(max(share, 0.0), 1.0)
 
 
 def _percent(share: float | None, tokens: Tokens) -> str:

@@ -55,7 +55,9 @@ class GenerateTask(TaskOfSplits):
     @classmethod
     def _old_name(cls, raw: Any) -> Any:
         is_old = isinstance(raw, Mapping) and raw.get("compare") is not None
-        return {**raw, "without_hooks": raw["compare"]} if is_old else raw
+        if is_old:
+            return {**raw, "without_hooks": raw["compare"]}
+        return raw
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The metrics of a comparison, if `without_hooks` is set."""
@@ -161,9 +163,11 @@ class GenerateTask(TaskOfSplits):
 
     def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the length of the continuations and how tokens are chosen."""
-        how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
-        more = "; then once more without the hooks" if self.without_hooks else ""
-        yield f"each prompt is continued by up to {counted(self.max_new_tokens, 'token')}, {how}{more}"
+        line = f"each prompt is continued by up to {counted(self.max_new_tokens, 'token')}, "
+        line += "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
+        if self.without_hooks:
+            line += "; then once more without the hooks"
+        yield line
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
         """The common notes, and a note if `without_hooks` is set and there are no hooks."""
@@ -199,5 +203,7 @@ def _input_ids(info: DataInfo) -> TensorInfo | None:
     """The input `input_ids` of a sample, if it is a sequence."""
     from hookrun.studies.kit.passes import TensorInfo
 
-    ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+    if isinstance(info.inputs, TensorInfo):
+        return None
+    ids = info.inputs.get("input_ids")
     return ids if ids is not None and len(ids.shape) == 1 else None

@@ -330,8 +330,9 @@ def _heads(model: nn.Module, seen: ObservedForward, source: Source, place: Heads
     if read is None:
         raise HookrunError(f"{place.path} was not called: name the projections with task.heads")
     each = _head_rows(model, place, read)
-    bias = model.get_parameter(place.bias).detach() if place.bias else None
-    constant = torch.zeros_like(each[:, 0]) if bias is None else computable(bias).expand(len(each), -1)
+    constant = torch.zeros_like(each[:, 0])
+    if place.bias:
+        constant = computable(model.get_parameter(place.bias).detach()).expand(len(each), -1)
     first = next(number for number, path in enumerate(chain) if place.is_in(path))
     for path in chain[first + 1 :]:
         module: Any = model.get_submodule(path)
@@ -354,8 +355,8 @@ def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
         return computable(read)
     module: Any = model.get_submodule(place.path)
     weight = computable(module.weight.detach())
-    # The weight of transformers' Conv1D is already [in, out].
-    weight = weight.T if isinstance(module, nn.Linear) else weight
+    if isinstance(module, nn.Linear):  # the weight of transformers' Conv1D is already [in, out]
+        weight = weight.T
     return torch.einsum(
         "nhd,hdw->nhw",
         computable(read).unflatten(-1, (place.count, -1)),
@@ -383,13 +384,19 @@ class FrozenNorm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The linear part, without the bias, of rows [N, D]."""
-        rows = rows - rows.mean(-1, keepdim=True) if self.centers else rows
+        if self.centers:
+            rows = rows - rows.mean(-1, keepdim=True)
         rows = rows * self.scale
-        return rows if self.weight is None else rows * self.weight
+        if self.weight is not None:
+            rows = rows * self.weight
+        return rows
 
     def whole(self, rows: Tensor) -> Tensor:
         """The result of the norm for rows [N, D], with the bias."""
-        return self(rows) if self.bias is None else self(rows) + self.bias
+        rows = self(rows)
+        if self.bias is not None:
+            rows = rows + self.bias
+        return rows
 
 
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:

@@ -134,7 +134,9 @@ def _cell(line: Line) -> dict[str, str]:
         if is_number(line.get(key)):
             details.append(f"{key.replace('_', ' ')} {number(line[key])}")
     token, text, probability = line["top"][0]
-    share = min(max(probability, 0.0), 1.0) if math.isfinite(probability) else 0.0
+    share = 0.0
+    if math.isfinite(probability):
+        share = min(max(probability, 0.0), 1.0)
     red, green, blue = palette(diverging=False)[round(share * (LEVELS - 1))]
     colour = "#111" if is_light(red, green, blue) else "#fff"
     return {

@@ -200,8 +200,10 @@ class Lens:
         final = seen.inputs[places.final_norm]
         linear = frozen(places.final_norm, norm, final, norm.forward(final))
         weight = computable(self._weight)
+        constant = weight.new_zeros(len(weight))
         bias = getattr(self._unembed, "bias", None)
-        constant = weight.new_zeros(len(weight)) if bias is None else computable(bias.detach())
+        if bias is not None:
+            constant = computable(bias.detach())
         if linear.bias is not None:
             constant = constant + weight @ linear.bias.to(weight.dtype)
         total = torch.zeros_like(computable(final))
@@ -219,7 +221,9 @@ class Lens:
             yield Part(BIAS), (constant * self._factor).expand_as(logits)
 
     def _capped(self, logits: Tensor) -> Tensor:
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        if self._cap is None:
+            return logits
+        return torch.tanh(logits / self._cap) * self._cap
 
     def _reading(self, scores: Tensor, positions: ScoredPositions, output: Tensor | None) -> Reading:
         """The reading of logits [n, V].
