@@ -15,13 +15,12 @@ from report_pages import read_lines, table_rows, write_lines
 
 import hookrun
 from hookrun.cli import main
-from hookrun.report.facts import Facts, read_facts
+from hookrun.report.facts import Facts
 from hookrun.report.lines import SampledLines
 from hookrun.report.sections import metrics, model, repeat, summary
 from hookrun.report.sections.metrics import latest
 from hookrun.run.passes import progress
 from hookrun.store.records import ModelRecord, PlanRecord
-from hookrun.studies.lens import page as lens
 
 # ---- summary
 
@@ -221,30 +220,6 @@ def test_a_comparison_has_its_picture_tables_and_bounds(run, predictions, page, 
     assert remade(tmp_path).tags.count("script") == 1
     (tmp_path / "compare.json").write_text("{")
     assert "is not JSON" in remade(tmp_path).text
-
-
-def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
-    about = {"split": "val", "module": "blocks.0.attn", "kind": "heads", "layer": 0, "logit_difference": 1.0}
-    strange = [{**about, "head": head} for head in (-5, -1, "x", 1.5, True, 10**9)]
-    strange += [{**about, "layer": layer, "head": 1} for layer in ("x", -1, True)]
-    strange.append({**about, "module": 3, "head": 1})
-    write_lines(tmp_path / "metrics.jsonl", [{**about, "head": 0}, *strange])
-    cell = {"split": "val", "kind": "heads", "layer": 0, "token": 1, "text": "a", "top": [[1, "a", 0.5]]}
-    cells = [
-        {**cell, "sample": sample, "part": f"p{part}", "position": position}
-        for sample in range(2)
-        for part in range(200)
-        for position in range(40)
-    ]
-    write_lines(tmp_path / "lens.jsonl", cells)
-    (tmp_path / "status.json").write_text(json.dumps({"status": "completed"}))
-    found = lens.build(read_facts(tmp_path))
-    assert found is not None
-    (figure,) = found["figures"]
-    assert "--rows:1;--columns:1" in figure.picture
-    (shown,) = found["tables"]
-    assert len(shown["rows"]) == 200 and len(shown["columns"]) == lens.MOST_CELLS // 200
-    assert any("the last 30 positions" in note for note in found["notes"])
 
 
 def test_classes_of_random_weights_are_said_to_be_and_folded(shared, observed: Path, page) -> None:

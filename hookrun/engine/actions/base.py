@@ -295,27 +295,8 @@ class Keeper(Protocol):
     def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None: ...
 
 
-class HookSite(Protocol):
-    """One hook at one module or parameter, as its action sees it in `build` and in each firing.
-
-    hook_name, hook_type: of the hook
-    path:   path of the module or parameter
-    module: the module, or the one that owns the parameter
-    seed:   for the hook at this module; the same in every run of the experiment
-    reads_arguments: on `forward` and `forward_pre` it needs the arguments of the module call; `build` may set it
-    stores_rows: what is kept is written to a run directory
-
-    Of what follows, `args`, `generator`, `drawn`, `flipped` and `keep` are for actions that name them in `uses`; for
-    others they raise HookError.
-    """
-
-    hook_name: str
-    hook_type: HookType
-    path: str
-    module: Module
-    seed: int
-    reads_arguments: bool
-    stores_rows: bool
+class ActionValues(Protocol):
+    """The values of the action's own fields, as functions."""
 
     def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
         """A function that gives the value of `field` as an operand for its argument; the fastest form of a number.
@@ -336,39 +317,19 @@ class HookSite(Protocol):
         ValueError of `prepare` is raised when the hook fires.
         """
 
-    def function(self, field: str) -> Trusted | InlineFunction:
-        """The user's own function that `field` names."""
 
-    def context(self) -> AbstractContextManager[HookContext]:
-        """The context of the current firing, for a user's own function.
+class ActionDraws(Protocol):
+    """Random numbers: the same ones in every run of the experiment."""
 
-        What the function has recorded in the block becomes one record at its end.
-        """
-
-    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
-        """A user's own function; if it is a module, the hooked module gets its tensors, and each call uses those.
-
-        given: the object is the user's own; False: it was made for this site, and gets the model's dtype and device
-        """
+    @property
+    def seed(self) -> int:
+        """For the hook at this module."""
 
     def seed_of(self, parameter: str, seed: int | None) -> int:
         """The seed of random numbers for a parameter of the module: seed + crc32(its first name in the model).
 
         seed: None: derived from the experiment's seed, for the hook
         """
-
-    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
-        """On `apply`: set elements of a parameter of the module to 0, and keep them there until the hooks are removed.
-
-        choose: a function of the mask that earlier hooks have left, bool, False where an element stays 0 -> the new one
-        """
-
-    def register_state(self, own: Any) -> None:
-        """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The positional arguments of the current module call."""
 
     def generator(self, like: Tensor) -> Generator:
         """A generator of this site, seeded for this draw; the global generators are not used."""
@@ -393,8 +354,12 @@ class HookSite(Protocol):
         ValueError for a tensor without data, and where a listed flip does not fit.
         """
 
-    def rebuild(self, value: Any, change: Callable[[Tensor], Any]) -> Any:
-        """A copy of a captured value with `change` applied to every tensor, also inside caches."""
+
+class ActionRecords(Protocol):
+    """What an action records and captures."""
+
+    stores_rows: bool
+    """What is kept is written to a run directory."""
 
     def emit(
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
@@ -413,6 +378,62 @@ class HookSite(Protocol):
 
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
         """A function from the shape of a batch to the positions [k] of the samples that are kept."""
+
+    def rebuild(self, value: Any, change: Callable[[Tensor], Any]) -> Any:
+        """A copy of a captured value with `change` applied to every tensor, also inside caches."""
+
+
+class ActionModule(Protocol):
+    """The hooked module, and the user's own functions there."""
+
+    module: Module
+    """It, or the one that owns the parameter."""
+
+    reads_arguments: bool
+    """On `forward` and `forward_pre` the action needs the arguments of the module call; `build` may set it."""
+
+    def function(self, field: str) -> Trusted | InlineFunction:
+        """The user's own function that `field` names."""
+
+    def context(self) -> AbstractContextManager[HookContext]:
+        """The context of the current firing, for a user's own function.
+
+        What the function has recorded in the block becomes one record at its end.
+        """
+
+    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
+        """A user's own function; if it is a module, the hooked module gets its tensors, and each call uses those.
+
+        given: the object is the user's own; False: it was made for this site, and gets the model's dtype and device
+        """
+
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        """On `apply`: set elements of a parameter of the module to 0, and keep them there until the hooks are removed.
+
+        choose: a function of the mask that earlier hooks have left, bool, False where an element stays 0 -> the new one
+        """
+
+    def register_state(self, own: Any) -> None:
+        """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments of the current module call."""
+
+
+class HookSite(ActionValues, ActionDraws, ActionRecords, ActionModule, Protocol):
+    """One hook at one module or parameter, as its action sees it in `build` and in each firing.
+
+    hook_name, hook_type: of the hook
+    path:   path of the module or parameter
+
+    Of its members, `args`, `generator`, `drawn`, `flipped` and `keep` are for actions that name them in `uses`; for
+    others they raise HookError.
+    """
+
+    hook_name: str
+    hook_type: HookType
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,8 @@ def class_name(module: nn.Module) -> str:
     Of a TorchScript module that of the class it was made from: all have a class of torch, and a copy another one.
     """
     name = f"{module.original_name} (TorchScript)" if is_scripted(module) else type(module).__name__
-    return shortened(name, MOST_OF_A_CLASS)
+    is_plain = len(name) <= MOST_OF_A_CLASS and name.isidentifier()
+    return name if is_plain else shortened(name, MOST_OF_A_CLASS)
 
 
 class ModelNames:

@@ -114,7 +114,7 @@ class PlannedHook:
     own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def added(self) -> list[str]:
         """The names of the parameters and buffers that it adds to each module."""
         name = self.spec.action.adds(self.spec.name)
@@ -159,6 +159,11 @@ class PlannedHook:
             several = hashlib.sha256(" ".join(different).encode()).hexdigest()
             digests[key] = different[0] if len(different) == 1 else several
         return digests
+
+    @cached_property
+    def graph_problems(self) -> tuple[Problem, ...]:
+        """What of it a compiled graph cannot contain."""
+        return tuple(_graph_problems(self))
 
     @cached_property
     def code(self) -> dict[str, dict[str, dict[str, str]]]:
@@ -279,7 +284,7 @@ def passed_on(hooks: Iterable[PlannedHook]) -> set[tuple[str, str | None]]:
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:
     """Every hook that cannot be part of a compiled graph, with the reason."""
-    return [problem for hook in plan.hooks for problem in _graph_problems(hook)]
+    return [problem for hook in plan.hooks for problem in hook.graph_problems]
 
 
 def unexportable(plan: ResolvedPlan) -> list[Problem]:

@@ -1,26 +1,26 @@
-"""Composes target, index and action of one site into a single function of the value. The hot path."""
+"""The way of a value through a site: schedule, scale, target, part, action, checks and counts. The hot path."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import GradScaler
 
 from hookrun.engine.actions.base import Action, Packed
+from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.engine.runtime.checkpointing import PASSED_ON, require_no_checkpoint
-from hookrun.engine.runtime.fast.copies import OF_GRADIENT, KeptInMemory
+from hookrun.engine.runtime.clock import gate
+from hookrun.engine.runtime.fast.copies import KeptInMemory
 from hookrun.engine.runtime.part import BatchFirst, TensorPart
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.snapshot import copied
 from hookrun.engine.values import containers
 from hookrun.engine.values.containers import readable
-from hookrun.engine.values.index import Key
 from hookrun.engine.values.tensors import computable, elements, has_no_shape, is_float8, widened
 from hookrun.errors import HookError, HookrunWarning
 
@@ -42,57 +42,298 @@ Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
 
 
-def compose(site: HookSite) -> tuple[Op, Op | None]:
-    """Everything that happens to a value at a site, except for the schedule.
+class SiteRunner:
+    """Runs the hook of one site; `fire` is the way of each value through it.
 
-    The second op, if there is one, is a faster version for tensors that nobody else refers to yet: outputs in new
-    memory, gradients of tensor hooks.
-
-    The op of an action on the call itself returns True: whatever is given, the action takes place.
-
-    An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
+    site: the hook at its place, with its counts
+    for_other_ranks: this rank may make passes for other ranks only. Their gradients are all zero, so observers and
+                     edits of gradients are left out of them
     """
-    action, path = site.spec.action, site.target_keys
-    if action.of_call:
-        return partial(_decide, site), None
-    function = function_of(site)
-    if not action.observes:
-        return _editor(site, function, path), None
-    if not isinstance(function, KeptInMemory) or path is not None or site.hook_type.in_tuple:
-        return _observer(site, function, path), None
-    keep_any = _observer(site, function.keep, None)
-    if site.hook_type.phase == "backward":
-        keep_gradient = _observer(site, partial(function.keep, references=OF_GRADIENT), None)
-        return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
-    return function.observer(site, keep_any), function.observer(site, keep_any, new=True)
+
+    def __init__(self, site: HookSite, *, for_other_ranks: bool = False) -> None:
+        spec = site.spec
+        self.site = site
+        self._for_other_ranks = for_other_ranks
+        self._holds = None if spec.fires_always else self._schedule()
+        is_gradient = site.hook_type.phase == "backward"
+        self._scaler = site.clock.scaler if is_gradient else None
+        self._waits_for_rows = False
+        if for_other_ranks and site.hook_type.of_rows:
+            self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
+        self._form_is_checked = False  # shape and dtype of the first result
+        self._function: Op = _takes_place if spec.action.of_call else function_of(site)
+
+    def _schedule(self) -> Callable[[], bool] | None:
+        site = self.site
+        when = site.spec.keys.when
+        if site.spec.action.observes and not site.has_values:  # a trial run shows what it will see later
+            when = when.model_copy(update={"step": None, "epoch": None, "probability": 1.0})
+        return gate(when, site.clock, lambda: site.call, site.chance)
+
+    @cached_property
+    def _needs_paths(self) -> bool:
+        """Whether an edit is told the path of each tensor, as observers are: for a batch dimension of its own."""
+        spec = self.site.spec
+        return spec.runs_own_functions or (spec.works_by_sample and not self.site.batch.is_uniform)
+
+    @cached_property
+    def _as_stored(self) -> bool:
+        """Whether an edit gets tensors in their own dtype, also if torch does not compute in it."""
+        site = self.site
+        return (
+            site.spec.runs_own_functions
+            or site.hook_type.until_backward
+            or "flipped" in site.spec.action.uses
+        )
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether an edit acts on each tensor as a whole value."""
+        site = self.site
+        return site.spec.action.scope == "tensor" and site.target_keys is None and not self._needs_paths
+
+    def op(self) -> Op:
+        """What torch's hooks call for each value: `fire`, or a function that does the same for the plain case."""
+        return self.site.sink.guard(self.site, self._fastest())
+
+    def op_of_new(self) -> Op | None:
+        """A faster `op` for outputs in new memory, to which nothing else refers; None: there is none."""
+        kept = self._kept_in_memory()
+        if kept is None:
+            return None
+        return kept.observer(self.site, self.fire, new=True)
+
+    def variant(self, hook: PlannedHook, seed: int) -> Op:
+        """What another hook does at the same place in the same order, with its own counts and random draws."""
+        site = self.site
+        other = HookSite(
+            hook, site.path, site.module, site.clock, site.sink, seed, site.calls, current=site.current
+        )
+        return SiteRunner(other, for_other_ranks=self._for_other_ranks).op()
+
+    def fire(self, value: Any) -> Any:
+        """The value after the hook: the same object if nothing has changed.
+
+        An action on the call itself returns True, whatever is given: it takes place.
+
+        Raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
+        """
+        if self._holds is not None and not self._holds():
+            return value
+        if self._waits_for_rows and self.site.clock.stands_in:
+            return value
+        if self._scaler is not None and self._scaler._scale is not None:
+            return run_unscaled(
+                self._act, value, self._scaler._scale
+            )  # get_scale() would wait for the device
+        return self._act(value)
+
+    def _act(self, value: Any) -> Any:
+        """Count the firing, and run the action."""
+        self.site.fired += 1
+        try:
+            if self.site.spec.action.of_call:
+                return self._function(value)
+            if self.site.spec.action.observes:
+                self._observe(value)
+                return value
+            return self._edit(value)
+        except PASSED_ON:
+            raise
+        except Exception as error:
+            is_observer = self.site.spec.action.observes
+            if is_observer and self.site.has_values and _is_traced(value):
+                return value  # there is nothing to observe, and tracing forbids some operations
+            raise _named(self.site, error, value) from error
+
+    def _member(self, value: Any) -> Any:
+        """The target in the value; the site notes that it is None."""
+        if self.site.target_keys is None:
+            return value
+        member = containers.get(value, self.site.target_keys)
+        if member is None:
+            self.site.target_was_none = True
+        return member
+
+    # ---- observers -----------------------------------------------------------------------------------------------
+
+    def _observe(self, value: Any) -> None:
+        site = self.site
+        action = site.spec.action
+        if site.hook_type.phase == "backward" and are_batched():
+            site.idle += 1
+            warnings.warn(
+                f"{site.where}: gradients are batched (is_grads_batched, vectorize=True): it observes none of them",
+                HookrunWarning,
+                stacklevel=2,
+            )
+            return
+        seen = self._member(value)
+        if seen is None and action.captures:
+            site.found_nothing()
+            if site.spec.keys.tokens is not None:  # there are no rows to keep
+                return
+        if site.hook_type.in_tuple and site.target_keys is None:
+            seen = containers.unwrapped(seen)
+        result = self._function(seen) if action.scope == "value" else self._observe_tensors(seen)
+        if result is not None:  # it would be lost silently
+            raise ValueError("the action declares `observes = True` and returns a value")
+
+    def _observe_tensors(self, seen: Any) -> Any:
+        """Give the action each tensor that it takes, until it returns something."""
+        if isinstance(seen, Tensor) and seen.is_floating_point():  # the common case
+            self.site.current.at = ""
+            return self._function(seen)
+        takes = _taken_by(self.site.spec.action)
+        acted = False
+        for path, leaf in containers.leaves(seen):
+            if takes(leaf):
+                self.site.current.at = path
+                acted = True
+                result = self._function(leaf)
+                if result is not None:
+                    return result
+        self.site.idle += not acted
+        return None
+
+    # ---- edits ---------------------------------------------------------------------------------------------------
+
+    def _edit(self, value: Any) -> Any:
+        """The value with what the action returns in the place of its tensors."""
+        if (
+            self._is_plain
+            and self._form_is_checked
+            and isinstance(value, Tensor)
+            and value.dtype in _COMPUTED
+        ):
+            new = self._function(value)
+            return value if new is None else self._checked(value, new)
+        site = self.site
+        member = self._member(value)
+        together = iter(self._edited_together(member)) if site.spec.action.scope == "together" else None
+        paths = dict[int, str]()
+        if self._needs_paths:
+            paths = {id(leaf): path for path, leaf in containers.leaves(member)}
+        takes = _taken_by(site.spec.action)
+        acted = False
+
+        def edited(leaf: Any) -> Any:
+            nonlocal acted
+            if not takes(leaf):
+                return leaf
+            acted = True
+            if self._needs_paths:
+                site.current.at = paths.get(id(leaf), "")
+            new = self._function(self._wide(leaf)) if together is None else next(together)
+            return leaf if new is None else self._checked(leaf, new)
+
+        changed = containers.rebuild(member, edited)
+        site.idle += not acted
+        if changed is member:
+            return value
+        return changed if site.target_keys is None else containers.put(value, site.target_keys, changed)
+
+    def _edited_together(self, member: Any) -> Any:
+        """What the action returns for all tensors as one list."""
+        olds = [self._wide(leaf) for leaf in containers.tensors(member) if acts_on(leaf)]
+        return self._function(olds) if olds else ()
+
+    def _wide(self, leaf: Tensor) -> Tensor:
+        """The tensor in a dtype in which torch computes, unless the action gets it as it is stored."""
+        return leaf if self._as_stored else widened(leaf)
+
+    def _checked(self, old: Tensor, new: Any) -> Any:
+        """The new tensor in the dtype of the old one, after its checks; the elements that have changed are counted."""
+        if not self._as_stored and is_float8(old):
+            new = new.to(old.dtype)
+        if not self._form_is_checked:
+            if self.site.hook_type.phase == "backward" and has_no_shape(old):
+                raise RuntimeError("torch takes no other gradient for it")
+            _require_same_form(old, new)
+            self._form_is_checked = self.site.spec.action.scope != "together"
+        if self.site.clock.counting:
+            count(self.site, old, new)
+        return new
+
+    # ---- the plain case ------------------------------------------------------------------------------------------
+
+    def _fastest(self) -> Op:
+        """`fire`, or for a hook that always fires on a whole tensor a function without the questions of `fire`."""
+        kept = self._kept_in_memory()
+        if kept is not None:
+            return kept.observer(self.site, self.fire)
+        action = self.site.spec.action
+        if action.observes or action.of_call or self._is_conditional() or not self._is_plain:
+            return self.fire
+        return self._plain_edit()
+
+    def _is_conditional(self) -> bool:
+        """Whether something is decided at each firing before the action runs."""
+        return self._holds is not None or self._waits_for_rows or self._scaler is not None
+
+    def _kept_in_memory(self) -> KeptInMemory | None:
+        """The action of an unconditional capture that copies whole values into memory; None for any other hook."""
+        function = self._function
+        if not isinstance(function, KeptInMemory) or self._is_conditional():
+            return None
+        if self.site.target_keys is not None or self.site.hook_type.in_tuple:
+            return None
+        return function
+
+    def _plain_edit(self) -> Op:
+        site = self.site
+        clock = self.site.clock
+        function = self._function
+
+        def edit(value: Any) -> Any:
+            is_plain = isinstance(value, Tensor) and value.dtype in _COMPUTED
+            if not is_plain or not self._form_is_checked or clock.counting:
+                return self.fire(value)
+            site.fired += 1
+            try:
+                new = function(value)
+            except PASSED_ON:
+                raise
+            except Exception as error:
+                raise _named(site, error, value) from error
+            if new is None:
+                return value
+            return new
+
+        return edit
 
 
-def _decide(site: HookSite, decided: bool) -> bool:
-    site.fired += 1
+def _takes_place(decided: bool) -> bool:
+    """The function of an action on the call itself, whatever is given."""
     return True
 
 
 def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
-    action, by_sample = site.spec.action, bool(site.spec.keys.when.of_samples)
+    spec = site.spec
+    action = spec.action
     part = site.part
     if "flipped" in action.uses:  # faults are listed by their place in the whole tensor, with the batch first
-        needs_batch = by_sample or action.works_by_sample
+        needs_batch = spec.chooses_samples or action.works_by_sample
         is_first = site.batch.is_first or not site.hook_type.batch
         part = None if is_first else BatchFirst(None, site.batch, site.current, required=needs_batch)
     function = action.build(site)
     if action.observes:
-        function = observer_of_samples(site, function) if by_sample else function
+        if spec.chooses_samples:
+            function = observer_of_samples(site, function)
     elif action.scope == "tensor":
         if site.hook_type.on == "reading":
             function = _straight_through(function)
-        if action.own_functions() or "args" in action.uses or part is not None or by_sample:
+        may_change_form = spec.runs_own_functions or "args" in action.uses
+        if may_change_form or part is not None or spec.chooses_samples:
             function = _in_same_form(function)
-        if by_sample:
+        if spec.chooses_samples:
             function = edit_of_samples(site, function)
     if part is not None:
         function = _on_part(site, function, part)
-    return _passing_on(site, function) if site.passes_on else function
+    if site.passes_on:
+        function = _passing_on(site, function)
+    return function
 
 
 def _passing_on(site: HookSite, capture: Op) -> Op:
@@ -104,7 +345,9 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
                 f"another hook takes the value, a {type(value).__name__}: name one tensor by `target`"
             )
         require_no_checkpoint()
-        seen = value if site.passed_part is None else site.passed_part.of(value)
+        seen = value
+        if site.passed_part is not None:
+            seen = site.passed_part.of(value)
         # a copy, since it may be written in place later
         site.clock.calls.forward.passed_on[site.hook_name, site.path] = seen.clone()
         return None if site.clock.stands_in else capture(value)
@@ -159,128 +402,6 @@ def _require_same_form(old: Tensor, new: Any) -> None:
         raise ValueError(changed)
 
 
-def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
-    together = site.spec.action.scope == "together"
-    clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
-    is_own = bool(site.spec.action.own_functions())
-    # with the path of the tensor, as observers; each tensor may have another batch dimension
-    records = is_own or (site.spec.works_by_sample and not site.batch.is_uniform)
-    simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
-    as_stored = is_own or site.hook_type.until_backward or "flipped" in site.spec.action.uses
-    wide: Op = (lambda leaf: leaf) if as_stored else widened
-
-    def edit(value: Any) -> Any:
-        site.fired += 1
-        try:
-            # the common case
-            if simple and checked and isinstance(value, Tensor) and value.dtype in _COMPUTED:
-                new = function(value)
-                if clock.counting and new is not None:
-                    count(site, value, new)
-                return value if new is None else new
-            member = value if path is None else _member(site, value, path)
-            olds = [wide(each) for each in containers.tensors(member) if acts_on(each)] if together else []
-            news = iter(function(olds) if olds else ())
-            paths = {id(leaf): at for at, leaf in containers.leaves(member)} if records else {}
-            acted = False
-
-            def edit_leaf(leaf: Any) -> Any:
-                nonlocal acted, checked
-                if not takes(leaf):
-                    return leaf
-                acted = True
-                if records:
-                    site.current.at = paths.get(id(leaf), "")
-                new = next(news) if together else function(wide(leaf))
-                if new is None:
-                    return leaf
-                if not as_stored and is_float8(leaf):
-                    new = new.to(leaf.dtype)
-                if not checked:
-                    if of_gradient and has_no_shape(leaf):
-                        raise RuntimeError("torch takes no other gradient for it")
-                    _require_same_form(leaf, new)
-                    checked = not together
-                if clock.counting:
-                    count(site, leaf, new)
-                return new
-
-            changed = containers.rebuild(member, edit_leaf)
-            site.idle += not acted
-            if changed is member or path is None:
-                return value if changed is member else changed
-            return containers.put(value, path, changed)
-        except PASSED_ON:
-            raise
-        except Exception as error:
-            raise _named(site, error, value) from error
-
-    return edit
-
-
-def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
-    takes, current = _taken_by(site.spec.action), site.current
-    whole, of_gradient = site.spec.action.scope == "value", site.hook_type.phase == "backward"
-    unwrap = path is None and site.hook_type.in_tuple
-    plain = path is None and not whole and not unwrap
-
-    def observe_leaves(value: Any) -> Any:
-        acted = False
-        for current.at, leaf in containers.leaves(value):
-            if takes(leaf):
-                acted = True
-                if (result := function(leaf)) is not None:
-                    return result
-        site.idle += not acted
-        return None
-
-    def observe(value: Any) -> Any:
-        site.fired += 1
-        try:
-            if of_gradient and are_batched():
-                site.idle += 1
-                warnings.warn(
-                    f"{site.where}: gradients are batched (is_grads_batched, vectorize=True): it observes none of them",
-                    HookrunWarning,
-                    stacklevel=2,
-                )
-                return value
-            if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
-                current.at = ""
-                result = function(value)
-            else:
-                seen = value if path is None else _member(site, value, path)
-                if seen is None and site.spec.action.captures:
-                    site.found_nothing()
-                    if site.spec.keys.tokens is not None:  # there are no rows to keep
-                        return value
-                if unwrap:
-                    seen = containers.unwrapped(seen)
-                result = function(seen) if whole else observe_leaves(seen)
-            if result is not None:  # it would be lost silently
-                raise ValueError("the action declares `observes = True` and returns a value")
-            return value
-        except PASSED_ON:
-            raise
-        except Exception as error:
-            # a traced value has nothing to observe, and tracing forbids some operations
-            if site.has_values and any(
-                not tensor.is_meta and readable(tensor) is None for tensor in containers.tensors(value)
-            ):
-                return value
-            raise _named(site, error, value) from error
-
-    return observe
-
-
-def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:
-    """The target in the value; the site notes that it is None."""
-    member = containers.get(value, path)
-    if member is None:
-        site.target_was_none = True
-    return member
-
-
 def _named(site: HookSite, error: Exception, value: Any) -> HookError:
     if isinstance(error, RuntimeError):
         if any(tensor.is_nested for tensor in containers.tensors(value)):
@@ -288,11 +409,12 @@ def _named(site: HookSite, error: Exception, value: Any) -> HookError:
         # beside a sparse tensor, which torch names, another one may be what is wrong
         if "sparse" in str(error).lower() and any(tensor.is_sparse for tensor in containers.tensors(value)):
             return HookError(f"{site.where}: {_NOT_SPARSE}")
-    target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
-    index = (
-        f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
-    )
-    return HookError(f"{site.where}: {target}{index}{error}")
+    keys = site.spec.keys
+    if isinstance(error, containers.TargetError):
+        return HookError(f"{site.where}: target {keys.target}: {error}")
+    if isinstance(error, IndexError) and keys.index:
+        return HookError(f"{site.where}: index {keys.index}: {error}")
+    return HookError(f"{site.where}: {error}")
 
 
 def are_batched() -> bool:
@@ -307,18 +429,30 @@ def acts_on(leaf: Any) -> bool:
 
 def _taken_by(action: Action) -> Callable[[Any], bool]:
     """A predicate: whether the action acts on a member of a value."""
-    return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
+    return _is_tensor if action.any_dtype else acts_on
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether a tensor of the value has no data because the model is being traced."""
+    return any(not tensor.is_meta and readable(tensor) is None for tensor in containers.tensors(value))
 
 
 def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
     """Add to the site's counts of changed elements, without waiting for the device."""
     if isinstance(new, Tensor) and not are_batched():  # a `Packed` saved tensor is not comparable
-        old, after = old.detach(), new.detach()
+        old = old.detach()
+        after = new.detach()
         if site.part is not None:
             if site.part.nothing_of(old):
                 return
-            old, after = site.part.of(old), site.part.of(after)
-        old, after = elements(old), elements(after)
+            old = site.part.of(old)
+            after = site.part.of(after)
+        old = elements(old)
+        after = elements(after)
         changed = (after != old) & ~(after.isnan() & old.isnan())
         if (total := readable(changed)) is None:  # the model is being traced
             return
@@ -331,7 +465,8 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 
 
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
-    scope, observes = site.spec.action.scope, site.spec.action.observes
+    scope = site.spec.action.scope
+    observes = site.spec.action.observes
     # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
     of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
     if scope == "value":
@@ -339,9 +474,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
             return _observer_of_tokens(site, function, of)
         return lambda value: function(copied(value, _with_path(site, value, of)))
     if scope == "together":
-        return lambda olds: [
-            part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
-        ]
+        return partial(_edit_parts_together, function, part)
 
     def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
@@ -360,7 +493,8 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     current = site.current
 
     def edit_within(tensor: Tensor) -> Any:
-        before, current.whole = current.whole, tensor
+        before = current.whole
+        current.whole = tensor
         try:
             return act_on_part(tensor)
         finally:
@@ -369,14 +503,22 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     return edit_within
 
 
+def _edit_parts_together(function: Op, part: TensorPart, olds: list[Tensor]) -> list[Tensor]:
+    parts = [part.of(old) for old in olds]
+    news = function(parts)
+    return [part.put(old, new) for old, new in zip(olds, news, strict=True)]
+
+
 def _with_path(site: HookSite, value: Any, of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The function of a tensor of the value; the current firing has the tensor's path meanwhile."""
     if isinstance(value, Tensor) or site.batch.is_uniform:
         return of
-    paths, current = {id(leaf): path for path, leaf in containers.leaves(value)}, site.current
+    paths = {id(leaf): path for path, leaf in containers.leaves(value)}
+    current = site.current
 
     def of_tensor(tensor: Tensor) -> Tensor:
-        before, current.at = current.at, paths.get(id(tensor), "")
+        before = current.at
+        current.at = paths.get(id(tensor), "")
         try:
             return of(tensor)
         finally:
@@ -392,7 +534,8 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
         chosen = dict[int, Any]()
 
         def rows(tensor: Tensor) -> Tensor:
-            taken, of_tensor = of(tensor), site.current.chosen
+            taken = of(tensor)
+            of_tensor = site.current.chosen
             chosen[id(of_tensor)] = of_tensor
             return taken
 
@@ -411,24 +554,12 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
 # ---- gradients without the factor of mixed precision's gradient scaler ---------------------------------------------
 
 
-def unscaled(op: Op, scaler: GradScaler) -> Op:
-    """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
-
-    def run(value: Any) -> Any:
-        scale = scaler._scale  # get_scale() would synchronize with the device for each gradient
-        return op(value) if scale is None else run_unscaled(op, value, scale)
-
-    return run
-
-
 def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
     """Divide the value by the scale, apply the op and multiply the result by the scale again.
 
     The op gets 16-bit gradients as 32-bit ones: in 16 bits small unscaled gradients would underflow.
     """
-    plain = containers.rebuild(
-        value, lambda leaf: _unscaled_tensor(leaf, scale) if isinstance(leaf, Tensor) else leaf
-    )
+    plain = containers.rebuild(value, partial(_unscaled_leaf, scale))
     new = op(plain)
     if new is plain:
         return value
@@ -441,5 +572,5 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
     return containers.rebuild(new, rescaled)
 
 
-def _unscaled_tensor(tensor: Tensor, scale: Tensor) -> Tensor:
-    return computable(tensor) / scale
+def _unscaled_leaf(scale: Tensor, leaf: Any) -> Any:
+    return computable(leaf) / scale if isinstance(leaf, Tensor) else leaf

@@ -49,7 +49,8 @@ def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
 
     Which rows meet a condition on their values is read from the device: the host waits once.
     """
-    holds, current = _holding(site), site.current
+    holds = _holding(site)
+    current = site.current
 
     def observe_rows(value: Any) -> Any:
         seen = list(tensors(value))
@@ -83,8 +84,11 @@ def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
 
     It is on the device of the values, or on the CPU if the conditions are about the data only, which are known there.
     """
-    when, clock, has_values = site.spec.keys.when, site.clock, site.has_values
-    condition, reads_data = when.value, when.data is not None and has_values
+    when = site.spec.keys.when
+    clock = site.clock
+    has_values = site.has_values
+    condition = when.value
+    reads_data = when.data is not None and has_values
     measure = measuring(() if condition is None else (condition.of,))
     are_samples = site.spec.keys.tokens is None and has_values
 
@@ -108,7 +112,8 @@ def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
 
 def _of_data(site: HookSite) -> Tensor:
     """[rows] bool on the CPU: for each row that the action sees, whether its sample meets `when.data`."""
-    holding, chosen = site.clock.holding[site.hook_name], site.current.chosen
+    holding = site.clock.holding[site.hook_name]
+    chosen = site.current.chosen
     if chosen is not None:
         holding = holding[chosen.rows.samples]
     if not holding.any():

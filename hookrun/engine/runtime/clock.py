@@ -246,7 +246,7 @@ class CurrentCall(local):
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock, self.calls = clock, calls
-        self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
+        self._path_of_site = path
 
     @property
     def path(self) -> str:
@@ -275,6 +275,6 @@ class CurrentCall(local):
     def tokens(self) -> Pass | None:
         """The pass whose tokens the value has: for cross-attention keys and values the encoder's; None: not known."""
         of_model = self.model_tokens
-        return (
-            of_model.encoder if self._sees_encoder and of_model is not None and of_model.encoder else of_model
-        )
+        if of_model is None or of_model.encoder is None:
+            return of_model
+        return of_model.encoder if _CROSS_ATTENTION.search(self._path_of_site) else of_model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,8 @@ class Faulty:
 
     def __post_init__(self) -> None:
         """ValueError if the bits cannot be read now, or if there is no row for each sample of this rank."""
-        seen, shape = readable(self.x), list(self.x.shape)
+        seen = readable(self.x)
+        shape = list(self.x.shape)
         if torch._C._get_tracing_state() or seen is None or list(seen.shape) != shape:
             raise ValueError(
                 "bits of a tensor that is traced, on the meta device or under vmap cannot be flipped"
@@ -76,58 +76,102 @@ class Faulty:
         self, index: Tensor | None, bits: Sequence[int], draw: Draw, seed: int, by_sample: bool
     ) -> Tensor:
         """[k, 2]: elements of this rank, drawn from all or from those of `index`, and the bit of each."""
-        if by_sample and not self.x.dim():
-            raise ValueError("per: sample: a tensor without dimensions has no samples")
         if by_sample:
-            index = torch.arange(self.x.numel(), device="cpu") if index is None else index
-            index = index[self.rows_of(index).argsort(stable=True)]
-        count, before = self.x.numel() if index is None else len(index), 0
-        sizes = self.rows_of(index).bincount().tolist() if by_sample and index is not None else [count]
+            if not self.x.dim():
+                raise ValueError("per: sample: a tensor without dimensions has no samples")
+            index = self._sorted_by_row(index)
+        count = self.x.numel() if index is None else len(index)
+        before = 0  # how many elements the ranks before this one choose from
+        sizes = [count]
+        if by_sample and index is not None:
+            sizes = self.rows_of(index).bincount().tolist()
         if self.rows is not None and count:  # every row has as many
-            of_row, whole = count // len(self.rows.mine), self.rows.whole
-            sizes, before = [of_row] * whole if by_sample else [of_row * whole], of_row * self.rows.mine.start
-        generator, parts = np.random.default_rng(seed), [np.empty(0, np.int64)]
-        for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
-            parts.append(start * len(bits) + draw(size * len(bits), generator))
-        places = torch.from_numpy(np.concatenate(parts))
-        numbers, chosen = places // len(bits) - before, torch.tensor(bits, device="cpu")[places % len(bits)]
-        is_own = (numbers >= 0) & (numbers < count)
-        numbers = numbers[is_own] if index is None else index[numbers[is_own]]
-        return torch.stack([numbers, chosen[is_own]], dim=1)
+            of_row = count // len(self.rows.mine)
+            sizes = [of_row] * self.rows.whole if by_sample else [of_row * self.rows.whole]
+            before = of_row * self.rows.mine.start
+        places = _drawn_places(sizes, len(bits), draw, seed)
+        numbers = places // len(bits) - before
+        chosen_bits = torch.tensor(bits, device="cpu")[places % len(bits)]
+        is_mine = (numbers >= 0) & (numbers < count)
+        elements = numbers[is_mine]
+        if index is not None:
+            elements = index[elements]
+        return torch.stack([elements, chosen_bits[is_mine]], dim=1)
+
+    def _sorted_by_row(self, index: Tensor | None) -> Tensor:
+        """The elements of `index`, or all elements, row by row."""
+        if index is None:
+            index = torch.arange(self.x.numel(), device="cpu")
+        return index[self.rows_of(index).argsort(stable=True)]
 
     def listed(self, lines: Sequence[Mapping[str, Any]]) -> Tensor:
         """[k, 2]: the same for the faults of these lines that are on this rank. ValueError if one does not fit."""
         for line in lines[:1]:
             _require_same(line, {**self.moment, **self.form})
-        own = [line for line in lines if 0 <= line["element"] - self.start < self.x.numel()]
-        pairs = [[line["element"] - self.start, line["bit"]] for line in own]
-        found = torch.tensor(pairs, dtype=torch.int64, device="cpu").view(-1, 2)
-        for line, sample in zip(own, self.ids(found[:, 0]), strict=True):
+        mine = list[Mapping[str, Any]]()
+        pairs = list[list[int]]()
+        for line in lines:
+            element = line["element"] - self.start
+            if 0 <= element < self.x.numel():
+                mine.append(line)
+                pairs.append([element, line["bit"]])
+        faults = torch.tensor(pairs, dtype=torch.int64, device="cpu").view(-1, 2)
+        for line, sample in zip(mine, self.ids(faults[:, 0]), strict=True):
             _require_same(line, {"sample": sample})
-        size, width = math.prod(self.form["shape"]), 8 * self.x.element_size()
-        if any(line["element"] >= size or line["bit"] >= width for line in lines):
-            raise ValueError("faults: the list has an element or a bit that the tensor does not have")
-        return found
+        size = math.prod(self.form["shape"])
+        width = 8 * self.x.element_size()
+        for line in lines:
+            if line["element"] >= size or line["bit"] >= width:
+                raise ValueError("faults: the list has an element or a bit that the tensor does not have")
+        return faults
 
     def flipped(self, faults: Tensor) -> tuple[Tensor, list[dict[str, Any]]]:
         """A copy of x with these bits flipped, and a record of each. faults: [k, 2], elements and bits."""
         if not len(faults):
             return self.x.clone(), []
         faults = faults.unique(dim=0)
+        bits = faults[:, 1]
+        # several bits of one element are flipped together
         elements, places = faults[:, 0].unique(return_inverse=True)
-        masks = torch.zeros_like(elements).index_add_(0, places, torch.ones_like(places) << faults[:, 1])
+        masks = torch.zeros_like(elements)
+        masks.index_add_(0, places, torch.ones_like(places) << bits)
         table = torch.stack([*torch.unravel_index(elements, (1, *self.x.shape)), masks])
         *at, masks = on_device(table, self.x.device).unbind()
         new = self.x.resolve_neg().clone()  # whose gradient passes straight through
         integers = new.detach().view(_INTEGERS[8 * self.x.element_size()]).unsqueeze(0)
         old = integers[tuple(at)]
-        integers[tuple(at)] = flipped = old ^ masks.to(old.dtype)
-        values = torch.stack([old, flipped]).cpu()[:, places].view(self.x.dtype)
+        changed = old ^ masks.to(old.dtype)
+        integers[tuple(at)] = changed
+        values = torch.stack([old, changed]).cpu()[:, places].view(self.x.dtype)
         before, after = values.tolist()
-        names = ("sample", "element", "bit", "before", "after")
-        columns = self.ids(faults[:, 0]), (faults[:, 0] + self.start).tolist(), faults[:, 1].tolist()
-        rows = zip(*columns, before, after, strict=True)
-        return new, [{**dict(zip(names, row, strict=True)), **self.form} for row in rows]
+        rows = zip(
+            self.ids(faults[:, 0]),
+            (faults[:, 0] + self.start).tolist(),
+            bits.tolist(),
+            before,
+            after,
+            strict=True,
+        )
+        records = list[dict[str, Any]]()
+        for row in rows:
+            record = dict(zip(_OF_FAULT, row, strict=True))
+            records.append({**record, **self.form})
+        return new, records
+
+
+_OF_FAULT = ("sample", "element", "bit", "before", "after")
+"""The keys of a record that differ between the faults of a firing."""
+
+
+def _drawn_places(sizes: Sequence[int], bits: int, draw: Draw, seed: int) -> Tensor:
+    """The numbers of bits, drawn among the `bits` bits of each of `size` elements, for one size after the other."""
+    generator = np.random.default_rng(seed)
+    parts = [np.empty(0, np.int64)]
+    start = 0
+    for size in sizes:
+        parts.append(start * bits + draw(size * bits, generator))
+        start += size
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _require_same(line: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -52,7 +52,8 @@ class PartOfPart(TensorPart):
     """The inner part of an outer part."""
 
     def __init__(self, outer: TensorPart, inner: TensorPart) -> None:
-        self._outer, self._inner = outer, inner
+        self._outer = outer
+        self._inner = inner
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """A view of the outer part, and the index of the inner part in it."""
@@ -88,8 +89,11 @@ class BatchFirst(TensorPart):
         required: bool,
         takes_values: bool = False,
     ) -> None:
-        self._inner, self._batch, self._current = inner, batch, current
-        self._required, self._takes_values = required, takes_values
+        self._inner = inner
+        self._batch = batch
+        self._current = current
+        self._required = required
+        self._takes_values = takes_values
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The part, and the index of all of it."""
@@ -158,7 +162,8 @@ class Part(TensorPart):
     def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
         self._items = index.items
         self._numbers = index.positions
-        self._in_order, self._whole = in_order, whole
+        self._in_order = in_order
+        self._whole = whole
         self._fitting: set[tuple[int, int]] = set()
         self._on: dict[torch.device, Tensor] = {}
         if self._numbers is not None:
@@ -222,7 +227,8 @@ class Part(TensorPart):
 
     def _require_fit(self, tensor: Tensor) -> None:
         """IndexError for positions outside the dimension; an accelerator would report them late or never."""
-        dims, numbers = tensor.dim(), self._numbers
+        dims = tensor.dim()
+        numbers = self._numbers
         dim = dims + self._place if self._place < 0 else self._place
         if numbers is None or not 0 <= dim < dims or (dim, size := tensor.shape[dim]) in self._fitting:
             return
@@ -251,7 +257,10 @@ class HeadsPart(TensorPart):
     def __init__(
         self, heads: Heads, counted: HeadCount, not_dim: int, batch_dim: Callable[[], int | None] = lambda: 0
     ) -> None:
-        self._heads, self._counted, self._not_dim, self._batch_dim = heads, counted, not_dim, batch_dim
+        self._heads = heads
+        self._counted = counted
+        self._not_dim = not_dim
+        self._batch_dim = batch_dim
         self._picked = Part(Index(f"heads {list(heads.pick)}", (heads.pick,)))
         self._seen = dict[int, int | None]()
 
@@ -268,7 +277,8 @@ class HeadsPart(TensorPart):
 
         Raises ValueError if the tensor does not have the heads.
         """
-        dims, shape = tensor.dim(), tensor.shape
+        dims = tensor.dim()
+        shape = tensor.shape
         dim = self._heads.dim if self._heads.dim is not None else self._dim(shape)
         counts = self._counted.counts
         if dim is not None and (dim >= dims or shape[dim] not in counts):
@@ -300,7 +310,8 @@ class HeadsPart(TensorPart):
         return fitting[0] if fitting else None
 
     def _in_last(self, shape: Sequence[int]) -> int:
-        counted, size = self._counted, shape[-1] if shape else 0
+        counted = self._counted
+        size = shape[-1] if shape else 0
         widths = {count: size // count for count in counted.counts if size and size % count == 0}
         fits = [count for count, width in widths.items() if counted.width in (None, width)]
         if not fits:
@@ -331,7 +342,8 @@ class TokensPart(TensorPart):
     """
 
     def __init__(self, rule: Rule, current: CurrentCall) -> None:
-        self._rule, self._current = rule, current
+        self._rule = rule
+        self._current = current
         tokens = rule.tokens
         if tokens.on_pattern:
             axes = ((tokens.query, -2), (tokens.key, -1))
@@ -352,7 +364,8 @@ class TokensPart(TensorPart):
 
     def chosen(self, tensor: Tensor) -> Chosen:
         """The positions in this tensor. Raises ValueError if the tokens of the call are not known or do not fit it."""
-        tokens_of_call, shape = self._current.tokens, tensor.shape
+        tokens_of_call = self._current.tokens
+        shape = tensor.shape
         if tokens_of_call is None:
             raise ValueError(
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
@@ -394,25 +407,26 @@ def part_of(
     batch: which dimension is the batch there; hooks that treat each sample by itself get it first. None: as planned
     once:  positions that a generation computes again are left out, as captures do
     """
-    keys, action, batch = hook.spec.keys, hook.spec.action, batch or hook.batch_of(path)
-    has_batch, draws_elements = hook.spec.hook_type.batch, "flipped" in action.uses
-    # elements of any part may be drawn, whose samples are then those of the whole tensor
-    by_sample = hook.spec.works_by_sample and (not draws_elements or bool(keys.when.of_samples))
-    needs_batch = has_batch and (by_sample or action.by_row)
+    spec = hook.spec
+    keys = spec.keys
+    action = spec.action
+    if not spec.acts_on_part:
+        return None
+    dims = batch or hook.batch_of(path)
     parts = list[TensorPart]()
     tokens = None
     if keys.tokens is not None:
         tokens = TokensPart(Rule(keys.tokens, once, hook.texts), current)
     if keys.heads is not None:
         not_dim = -1 if tokens is None else tokens.dims[0]
-        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: batch.of(current.path)))
+        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: dims.of(current.path)))
     if keys.index is not None:
         whole = () if tokens is None else tokens.dims
-        parts.append(Part(keys.index, in_order=has_batch and action.captures, whole=whole))
-    if needs_batch and (keys.index is not None or not batch.is_first):
+        parts.append(Part(keys.index, in_order=spec.hook_type.batch and action.captures, whole=whole))
+    if spec.needs_batch and (keys.index is not None or not dims.is_first):
         inner = reduce(PartOfPart, parts) if parts else None
         takes_values = any(map(is_by_sample, action.outside_values().values()))
-        parts = [BatchFirst(inner, batch, current, required=by_sample, takes_values=takes_values)]
+        parts = [BatchFirst(inner, dims, current, required=spec.part_by_sample, takes_values=takes_values)]
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hookrun.engine.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
 from hookrun.engine.actions.check import LastPassed, verdict
-from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.engine.runtime.fast.small_tensors import SmallTensors, Waiting, computes
-from hookrun.engine.runtime.site import HookSite, Sink
+from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.engine.values.containers import readable
 from hookrun.engine.values.tensors import read_together
@@ -71,7 +71,7 @@ class RecordSink(Sink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
-        limit: int | None = site.spec.action.value_of(Meaning.BYTE_LIMIT)
+        limit = site.spec.byte_limit
         if limit is None:
             return keep
         budget = self._budgets.setdefault(site.hook_name, Budget(limit))
@@ -79,7 +79,8 @@ class RecordSink(Sink):
         def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if budget.spent or (value := in_reach(value)) is TRACED:
                 return
-            size, left = self.size(value), budget.limit - budget.used
+            size = self.size(value)
+            left = budget.limit - budget.used
             if size <= left:
                 budget.used += size
                 keep(value, rows, tokens)
@@ -91,9 +92,10 @@ class RecordSink(Sink):
                 budget.used += size // count * fitting
                 if fitting:
                     first = torch.arange(fitting, device="cpu")
+                    if tokens is not None:
+                        tokens = tokens.at(first)
                     part = copied(value, lambda tensor: self.first_rows(tensor.detach(), dim, fitting))
-                    places = first if rows is None else rows[:fitting]
-                    keep(part, places, None if tokens is None else tokens.at(first))
+                    keep(part, first if rows is None else rows[:fitting], tokens)
             used = f"{budget.used:,} of {budget.limit:,} bytes"
             self.show(
                 f"{site.hook_name}: its max_bytes are used up ({used}) at epoch {site.clock.epoch}, step "
@@ -119,22 +121,30 @@ class RecordSink(Sink):
         """
         if self.muted:
             return
-        waiting = self._statistics.add(data.x, data.of, start) if isinstance(data, Measured) else None
-        if waiting is not None:
-            self._pending.append(waiting)
-        else:
-            values = data.now(data.x, computes()) if isinstance(data, Measured) else data
-            record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **values})
+        record: dict[str, Any] | Waiting | None = None
+        if isinstance(data, Measured):
+            record = self._statistics.add(data.x, data.of, start)
             if record is None:
-                return
-            if "bit" in record:
-                self._count_fault(record)
-            if show:
-                record = read(record)
-                self.show(line(record))
-            self._pending.append(record)
+                data = data.now(data.x, computes())
+        if not isinstance(data, Measured):
+            record = self._taken(start, data, show=show)
+        if record is None:
+            return
+        self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
+
+    def _taken(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool) -> dict[str, Any] | None:
+        """The record, printed if it is to be shown; None if the model is being traced."""
+        record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})
+        if record is None:
+            return None
+        if "bit" in record:
+            self._count_fault(record)
+        if show:
+            record = read(record)
+            self.show(line(record))
+        return record
 
     def _count_fault(self, record: dict[str, Any]) -> None:
         self._faults[record["hook"]] += 1
@@ -193,7 +203,8 @@ class RecordSink(Sink):
         self._faults = Counter(state.get("faults", {}))  # states of earlier versions lack it
         for hook, before in state["budgets"].items():
             if (budget := self._budgets.get(hook)) is not None:
-                budget.used, budget.spent = before["used"], before["spent"]
+                budget.used = before["used"]
+                budget.spent = before["spent"]
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""
@@ -215,7 +226,7 @@ class Memory(RecordSink):
     def keeper(self, site: HookSite) -> Keeper:
         """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
-        if site.spec.keys.tokens is not None or site.spec.keys.when.of_samples:
+        if site.spec.keys.tokens is not None or site.spec.chooses_samples:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, []), append_copy))
 
@@ -227,7 +238,8 @@ class Memory(RecordSink):
             if (value := in_reach(value)) is TRACED:
                 return
             if tokens is None and rows is not None:
-                samples, unknown = site.clock.samples, torch.full_like(rows, -1)
+                samples = site.clock.samples
+                unknown = torch.full_like(rows, -1)
                 tokens = TokenRows(rows, rows if samples is None else samples[rows], unknown, unknown)
             if tokens is not None:
                 with torch._C._DisableFuncTorch():

@@ -124,10 +124,14 @@ def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:
 
 def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> Iterator[Problem]:
     """A problem for each hook that cannot be installed because the parameters are sharded already."""
-    parts = [name for name, parameter in model.named_parameters() if is_sharded(parameter)]
+    changing = [hook for hook in plan.hooks if hook.spec.hook_type.phase == "installation" or hook.added]
+    concerned = changing or any(hook.spec.hook_type.on_parameters for hook in plan.hooks)
+    parts = list[str]()
+    if concerned:
+        parts = [name for name, parameter in model.named_parameters() if is_sharded(parameter)]
     for hook in plan.hooks if parts else ():
         spec = hook.spec
-        if spec.hook_type.phase == "installation" or hook.added:
+        if hook in changing:
             yield Problem(
                 f"{spec.where}.action",
                 f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
@@ -18,11 +18,12 @@ from hookrun.engine.actions.user_code import may_draw
 from hookrun.engine.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
-from hookrun.engine.runtime.apply_action import Op, compose, unscaled
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.call_stack import CallFunction, Calls, with_callers
-from hookrun.engine.runtime.clock import Clock, gate
+from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
-from hookrun.engine.runtime.fast.direct_calls import call_through_torch
+from hookrun.engine.runtime.fast import direct_calls
+from hookrun.engine.runtime.fast.direct_calls import call_through_torch, maker
 from hookrun.engine.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -45,18 +46,33 @@ from hookrun.engine.runtime.sharded import (
     move_inside_sharding,
     sharded_too_early,
 )
-from hookrun.engine.runtime.site import HookSite, Sink
+from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.tokens.sequences import Sequences
 from hookrun.engine.values.tensors import ordinary_tensors
 from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
 
 R = TypeVar("R", bound=RegisteredHook)
 
-Variant = Callable[[PlannedHook, int], Op]
-"""(another hook, seed) -> what it does at the same place in the same order, with its own counts and random draws."""
+Around = Callable[[SiteRunner], Op]
+"""The runner of a site -> the op that takes the place of the runner's own."""
 
-Around = Callable[[HookSite, Op, Variant], Op]
-"""(site, its op, variant) -> the op that takes its place."""
+
+_KINDS_OF_CALL: Mapping[str | None, type[ModuleHook]] = {"skip": Skip, "stop": Stop}
+"""What an action does with its call -> the class that registers it, whatever its hook type."""
+
+
+class _HookHere(NamedTuple):
+    """A hook at a module, or at a parameter of it, and the class that registers it."""
+
+    kind: type[ModuleHook]
+    hook: PlannedHook
+    path: str
+
+
+def _owner(hook: PlannedHook, match: Match) -> str:
+    """The path of the hooked module, or of the one that owns the hooked parameter."""
+    return match.path.rpartition(".")[0] if hook.spec.hook_type.on_parameters else match.path
 
 
 class Wiring:
@@ -87,13 +103,16 @@ class Wiring:
         self.sink = sink
         self.sites = list[HookSite]()
         problems = uncompilable(plan)
-        self._refused, self._compiles = refusal(problems), not problems
+        self._refused = refusal(problems)
+        self._compiles = not problems
         self._model = model
         self._restored = restored
         self._reduced = reduced
         self._shared = Shared(model, clock.calls)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
+        self._registered = list[RegisteredHook]()
+        self._direct_calls = list[tuple[nn.Module, object]]()
         self.hooked = HookedParameters(model)
         self._zeros = dict[int, KeptZero]()
         self._passing = passed_on(plan.hooks)
@@ -108,6 +127,7 @@ class Wiring:
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.clock.passes = Sequences(model, self.clock.calls)
+        self.closing.callback(self._clear_registered)
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
@@ -116,13 +136,16 @@ class Wiring:
 
     def _watch(self) -> None:
         """Follow the calls of the modules that need it, and of those around them, outside all other hooks."""
-        stack, passes = self.clock.calls, self.clock.passes
+        stack = self.clock.calls
+        passes = self.clock.passes
         everywhere = [self._model, *(site.module for site in self.sites)]
         numbers: dict[nn.Module, Calls | None] = dict.fromkeys(everywhere if stack.begins else ())
         numbers |= {site.module: site.calls for site in self.sites if site.calls is not None}
         reads = defaultdict[nn.Module, list[CallFunction]](list)
         for module, read in passes.readers() if passes is not None else ():
             reads[module].append(read)
+        if not numbers and not reads and not self._shared.ending:
+            return
         followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
@@ -140,94 +163,65 @@ class Wiring:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
         if (reason := unhookable_model(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
-        problems, added = [], set(self.plan.added())
-        elsewhere = defaultdict[str, list[str]](list)
-        for hook, match in self._planned():
-            # the hooked module, or the one that owns the hooked parameter
-            of_parameter = hook.spec.hook_type.on_parameters
-            owner, _, name = match.path.rpartition(".") if of_parameter else (match.path, "", "")
-            module = modules.get(owner)
-            if module is None or class_name(module) != match.type:
-                present = "nothing" if module is None else f"a {class_name(module)}"
-                what = f"a {match.type} at {owner or '(root)'}, this model has {present} there"
-            elif name and not (
-                module._parameters.get(name) is not None
-                or name in parametrized(module)
-                or (owner, name) in added
-            ):
-                what = f"the parameter {match.path}, which this model does not have"
-            else:
-                changes = of_parameter or hook.spec.hook_type.phase == "installation" or hook.added
-                own = module.parameters(recurse=not of_parameter) if changes and self.sink.has_values else ()
-                if any(parameter.is_meta for parameter in own):
-                    elsewhere[hook.spec.where].append(match.path or "(root)")
-                continue
-            problems.append(
-                Problem(hook.spec.where, f"the plan is for {what}", "compile the spec against this model")
-            )
-        problems += sharded_too_early(self.plan, self._model)
-        problems += [
-            Problem(
-                where,
-                f"the parameters of {listed(paths, SHOWN)} lie on the meta device: the forward gets their values from "
-                "elsewhere (offloaded to the CPU or a disk), where no hook sees them",
-                "hook the module's forward, or load the model without offloading",
-            )
-            for where, paths in elsewhere.items()
-        ]
-        refuse(problems, CompileError)
-
-    def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
-        """Each hook with each of its matches; only hooks that are registered as one of `kinds`, if any are given."""
+        added = set(self.plan.added())
+        problems = list[Problem]()
+        elsewhere = dict[str, list[str]]()
         for hook in self.plan.hooks:
-            if not kinds or issubclass(registered_hooks()[hook.spec.hook_type], kinds):
-                yield from ((hook, match) for match in hook.matches)
+            kind = hook.spec.hook_type
+            changes = kind.on_parameters or kind.phase == "installation" or bool(hook.added)
+            needs_data = changes and self.sink.has_values
+            for match in hook.matches:
+                module = modules.get(_owner(hook, match))
+                what = _misplaced(hook, match, module, added)
+                if what is not None:
+                    step = "compile the spec against this model"
+                    problems.append(Problem(hook.spec.where, f"the plan is for {what}", step))
+                elif needs_data and module is not None and _lies_elsewhere(module, kind):
+                    elsewhere.setdefault(hook.spec.where, []).append(match.path or "(root)")
+        problems += sharded_too_early(self.plan, self._model)
+        for where, paths in elsewhere.items():
+            problems.append(
+                Problem(
+                    where,
+                    f"the parameters of {listed(paths, SHOWN)} lie on the meta device: the forward gets their values "
+                    "from elsewhere (offloaded to the CPU or a disk), where no hook sees them",
+                    "hook the module's forward, or load the model without offloading",
+                )
+            )
+        refuse(problems, CompileError)
 
     # ---- sites and firings -------------------------------------------------------------------------------------
 
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         if (hook.spec.name, path) in self._passing:
-            site.passes_on, site.passed_part = True, part_of(hook, path, site.current, site.batch)
+            site.passes_on = True
+            site.passed_part = part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
 
     def _register(self, kind: type[R], sites: Sequence[HookSite]) -> R:
         """The object whose methods are registered with torch for these sites."""
         registered = kind([self._firing(site) for site in sites], self._shared)
-        self.closing.callback(registered.clear)
+        self._registered.append(registered)
         return registered
 
+    def _clear_registered(self) -> None:
+        for module, call in self._direct_calls:
+            direct_calls.end(module, call)
+        self._direct_calls.clear()
+        for registered in self._registered:
+            registered.clear()
+        self._registered.clear()
+
     def _firing(self, site: HookSite) -> BoundHook:
-        op, op_of_new = self._ops(site)
+        runner = SiteRunner(site, for_other_ranks=self._reduced is not None and self._reduced.stands_in)
         inside = self._compiles and site.hook_type.in_graph
         traced = in_graph_of(site) if inside else self._refused
-        if self._around is None:
-            return BoundHook(site, op, traced, op_of_new)
-
-        def variant(hook: PlannedHook, seed: int) -> Op:
-            place = hook, site.path, site.module, self.clock, self.sink, seed, site.calls
-            return self._ops(HookSite(*place, current=site.current))[0]
-
-        return BoundHook(site, self._around(site, op, variant), traced)
-
-    def _ops(self, site: HookSite) -> tuple[Op, Op | None]:
-        """What the site does to a value, schedule included; and a faster version for new tensors, if there is one."""
-        when = site.spec.keys.when
-        if not site.has_values and site.spec.action.observes:  # a trial run shows what it will see later
-            when = when.model_copy(update={"step": None, "epoch": None, "probability": 1.0})
-        open_gate = gate(when, self.clock, lambda: site.call, site.chance)
-
-        def finished(op: Op) -> Op:
-            if site.hook_type.phase == "backward" and self.clock.scaler is not None:
-                op = unscaled(op, self.clock.scaler)
-            op = self.sink.guard(site, op)
-            if self._reduced is not None and self._reduced.stands_in and site.hook_type.of_rows:
-                op = partial(_of_own_rows, op, self.clock, site)
-            return op if open_gate is None else lambda value: op(value) if open_gate() else value
-
-        op, op_of_new = compose(site)
-        return finished(op), None if op_of_new is None else finished(op_of_new)
+        if self._around is not None:
+            return BoundHook(site, self._around(runner), traced)
+        is_new = maker(site.module) is not None
+        return BoundHook(site, runner.op(), traced, runner.op_of_new() if is_new else None)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 
@@ -248,25 +242,30 @@ class Wiring:
                 del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
-        by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
-        for hook, match in self._planned(ModuleHook):
-            owner = match.path.rpartition(".")[0] if hook.spec.hook_type.on_parameters else match.path
-            by_module[id(modules[owner])].append((hook, match))
+        by_module = dict[int, list[_HookHere]]()
+        for hook in self.plan.hooks:
+            kind = registered_hooks()[hook.spec.hook_type]
+            if not issubclass(kind, ModuleHook):
+                continue
+            kind = _KINDS_OF_CALL.get(hook.spec.action.does, kind)
+            for match in hook.matches:
+                module = modules[_owner(hook, match)]
+                by_module.setdefault(id(module), []).append(_HookHere(kind, hook, match.path))
         for module in children_first(self._model):
-            if planned := by_module.pop(id(module), []):
-                self._install_on(module, planned)
+            here = by_module.pop(id(module), None)
+            if here is not None:
+                self._install_on(module, here)
+            if not by_module:
+                return
 
-    def _install_on(self, module: nn.Module, planned: Sequence[tuple[PlannedHook, Match]]) -> None:
+    def _install_on(self, module: nn.Module, here: Sequence[_HookHere]) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
         calls: Calls | None = None
-        if any(hook.spec.name in self._of_calls for hook, _ in planned):
+        if self._of_calls and any(hook.spec.name in self._of_calls for _, hook, _ in here):
             calls = Calls(self.clock.calls, self.clock.tokens)
-        by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
-        for hook, match in planned:
-            action = hook.spec.action
-            kind = cast(type[ModuleHook], registered_hooks()[hook.spec.hook_type])
-            kind = Skip if action.does == "skip" else Stop if action.does == "stop" else kind
-            by_kind[kind].append(self._site(hook, match.path, module, calls))
+        by_kind = dict[type[ModuleHook], list[HookSite]]()
+        for kind, hook, path in here:
+            by_kind.setdefault(kind, []).append(self._site(hook, path, module, calls))
         outermost_first = [
             self._register(kind, by_kind[kind]) for kind in sorted(by_kind, key=attrgetter("depth"))
         ]
@@ -275,23 +274,27 @@ class Wiring:
         for registered in reversed(outermost_first):
             self._handles += registered.after(module)
         if len(outermost_first) == 1 and calls is None:
-            undo = outermost_first[0].call_directly(module, self._handles[-1].id)
-            if undo is not None:
-                self.closing.callback(undo)
+            call = outermost_first[0].call_directly(module, self._handles[-1].id)
+            if call is not None:
+                self._direct_calls.append((module, call))
 
     # ---- parameters --------------------------------------------------------------------------------------------
 
     def _install_on_parameters(self, modules: Mapping[str, nn.Module]) -> None:
         on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
         on_steps = list[HookSite]()
-        for hook, match in self._planned(ParameterHook, OptimizerSteps):
-            owner = match.path.rpartition(".")[0]
-            site = self._site(hook, match.path, modules[owner])
-            self.hooked.add(match.path, modules[owner])
-            if hook.spec.hook_type.on == "optimizer":
-                on_steps.append(site)
-            else:
-                on_gradients[match.path, hook.spec.hook_type].append(site)
+        for hook in self.plan.hooks:
+            kind = registered_hooks()[hook.spec.hook_type]
+            if not issubclass(kind, ParameterHook | OptimizerSteps):
+                continue
+            for match in hook.matches:
+                module = modules[_owner(hook, match)]
+                site = self._site(hook, match.path, module)
+                self.hooked.add(match.path, module)
+                if issubclass(kind, OptimizerSteps):
+                    on_steps.append(site)
+                else:
+                    on_gradients[match.path, hook.spec.hook_type].append(site)
         gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
         if self._reduced is None and distributed.is_available() and distributed.is_initialized():
             gradients = self._gradients_of_ranks()
@@ -395,6 +398,31 @@ class Wiring:
         self.closing.close()
 
 
+def _misplaced(
+    hook: PlannedHook, match: Match, module: nn.Module | None, added: Collection[tuple[str, str]]
+) -> str | None:
+    """What the plan has at this place and the model lacks; None: it is there.
+
+    module: what the model has there
+    added:  the (module path, name) of each parameter that the hooks add
+    """
+    if module is None or class_name(module) != match.type:
+        present = "nothing" if module is None else f"a {class_name(module)}"
+        return f"a {match.type} at {_owner(hook, match) or '(root)'}, this model has {present} there"
+    if not hook.spec.hook_type.on_parameters:
+        return None
+    owner, _, name = match.path.rpartition(".")
+    is_parameter = module._parameters.get(name) is not None or name in parametrized(module)
+    if is_parameter or (owner, name) in added:
+        return None
+    return f"the parameter {match.path}, which this model does not have"
+
+
+def _lies_elsewhere(module: nn.Module, kind: HookType) -> bool:
+    """Whether a parameter that the hook may change is on the meta device."""
+    return any(parameter.is_meta for parameter in module.parameters(recurse=not kind.on_parameters))
+
+
 def _needs_calls(hook: PlannedHook) -> bool:
     """Whether the calls are followed: a recomputation is identified by them, a value is of the same forward."""
     spec = hook.spec
@@ -402,13 +430,3 @@ def _needs_calls(hook: PlannedHook) -> bool:
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
     return draws or spec.keys.tokens is not None or bool(passed_on([hook]))
-
-
-def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
-    """Run the op; in a pass that this rank makes for other ranks only, run it only if it edits in the forward pass.
-
-    The gradients of such a pass are all zero, so observers and edits of gradients are left out.
-    """
-    only_observes = site.spec.action.observes and not site.passes_on
-    idle = clock.stands_in and (only_observes or site.hook_type.phase == "backward")
-    return value if idle else op(value)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from hookrun.engine.actions import Action, actions
+from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.python import Python
 from hookrun.engine.actions.values import OutsideValue, RunFaults, RunValue, is_drawn, parts_of
 from hookrun.engine.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
@@ -87,6 +88,45 @@ class HookSpec:
         """Whether it treats each sample of a batch by itself, so that the batch dimension must be known."""
         keys = self.keys
         return keys.tokens is not None or bool(keys.when.of_samples) or self.action.works_by_sample
+
+    @cached_property
+    def fires_always(self) -> bool:
+        """Whether `when` has no condition."""
+        return self.keys.when.always
+
+    @cached_property
+    def chooses_samples(self) -> bool:
+        """Whether `when` has a condition by sample."""
+        return self.keys.when.value is not None or self.keys.when.data is not None
+
+    @cached_property
+    def runs_own_functions(self) -> bool:
+        """Whether the action names functions of the user's own."""
+        return bool(self.action.own_functions())
+
+    @cached_property
+    def byte_limit(self) -> int | None:
+        """The most bytes that the hook may keep; None: there is no limit."""
+        limit: int | None = self.action.value_of(Meaning.BYTE_LIMIT)
+        return limit
+
+    @cached_property
+    def part_by_sample(self) -> bool:
+        """Whether the part of a tensor that it acts on must have the batch first, or fail.
+
+        Elements of any part may be drawn, whose samples are then those of the whole tensor.
+        """
+        return self.works_by_sample and ("flipped" not in self.action.uses or self.chooses_samples)
+
+    @cached_property
+    def needs_batch(self) -> bool:
+        """Whether it gets tensors with the batch first."""
+        return self.hook_type.batch and (self.part_by_sample or self.action.by_row)
+
+    @cached_property
+    def acts_on_part(self) -> bool:
+        """Whether it gets anything but the whole tensor as it is."""
+        return self.takes_part or self.needs_batch
 
     @cached_property
     def needs_whole(self) -> bool:

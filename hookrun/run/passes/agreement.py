@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookrun import data
 from hookrun.data import Split
 from hookrun.engine.values.containers import members
 from hookrun.errors import SpecError, first_lines, spec_error
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.task import Ready
 from hookrun.run.passes.batches import numbered
 from hookrun.run.passes.resuming import about, shown
@@ -71,8 +71,9 @@ def facts_of_rank(ready: Ready, run_dir: Path) -> dict[str, Any]:
     for name, content in facts["files"].items():
         # of a folder behind a link, whose target may have another name on each node, only what is in it counts
         inside = content.removeprefix(str(Path(name).expanduser().resolve()))
-        facts["files"][name] = f"{zlib.crc32(inside.encode()):08x}"
-    facts["parameters"] = _weights(prepared.model)
+        facts["files"][name] = _crc(inside.encode())
+    tensors = [*prepared.model.named_parameters(), *prepared.model.named_buffers()]
+    facts["parameters"] = {name: " ".join(_content(tensor)) for name, tensor in tensors}
     facts["samples"] = {split: _samples(prepared, split) for split in prepared.read}
     named = encode(str(run_dir)).strip('"')
     return json.loads(encode(facts).replace(named, "the run directory"))
@@ -80,11 +81,10 @@ def facts_of_rank(ready: Ready, run_dir: Path) -> dict[str, Any]:
 
 def differing_ranks(facts: Sequence[Mapping[str, Any]]) -> SpecError:
     """The error that names each difference to rank 0. facts: of each rank, from `facts_of_rank`."""
-    lines = [
-        f"rank {rank} has {key} {shown(its)}, rank 0 has {shown(own)}"
-        for rank, other in enumerate(facts)
-        for key, own, its in differences(facts[0], other)
-    ]
+    lines = list[str]()
+    for rank, other in enumerate(facts):
+        for key, main, its in differences(facts[0], other):
+            lines.append(f"rank {rank} has {key} {shown(its)}, rank 0 has {shown(main)}")
     listed = "\n".join(f"    {line}" for line in first_lines(lines))
     return spec_error(
         "compute.strategy",
@@ -101,11 +101,13 @@ def require_shared_disk(run: Path, ranks: Ranks, ready: Ready, *, resumes: bool)
     """
     if not ranks.several or not (resumes or _every_rank_writes(ready)):
         return
-    path, end = run / STATUS, time.monotonic() + _LAG
+    path = run / STATUS
+    end = time.monotonic() + _LAG
     written = ranks.gathered(_text(path))[0]
     while (seen := _text(path)) != written and time.monotonic() < end:
         time.sleep(0.05)
-    for rank, host in enumerate(ranks.gathered(None if seen == written else platform.node())):
+    blind = None if seen == written else platform.node()
+    for rank, host in enumerate(ranks.gathered(blind)):
         if host is not None:
             raise spec_error(
                 "hydra.run.dir",
@@ -119,8 +121,10 @@ def _every_rank_writes(ready: Ready) -> bool:
     if ready.task.writes_rows or not isinstance(ready, Prepared):
         return ready.task.writes_rows
     for hook in ready.plan.hooks:
+        if not hook.spec.action.captures:
+            continue
         chosen = hook.spec.keys.when.rank
-        if hook.spec.action.captures and (any(chosen) if chosen else hook.spec.hook_type.of_rows):
+        if any(chosen) if chosen else hook.spec.hook_type.of_rows:
             return True
     return False
 
@@ -133,11 +137,6 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _weights(model: nn.Module) -> dict[str, str]:
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: " ".join(_content(each)) for name, each in tensors}
-
-
 def _samples(prepared: Prepared, split: Split) -> dict[str, Any]:
     """The number of samples, and the content of the first, the middle and the last one.
 
@@ -147,19 +146,25 @@ def _samples(prepared: Prepared, split: Split) -> dict[str, Any]:
     samples = numbered(prepared.settings, prepared.read[split])
     count = len(samples.samples)
     facts: dict[str, Any] = {"number": count}
-    places = {"first": 0, "middle": count // 2, "last": count - 1} if count else {}
-    for name, number in places.items():
+    if not count:
+        return facts
+    for name, number in (("first", 0), ("middle", count // 2), ("last", count - 1)):
         try:
-            sample, again = (list(map(_content, members(samples.sample(number)))) for _ in range(2))
+            sample = list(map(_content, members(samples.sample(number))))
+            again = list(map(_content, members(samples.sample(number))))
         except Exception as error:  # of a user's own code; the run fails if it needs the sample
             facts[name] = f"cannot be read: {type(error).__name__}"
             continue
         forms = ", ".join(form for form, _ in sample)
-        content = "".join(checksum for _, checksum in sample)
-        facts[name] = (
-            f"{zlib.crc32(content.encode()):08x} ({forms})" if sample == again else f"random ({forms})"
-        )
+        content = "random"
+        if sample == again:
+            content = _crc("".join(checksum for _, checksum in sample).encode())
+        facts[name] = f"{content} ({forms})"
     return facts
+
+
+def _crc(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
 
 
 def _content(value: Any) -> tuple[str, str]:
@@ -169,13 +174,17 @@ def _content(value: Any) -> tuple[str, str]:
     """
     if isinstance(value, np.ndarray):
         content = b"" if value.dtype.hasobject else value.tobytes()
-        return f"{value.dtype} {list(value.shape)}", f"{zlib.crc32(content):08x}"
+        return f"{value.dtype} {list(value.shape)}", _crc(content)
+    if isinstance(value, _PLAIN):
+        return type(value).__name__, repr(value)
     if not isinstance(value, Tensor):
-        return type(value).__name__, repr(value) if isinstance(value, _PLAIN) else ""
+        return type(value).__name__, ""
     form = f"{dtype_name(value.dtype)} {list(value.shape)}"
     if unstorable(value):
         return form, ""
-    read = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    read = plain.reshape(-1).view(torch.uint8)
     if len(read) > _WHOLE:
-        read = read[: len(read) // _BLOCKS * _BLOCKS].view(_BLOCKS, -1)[:, : _WHOLE // _BLOCKS]
-    return form, f"{zlib.crc32(read.cpu().numpy().tobytes()):08x}"
+        blocks = read[: len(read) // _BLOCKS * _BLOCKS].view(_BLOCKS, -1)
+        read = blocks[:, : _WHOLE // _BLOCKS]
+    return form, _crc(read.cpu().numpy().tobytes())

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.engine.trust.load import METRICS, load
 from hookrun.engine.values.containers import differentiable, rebuild
 from hookrun.engine.values.tensors import computable
-from hookrun.errors import counted, spec_error
-from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, UserFunction
+from hookrun.errors import SpecError, counted, spec_error
+from hookrun.run.experiment.metrics.losses import ACTIVATION, TrainLoss, score_function
 from hookrun.run.experiment.metrics.rows import BatchRows, main_tensor
 from hookrun.run.experiment.task_keys import BackwardPass
-from hookrun.run.passes.average import sample_by_sample
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.measuring import Measuring
@@ -54,96 +52,94 @@ class Scoring:
 
     def of_samples(self, output: Any, target: Tensor, batch: Batch | None) -> Tensor:
         """[B]: the score of each sample; [1] if `output` has no row for each sample."""
+        score = self.keys.score
         output = rebuild(self.loss.reader.named(output), _precise)
-        scores, samples = main_tensor(output), target.shape[0]
-        by_row = scores.dim() > 0 and scores.shape[0] == samples
-        if self.keys.score == "output":
-            return scores.reshape(samples if by_row else 1, -1).sum(1)
-        if not by_row:
-            raise spec_error(
-                f"{self.where}.score",
-                f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}, expected a row for "
-                "each sample",
-                "score: output takes any shape",
-            )
-        if self.keys.score == "loss" or self.keys.is_own:
+        scores = main_tensor(output)
+        samples = target.shape[0]
+        has_rows = scores.dim() > 0 and scores.shape[0] == samples
+        if score == "output":
+            return scores.reshape(samples if has_rows else 1, -1).sum(1)
+        shape = list(scores.shape)
+        if not has_rows:
+            batch_size = counted(samples, "sample")
+            what = f"the model returned shape {shape} for {batch_size}, expected a row for each sample"
+            raise self._error(what, "score: output takes any shape")
+        if score == "loss" or self.keys.is_own:
             return self._one_by_one(output, target)
         of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
-        if not of_tokens or batch is None or self.measuring is None:
-            if scores.dim() == 2 + of_tokens:
-                return self._of_rows(scores.flatten(0, -2), target.reshape(-1) if not of_tokens else None)
-            raise spec_error(
-                f"{self.where}.score",
-                f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}",
-                "use output or loss",
-            )
-        rows = self.measuring.scored(output, batch)
-        rows = rows.with_targets if self.keys.score == "label" else rows
-        if not len(rows):
-            raise spec_error(
-                f"{self.where}.score",
-                "no sample of the batch has a token to score",
-                "set task.tokens, such as -1; `label` needs tokens that have a target",
-            )
-        assert rows.scores is not None and rows.samples is not None
-        answers = None if rows.answers is None or rows.wrong is None else (rows.answers, rows.wrong)
-        of_rows = self._of_rows(rows.scores[rows.chosen], rows.targets, answers)
-        return of_rows.new_zeros(samples).index_add(0, rows.samples, of_rows)
+        if of_tokens and batch is not None and self.measuring is not None:
+            return self._of_tokens(self.measuring.scored(output, batch), samples)
+        if scores.dim() != 2 + of_tokens:
+            what = f"{score!r} needs an output [batch, classes], and the model returned {shape}"
+            raise self._error(what, "use output or loss")
+        return self._per_row(scores.flatten(0, -2), None if of_tokens else target.reshape(-1))
 
-    def _of_rows(
-        self, scores: Tensor, target: Tensor | None, answers: tuple[Tensor, Tensor] | None = None
+    def _error(self, what: str, hint: str, key: str = "score") -> SpecError:
+        return spec_error(f"{self.where}.{key}", what, hint)
+
+    def _of_tokens(self, rows: BatchRows, samples: int) -> Tensor:
+        """[samples]: the sum of the scores of each sample's tokens."""
+        if self.keys.score == "label":
+            rows = rows.with_targets
+        if not len(rows):
+            hint = "set task.tokens, such as -1; `label` needs tokens that have a target"
+            raise self._error("no sample of the batch has a token to score", hint)
+        assert rows.scores is not None and rows.samples is not None
+        values = self._per_row(rows.scores[rows.chosen], rows.targets, rows.answers, rows.wrong)
+        return values.new_zeros(samples).index_add(0, rows.samples, values)
+
+    def _per_row(
+        self,
+        scores: Tensor,
+        target: Tensor | None,
+        answers: Tensor | None = None,
+        wrong: Tensor | None = None,
     ) -> Tensor:
         """[N]: the score of each row of scores [N, classes].
 
-        target:  [N]; None: not known in a trial run
-        answers: the right and the wrong answer [N] of each row
+        target: [N]; None: not known in a trial run
+        answers, wrong: [N], the right and the wrong answer of each row
         """
-        if self.keys.score == "class":
-            if (number := self.keys.class_) is None or number >= scores.shape[1]:
-                raise spec_error(
-                    f"{self.where}.class",
-                    f"found {number}, and the model has {scores.shape[1]} classes",
-                    f"use a number from 0 to {scores.shape[1] - 1}",
-                )
+        score = self.keys.score
+        if score == "class":
+            number = self.keys.class_
+            classes = scores.shape[1]
+            if number is None or number >= classes:
+                what = f"found {number}, and the model has {classes} classes"
+                raise self._error(what, f"use a number from 0 to {classes - 1}", "class")
             return scores[:, number]
-        if self.keys.score == "top" or target is None:
+        if score == "top" or target is None:
             return scores.max(1).values
-        if self.keys.score == "label":
-            return scores.gather(1, target[:, None].long()).squeeze(1)
-        if answers is None:
-            raise spec_error(
-                f"{self.where}.score",
+        if score == "label":
+            return _at(scores, target.long())
+        if answers is None or wrong is None:
+            raise self._error(
                 "'logit_difference' needs sequences of tokens with a right and a wrong answer",
                 "use data=names, or data=prompts with the fields `answer` and `wrong`",
             )
-        right, wrong = (scores.gather(1, each[:, None]).squeeze(1) for each in answers)
-        return right - wrong
+        return _at(scores, answers) - _at(scores, wrong)
 
     def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
         """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
-        if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
-            raise spec_error(
-                f"{self.where}.score",
-                f"'loss' needs a loss of each sample, and with train.loss={self.loss.name} the model returns one for "
-                "the batch",
-                "use output, top or class, or another train.loss",
-            )
-        samples = target.shape[0]
-        if (
-            self.keys.is_own and self.measuring is None
-        ):  # the user's code may look at values, which an example lacks
-            return main_tensor(output).reshape(samples, -1).sum(1)
-        function = self._own if self.keys.is_own else self.loss
-        return sample_by_sample(BatchRows(None, target, output=output), function)
+        name = self.loss.name
+        if self.keys.score == "loss" and name in ("output", ACTIVATION):
+            what = f"'loss' needs a loss of each sample, and with train.loss={name} the model returns one for the batch"
+            raise self._error(what, "use output, top or class, or another train.loss")
+        function: Callable[[Any, Tensor], Tensor] = self.loss
+        if self.keys.is_own:
+            if self.measuring is None:  # the user's code may look at values, which an example lacks
+                return main_tensor(output).reshape(target.shape[0], -1).sum(1)
+            function = self._user_function
+        return BatchRows(None, target, output=output).one_by_one(function)
 
     @cached_property
-    def _own(self) -> Callable[[Any, Tensor], Tensor]:
-        return own_score(self.keys, f"{self.where}.score")
+    def _user_function(self) -> Callable[[Any, Tensor], Tensor]:
+        return score_function(self.keys.score, f"{self.where}.score")
 
 
-def own_score(keys: BackwardPass, where: str) -> Callable[[Any, Tensor], Tensor]:
-    """The user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
-    return UserFunction.of(load(keys.score, METRICS, where), {}, where).loss
+def _at(scores: Tensor, classes: Tensor) -> Tensor:
+    """[N]: from scores [N, classes], that of one class in each row."""
+    return scores.gather(1, classes[:, None]).squeeze(1)
 
 
 def _precise(leaf: Any) -> Any:
@@ -151,17 +147,19 @@ def _precise(leaf: Any) -> Any:
     return computable(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
+@torch.no_grad()
 def _reduce(context: RunContext) -> None:
     """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
     if not context.ranks.several:
         return
-    hooked = [] if context.sharded else context.reduced.parameters  # gradients of shards are summed already
-    there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
-    with torch.no_grad():
-        for parameter, is_somewhere in zip(hooked, there, strict=True):
-            if not is_somewhere:
+    hooked = context.reduced.parameters
+    if hooked and not context.sharded:  # gradients of shards are summed already
+        has_gradient = context.ranks.largest([parameter.grad is not None for parameter in hooked])
+        for parameter, is_summed in zip(hooked, has_gradient, strict=True):
+            if not is_summed:
                 continue
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             context.ranks.sum_([parameter.grad])
     context.reduced.run()
 
@@ -175,8 +173,8 @@ def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any
     """
     if not len(batch.ids):
         if context.sharded and batch.pattern is not None:
-            with context.standing_in():
-                forward_and_backward(context, lambda *of: score(*of) * 0, batch.pattern)
+            with context.silently(edit=True):
+                forward_and_backward(context, lambda *args: score(*args) * 0, batch.pattern)
         else:
             _reduce(context)
         return None

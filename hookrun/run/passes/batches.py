@@ -22,7 +22,7 @@ from hookrun.engine.spec.when import Wanted, typed
 from hookrun.engine.values.containers import children, rebuild, replaced
 from hookrun.engine.values.tensors import pins
 from hookrun.errors import HookrunError
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.session import all_seeded, seeded
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.ranks import ALONE, Ranks, share
@@ -54,13 +54,14 @@ class Batch:
     labels: Any
     pattern: Batch | None = None
 
-    def holding(self, wanted: Wanted) -> Tensor:
+    def matches(self, wanted: Wanted) -> Tensor:
         """[B] bool on the CPU: the samples that have in each of the fields one of the wanted values."""
-        those = {name: {typed(value) for value in values} for name, values in wanted.items()}
-        of_fields = [[typed(value) in those[name] for value in self._field(name)] for name in those]
-        return torch.tensor(
-            [all(each) for each in zip(*of_fields, strict=True)], dtype=torch.bool, device="cpu"
-        )
+        matching = torch.ones(len(self.ids), dtype=torch.bool, device="cpu")
+        for name, values in wanted.items():
+            allowed = {typed(value) for value in values}
+            is_allowed = [typed(value) in allowed for value in self._field(name)]
+            matching &= torch.tensor(is_allowed, dtype=torch.bool, device="cpu")
+        return matching
 
     def _field(self, name: str) -> list[Any]:
         """The value of each sample in a field of `DataInfo.known_fields`; None where it has none."""
@@ -69,7 +70,9 @@ class Batch:
             return [self.data.fields(number).get(name) for number in numbers]
         if name in ("label", "class"):
             labels: list[int] = self.labels.reshape(-1).tolist()
-            return labels if name == "label" else [self.data.class_name(label) for label in labels]
+            if name == "label":
+                return labels
+            return [self.data.class_name(label) for label in labels]
         if name == "file":
             return [self.data.file(number) for number in numbers]
         return numbers if name == "sample" else [self.split] * len(numbers)
@@ -97,8 +100,10 @@ class Batch:
     @property
     def weight(self) -> Tensor | int:
         """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
+        if not self.data.of_tokens:
+            return self.ids.numel()
         # counted on the CPU; a rank without rows still has the labels of another rank's row
-        return (self.labels[: len(self.ids)] != IGNORED).sum() if self.data.of_tokens else self.ids.numel()
+        return (self.labels[: len(self.ids)] != IGNORED).sum()
 
     def weight_without(self, ignored: int | None) -> Tensor | int:
         """The weight of its mean loss over labels: the number of those to be predicted.
@@ -240,11 +245,14 @@ class Batches:
         self._batch_size = settings.data.samples_of_batch
         self._pins = pins(prepared.device.type)
         self._generator = torch.Generator()
-        samples = read[split] if split in read else data.load(settings.data, split, seed=settings.seed)
+        samples = read.get(split)
+        if samples is None:
+            samples = data.load(settings.data, split, seed=settings.seed)
         self.data = samples
         self.samples = len(samples)
         self._numbered = numbered(settings, samples)
-        self._shuffle, self._ranks = shuffle, ranks
+        self._shuffle = shuffle
+        self._ranks = ranks
         # The numbers of the samples of each batch of the current epoch that this rank loads.
         self._indices = list[list[int]]()
         self._loader: DataLoader[Any] = DataLoader(
@@ -256,14 +264,16 @@ class Batches:
             generator=self._generator,
             pin_memory=self._pins,
         )
-        count, limit = -(-self.samples // self._batch_size), settings.train.limit_batches
-        self._length = count if limit is None else min(limit, count)
+        self._length = -(-self.samples // self._batch_size)
+        if settings.train.limit_batches is not None:
+            self._length = min(settings.train.limit_batches, self._length)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
         loads = self._loader.num_workers > 0 or self._numbered.seeded is not None or ranks.several
         loads = loads or bool(settings.data.unstacked)
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
-        in_reach = self.samples if shuffle else self._length * self._batch_size
-        self._population = min(self.samples, in_reach)
+        self._population = self.samples
+        if not shuffle:
+            self._population = min(self.samples, self._length * self._batch_size)
         self._next_epoch = 0
 
     def __len__(self) -> int:
@@ -272,8 +282,8 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the next epoch; the first is epoch 0."""
         # A generator, so that an epoch is counted only when its first batch is read.
-        number, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        yield from self.epoch(number)
+        self._next_epoch += 1
+        yield from self.epoch(self._next_epoch - 1)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one pass, without its first `start`."""
@@ -281,8 +291,11 @@ class Batches:
         batches = rest.split(self._batch_size) if len(rest) else ()
         if self._in_memory is not None:
             for at, ids in enumerate(batches, start):
-                read = self._in_memory.batch(ids)
-                yield self._batch(at, ids, *(map(Tensor.pin_memory, read) if self._pins else read))
+                inputs, target = self._in_memory.batch(ids)
+                if self._pins:
+                    inputs = inputs.pin_memory()
+                    target = target.pin_memory()
+                yield self._batch(at, ids, inputs, target)
             return
         self._numbered.epoch = number
         self._indices[:] = [rows_of_rank(ids.tolist(), self._ranks.rank, self._ranks.size) for ids in batches]
@@ -338,8 +351,10 @@ class BatchesOfSplits:
     def __init__(self, prepared: Prepared, splits: Sequence[Split], ranks: Ranks = ALONE) -> None:
         sizes = prepared.data.sizes
         self.split = " and ".join(splits)
-        there = [split for split in splits if sizes[split] != 0 or len(splits) == 1]
-        self.parts = {split: Batches(prepared, split, ranks=ranks, read=prepared.read) for split in there}
+        self.parts = dict[Split, Batches]()
+        for split in splits:
+            if sizes[split] != 0 or len(splits) == 1:
+                self.parts[split] = Batches(prepared, split, ranks=ranks, read=prepared.read)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))

@@ -66,12 +66,12 @@ TOLERANCE = 0.02
 
 def relative_difference(found: Any, expected: Any) -> float:
     """The norm of the difference of two tensors, relative to the expected one's norm; the largest of all tensors."""
-    pairs = zip(tensors(found), tensors(expected), strict=True)
-    shares = [
-        float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
-        for ours, theirs in ((ours.detach().double(), theirs.detach().double()) for ours, theirs in pairs)
-        if theirs.numel()
-    ]
+    shares = list[float]()
+    for ours, theirs in zip(tensors(found), tensors(expected), strict=True):
+        if theirs.numel():
+            theirs = theirs.detach().double()
+            difference = (ours.detach().double() - theirs).norm()
+            shares.append(float(difference / theirs.norm().clamp_min(1e-12)))
     return max(shares, default=0.0)
 
 
@@ -84,9 +84,9 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for name, (buffer, copy) in before.items():
-                path, _, own = name.rpartition(".")
+                path, _, last = name.rpartition(".")
                 module = nn.Module.get_submodule(model, path)
-                if getattr(module, own) is not buffer:
-                    module._buffers[own] = buffer
+                if getattr(module, last) is not buffer:
+                    module._buffers[last] = buffer
                 if not torch.equal(buffer, copy):  # batch norm writes without counting a version
                     buffer.copy_(copy)

@@ -18,9 +18,11 @@ from hookrun.engine.plan.texts import decoder_of, tokenizer_of
 from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.clock import RowsOfRank
 from hookrun.engine.runtime.reduced import ReducedGradients
+from hookrun.engine.spec.when import Wanted
 from hookrun.engine.values.containers import arguments, describe
 from hookrun.errors import HookrunError, at_module, reason
-from hookrun.run.experiment.prepare import Prepared, as_call
+from hookrun.run.experiment.metrics.metrics import LOSS
+from hookrun.run.experiment.prepared import Prepared, as_call
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.experiment.sharding import DTYPES, reshard
 from hookrun.run.passes.average import Average
@@ -47,27 +49,28 @@ class PartialPass:
     """The progress of a pass.
 
     step:    the step of the hooks' clock before the pass; during the pass the clock counts batches from 0
-    holding: the objects with sums over batches, by name
+    sums:    the objects with sums over batches, by name
     batches: the number of finished batches
     """
 
     step: int
-    holding: Mapping[str, Stateful] = field(default_factory=dict)
+    sums: Mapping[str, Stateful] = field(default_factory=dict)
     batches: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The progress with the states of the sums, as plain values and tensors."""
-        sums = {name: each.state_dict() for name, each in self.holding.items()}
+        sums = {name: part.state_dict() for name, part in self.sums.items()}
         return {"step": self.step, "batches": self.batches, "holding": sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the progress by a saved one."""
-        self.step, self.batches = state["step"], state["batches"]
-        for name, each in self.holding.items():
-            each.load_state_dict(state["holding"][name])
+        self.step = state["step"]
+        self.batches = state["batches"]
+        for name, part in self.sums.items():
+            part.load_state_dict(state["holding"][name])
 
 
-_AS_IT_IS = nullcontext()
+_NO_AUTOCAST = nullcontext()
 
 
 @dataclass
@@ -94,17 +97,25 @@ class RunContext:
         self.ranks = self.run_dir.ranks
         self.settings = self.prepared.settings
         self.model = self.prepared.model  # the hooked model
-        self._called = Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
+        self._called: Callable[..., Any] = self.model
+        if self.settings.compute.compile:
+            self._called = Compiled(self.hooks, self.model)
         self.measuring = Measuring(self.prepared)  # computes the task's metrics
         # Sharded parameters need every rank to take part in every pass.
         self.sharded = self.ranks.several and self.settings.compute.strategy == "fsdp"
         self._autocast_dtype = DTYPES.get(self.settings.compute.precision)
-        hooks = [hook.spec for hook in self.prepared.plan.hooks]
         self._noted = set[str]()  # notes on metrics that were shown
-        self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in hooks)
-        clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
-        self._of_data = {hook.name: wanted for hook in hooks if (wanted := hook.keys.when.data) is not None}
-        self._names_spans = any(tokens.spans for clause in clauses for tokens in clause.filters)
+        self._may_stop = False
+        self._names_spans = False
+        self._of_data = dict[str, Wanted]()  # hook -> the values in fields of samples for which it acts
+        for hook in self.prepared.plan.hooks:
+            keys = hook.spec.keys
+            if hook.spec.action.value_of(Meaning.POLICY) == "stop":
+                self._may_stop = True
+            if keys.tokens is not None and any(tokens.spans for tokens in keys.tokens.filters):
+                self._names_spans = True
+            if keys.when.data is not None:
+                self._of_data[hook.spec.name] = keys.when.data
 
     @property
     def stopped(self) -> bool:
@@ -115,7 +126,7 @@ class RunContext:
         """The model's output, under automatic mixed precision if configured; None if this rank has no row."""
         if not batch.ids.numel():  # faster than `len`, which torch implements in Python
             if self.sharded and batch.pattern is not None:
-                with self.standing_in():
+                with self.silently(edit=True):
                     self.forward(batch.pattern)
             return None
         if self.measuring.without_hooks:
@@ -128,7 +139,8 @@ class RunContext:
         except HookrunError:
             raise
         except Exception as error:
-            if not (where := self.settings.data.unstacked):
+            where = self.settings.data.unstacked
+            if not where:
                 raise
             raise HookrunError(
                 f"{where}: the model fails: {reason(error)}{at_module(error)}; it was called with "
@@ -145,25 +157,30 @@ class RunContext:
         clock = self.hooks.clock
         if clock.samples is not None:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        clock.samples, clock.population = batch.ids, batch.population
+        clock.samples = batch.ids
+        clock.population = batch.population
         self.sink.split = batch.split
         if self.ranks.several:
             mine = share(batch.whole, self.ranks.rank, self.ranks.size)
             clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
-        clock.holding = {name: batch.holding(wanted) for name, wanted in self._of_data.items()}
+        clock.holding = {name: batch.matches(wanted) for name, wanted in self._of_data.items()}
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        """Within the block the model computes for other ranks or for the task: hooks count and record nothing of it."""
+    def silently(self, *, edit: bool) -> Iterator[None]:
+        """Nothing is counted or recorded of the passes in the block, and buffers are restored after them.
+
+        edit: the hooks change values in the forward pass all the same; False: no hook runs
+        """
         clock = self.hooks.clock
-        clock.stands_in = True
-        try:
-            with self.hooks.uncounted(), buffers_kept(self.model):
+        before = clock.stands_in
+        with self.hooks.uncounted() if edit else self.hooks.paused(), buffers_kept(self.model):
+            clock.stands_in = edit
+            try:
                 yield
-        finally:
-            clock.stands_in = False
+            finally:
+                clock.stands_in = before
 
     def without_hooks(self, batch: Batch) -> Any:
         """The output without the hooks; buffers and random generators are restored afterwards.
@@ -172,22 +189,22 @@ class RunContext:
         """
         args, kwargs = as_call(batch.copied().inputs, self.model)
         states = generator_states()
-        with self.hooks.paused(), buffers_kept(self.model), torch.no_grad(), self.autocast():
-            try:
+        try:
+            with self.silently(edit=False), torch.no_grad(), self.autocast():
                 return self.model(*args, **kwargs)
-            finally:
-                set_generators(states)
+        finally:
+            set_generators(states)
 
     def measure(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
         """Add a batch to the means.
 
         loss: the mean loss of this rank's rows; None: not computed
         """
-        others, self._others = self._others, None
+        others = self._others
+        self._others = None
         if loss is not None and self.ranks.several and self.prepared.loss.sums:
-            loss = loss * (
-                batch.whole / len(batch.ids)
-            )  # each rank has only a part of the sum over the batch
+            # each rank has only a part of the sum over the batch
+            loss = loss * (batch.whole / len(batch.ids))
         self.measuring.add(average, loss, output, batch, others)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
@@ -197,10 +214,11 @@ class RunContext:
 
     def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
         """The writer of samples.jsonl for these splits, with the texts of tokens."""
-        data, log_texts = self.prepared.data, None
+        data = self.prepared.data
+        decode = None
         if data.tokenizer is not None:
             decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
-            log_texts = None if decode is None else partial(self.sink.log_texts, decode)
+        log_texts = None if decode is None else partial(self.sink.log_texts, decode)
         reader = self.prepared.loss.reader
         return SampleNames(self.run_dir, parts, reader, data.has_target_of_sample, log_texts)
 
@@ -232,7 +250,7 @@ class RunContext:
     def autocast(self) -> AbstractContextManager[Any]:
         """A context manager for automatic mixed precision, if configured."""
         dtype = self._autocast_dtype
-        return _AS_IT_IS if dtype is None else torch.autocast(self.prepared.device.type, dtype)
+        return _NO_AUTOCAST if dtype is None else torch.autocast(self.prepared.device.type, dtype)
 
     def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
         """Write one line of metrics.jsonl, also to the loggers.
@@ -240,14 +258,11 @@ class RunContext:
         of: whether the values are means of a logged batch or of a whole pass over the split; None: neither
         """
         clock = self.hooks.clock
-        about = {
-            "split": split,
-            "epoch": clock.epoch,
-            "step": clock.step,
-            **({} if of is None else {"of": of}),
-        }
         values = {**values, **more}
-        self.run_dir.log_metrics(**about, **values)
+        line: dict[str, Any] = {"split": split, "epoch": clock.epoch, "step": clock.step}
+        if of is not None:
+            line["of"] = of
+        self.run_dir.log_metrics(**line, **values)
         self.sink.loggers.tell(lambda logger: logger.metrics(split, values, clock.step, of))
 
     def read(self, split: str, average: Average) -> dict[str, float]:
@@ -257,21 +272,23 @@ class RunContext:
 
         Raises HookrunError if a requested metric has no value.
         """
-        values, clock = average.read(), self.hooks.clock
+        clock = self.hooks.clock
+        log = partial(self.run_dir.log_metrics, epoch=clock.epoch, step=clock.step)
+        values = average.read()
         self.measuring.require_all(values)
-        for of_split, line in average.lines():
-            about = {"split": of_split or split, "epoch": clock.epoch, "step": clock.step}
-            self.run_dir.log_metrics(**about, **line)
+        for line_split, line in average.lines():
+            log(split=line_split or split, **line)
         over_split, notes = average.over_split()
         for note in notes:
-            self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, note=note)
+            log(split=split, note=note)
         self.screen.note([f"{split}: {note}" for note in notes if note not in self._noted])
         self._noted.update(notes)
         return values | over_split
 
     def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
         """Write the result of the task as a line of metrics.jsonl, and print it; or why there is none."""
-        if (missing := self.prepared.plan.no_output) is not None:
+        missing = self.prepared.plan.no_output
+        if missing is not None:
             self.run_dir.log_metrics(split=split, epoch=self.hooks.clock.epoch, note=missing, **values)
             self.screen.say(f"{split:8} {missing}")
             return
@@ -281,11 +298,12 @@ class RunContext:
     @contextmanager
     def logged(self, number: int) -> Iterator[bool]:
         """A block for one step or batch. It is logged, and edits are counted, on every `train.log_every`-th."""
-        self.hooks.clock.counting = number % self.settings.train.log_every == 0
+        clock = self.hooks.clock
+        clock.counting = number % self.settings.train.log_every == 0
         try:
-            yield self.hooks.clock.counting
+            yield clock.counting
         finally:
-            self.hooks.clock.counting = False
+            clock.counting = False
 
     def evaluate(
         self,
@@ -296,35 +314,38 @@ class RunContext:
         forward: Callable[[Batch], Any] | None = None,
         names: SampleNames | None = None,
         store: Callable[[Batch, Any], None] | None = None,
-        measures: bool = True,
-        with_loss: bool = True,
     ) -> dict[str, float]:
         """Mean loss and metrics of the model in evaluation mode. The hooks' clock counts a batch as a step.
 
-        split:     the split, for lines of metrics
-        label:     the label of the progress bar
-        forward:   batch -> the model's output; None: `forward` of this object
-        names:     writes samples.jsonl; None: not written
-        store:     called with each batch and its output
-        measures:  compute the metrics
-        with_loss: compute the loss, if metrics are computed
+        They are computed if the task has metrics. The loss is one of these, or the task trains.
+
+        split:   the split, for lines of metrics
+        label:   the label of the progress bar
+        forward: batch -> the model's output; None: `forward` of this object
+        names:   writes samples.jsonl; None: not written
+        store:   called with each batch and its output
 
         Raises HookrunError for a split without samples.
         """
-        if self.prepared.plan.no_output is not None:
-            measures, store = False, None
+        prepared = self.prepared
+        has_output = prepared.plan.no_output is None
+        needs_loss = prepared.task.trains or any(metric.name == LOSS for metric in prepared.metrics)
+        measures = has_output and (needs_loss or bool(prepared.metrics))
+        forward = forward or self.forward
         average = self.measuring.average()
-        held: dict[str, Stateful] = {"average": average, **({} if names is None else {"names": names})}
-        with self.evaluating(batches, label, held) as (passed, shown):
+        sums: dict[str, Stateful] = {"average": average}
+        if names is not None:
+            sums["names"] = names
+        with self.evaluating(batches, label, sums) as (passed, shown):
             for batch in passed:
                 number = self.hooks.clock.step
                 with self.logged(number):
-                    output = (forward or self.forward)(batch)
+                    output = forward(batch)
                 if batch.ids.numel():  # otherwise other ranks have all of its rows
-                    if store is not None:
+                    if store is not None and has_output:
                         store(batch, output)
                     if measures:
-                        loss = self.loss(output, batch) if with_loss else None
+                        loss = self.loss(output, batch) if needs_loss else None
                         self.measure(average, loss, output, batch)
                     if names is not None:
                         names.write(batch, output)
@@ -340,15 +361,15 @@ class RunContext:
         self,
         batches: Batches | BatchesOfSplits,
         label: str,
-        holding: Mapping[str, Stateful] | None = None,
+        sums: Mapping[str, Stateful] | None = None,
     ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are restored afterwards.
 
         Yields the batches, and the numbers to show beside the progress bar. The pass ends early if a check stops the
         run.
 
-        holding: the caller's sums over batches, which are saved so that the run can be resumed within the pass;
-                 None: no state is saved during the pass
+        sums: the caller's sums over batches, which are saved so that the run can be resumed within the pass;
+              None: no state is saved during the pass
 
         Raises HookrunError if there are no batches.
         """
@@ -357,10 +378,12 @@ class RunContext:
         if self.ranks.several:  # in training, each rank has changed its own buffers
             self.ranks.from_main(list(self.model.buffers()))
             self.write_records()  # the steps of the pass are numbered anew
-        clock, training, saves = self.hooks.clock, self.model.training, holding is not None
-        at = PartialPass(clock.step, holding or {})
-        sums = {f"holding.{name}": each for name, each in at.holding.items() if isinstance(each, Average)}
-        with self.resuming.hold("pass", at, sums) if saves else nullcontext(False) as resumed:
+        clock = self.hooks.clock
+        training = self.model.training
+        saves = sums is not None
+        at = PartialPass(clock.step, sums or {})
+        averages = {f"holding.{name}": part for name, part in at.sums.items() if isinstance(part, Average)}
+        with self.resuming.state_part("pass", at, averages) if saves else nullcontext(False) as resumed:
             clock.training_at = at.step if self.prepared.task.trains else None
             clock.step = clock.step if resumed else 0
             self.sink.loggers.reach(at.step)

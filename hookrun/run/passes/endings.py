@@ -107,54 +107,54 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     """
     names = ModelNames(model)
     matches = [names.match(path, on_parameters=False) for path, _ in model.named_modules()]
-    return {
-        "class": class_name(model),
-        **({} if weights is None else {"weights": weights}),
-        "modules": [
-            {
-                "path": match.path,
-                "names": list(match.names),
-                "class": match.type,
-                "parameters": match.parameters,
-            }
-            for match in matches
-        ],
-    }
+    modules = [
+        {"path": match.path, "names": list(match.names), "class": match.type, "parameters": match.parameters}
+        for match in matches
+    ]
+    facts: dict[str, Any] = {"class": class_name(model)}
+    if weights is not None:
+        facts["weights"] = weights
+    return {**facts, "modules": modules}
 
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
     """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
-    return {
-        "sites": [
-            {
-                "hook": site.hook_name,
-                "module": site.path,
-                "fired": site.firings,
-                "changed": int(site.changed),
-                "total": site.total,
-                "silent": silent.get((site.hook_name, site.path)),
-            }
-            for site in hooks.sites
-        ]
-    }
+    sites = [
+        {
+            "hook": site.hook_name,
+            "module": site.path,
+            "fired": site.firings,
+            "changed": int(site.changed),
+            "total": site.total,
+            "silent": silent.get((site.hook_name, site.path)),
+        }
+        for site in hooks.sites
+    ]
+    return {"sites": sites}
 
 
 def hook_lines(context: RunContext) -> Iterator[str]:
     """Lines for each hook: how often it fired on each module, and how much it changed, captured or counted."""
     facts = hook_facts(context.hooks)["sites"]
-    for hook in (planned.spec for planned in context.hooks.plan.hooks):
-        sites = [site for site in facts if site["hook"] == hook.name]
-        counts = [f"{site['module'] or '(root)'} x{site['fired']}" for site in sites]
+    for planned in context.hooks.plan.hooks:
+        hook = planned.spec
+        counts = list[str]()
+        changed = total = 0
+        for site in facts:
+            if site["hook"] == hook.name:
+                counts.append(f"{site['module'] or '(root)'} x{site['fired']}")
+                changed += site["changed"]
+                total += site["total"]
         yield f"{hook.name} ({hook.hook_type}, {hook.action.action_name}) fired: {listed(counts, SHOWN)}"
-        if total := sum(site["total"] for site in sites):
-            changed = sum(site["changed"] for site in sites)
+        if total:
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) on the logged steps"
         if hook.action.captures:
-            kept = [
-                count for (name, _), count in context.run_dir.captures.counts.items() if name == hook.name
-            ]
-            tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
-            yield f"    captured {counted(tensors, 'tensor')}, {size(count)}"
-        if of_hook := context.sink.bytes[hook.name]:
-            yield f"    counted {size(of_hook)}"
+            tensors = captured = 0
+            for (name, _), count in context.run_dir.captures.counts.items():
+                if name == hook.name:
+                    tensors += count.tensors
+                    captured += count.bytes
+            yield f"    captured {counted(tensors, 'tensor')}, {size(captured)}"
+        if counted_bytes := context.sink.bytes[hook.name]:
+            yield f"    counted {size(counted_bytes)}"

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.data.info import SPLITS, Split
+from hookrun.data.info import Split
 from hookrun.data.samples import IGNORED
 from hookrun.engine.plan.texts import FoundTokenizer, texts_of
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pass, parameters_of
 from hookrun.engine.runtime.tokens.choice import Chosen, Rule
 from hookrun.engine.values.index import Target
 from hookrun.engine.values.tensors import read_together
-from hookrun.errors import HookrunError, listed
+from hookrun.errors import HookrunError
 from hookrun.run.experiment.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.run.experiment.metrics.metrics import KL, LOGIT_DIFFERENCE, WHERE
+from hookrun.run.experiment.metrics.predictions import predicted_rows
 from hookrun.run.experiment.metrics.rows import (
     BatchRows,
     are_labels,
@@ -29,36 +30,12 @@ from hookrun.run.experiment.metrics.rows import (
     own_token_scores,
     precise,
 )
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.run_values import CaptureRows, RunReferences
 from hookrun.run.experiment.task import max_rows_of, metric_tokens_of, metrics_of
 from hookrun.run.passes.average import Average
 from hookrun.run.passes.batches import Batch
-from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
-
-_PATHS = ("logits", "[0]", "out")
-"""The paths of the scores in an output with several tensors, in order of preference."""
-
-
-def predicted_rows(run: Run, split: Split) -> CaptureRows:
-    """The predictions of a run of task=predict for a split. HookrunError if there are none."""
-    scores = run.predictions
-    if scores is None:
-        raise HookrunError(f"the run {run.path} has no predictions: name a run of task=predict")
-    if not isinstance(scores, StoredCapture):
-        path = (
-            next((each for each in _PATHS if each in scores), None) if isinstance(scores, Mapping) else None
-        )
-        if path is None:
-            inside = listed(list(scores), 6)
-            raise HookrunError(f"the predictions of the run {run.path} hold no scores, but {inside}")
-        scores = scores[path]
-    chosen = ((scores.split_numbers == SPLITS.index(split)) | (scores.split_numbers < 0)).nonzero().squeeze(1)
-    if not len(chosen):
-        raise HookrunError(f"the run {run.path} predicted no sample of the split {split!r}")
-    return CaptureRows(scores, f"predictions of the run {run.path}", chosen, resample=False)
-
 
 _UNUSED = torch.Generator()
 """An argument of `CaptureRows.of` that is not used, since no samples are drawn."""
@@ -71,7 +48,10 @@ def choose_tokens(rule: Rule, call: CallTokens, batch: Batch, *, decodes: bool =
 
     decodes: they are the tokens of the decoder of an encoder-decoder
     """
-    real = torch.ones(call.rows, call.columns, dtype=torch.bool) if call.mask is None else call.mask
+    real = call.mask
+    if real is None:
+        real = torch.ones(call.rows, call.columns, dtype=torch.bool)
+    names_spans = any(rule_filter.spans for rule_filter in rule.tokens.filters)
     of = Pass(
         call,
         real=real,
@@ -80,7 +60,7 @@ def choose_tokens(rule: Rule, call: CallTokens, batch: Batch, *, decodes: bool =
         new_from=0,
         number=0,
         session=None,
-        spans=batch.spans if any(True for each in rule.tokens.filters for _ in each.spans) else {},
+        spans=batch.spans if names_spans else {},
         by_hand=True,
         decodes=decodes,
     )
@@ -97,38 +77,51 @@ class Measuring:
     """
 
     def __init__(self, prepared: Prepared) -> None:
+        task = prepared.task
         self._prepared = prepared
+        self._loss = prepared.loss
         self._reader = prepared.loss.reader
-        self._names = {metric.name for metric in prepared.metrics}
-        scored = prepared.task.scored()
-        self._needs_answers = LOGIT_DIFFERENCE in self._names | {scored and scored[1].score}
-        tokenizer, self._rule = prepared.data.tokenizer, None
+        self._paths = {metric.of for metric in prepared.metrics if metric.of is not None}
+        names = {metric.name for metric in prepared.metrics}
+        scored = task.scored()
+        self._needs_answers = LOGIT_DIFFERENCE in names or (
+            scored is not None and scored[1].score == LOGIT_DIFFERENCE
+        )
+        tokenizer = prepared.data.tokenizer
         self._has_decoder = tokenizer is not None and DECODER_IDS in parameters_of(prepared.model)
-        if (tokens := metric_tokens_of(prepared.task)) is not None:
+        self._rule: Rule | None = None
+        tokens = metric_tokens_of(task)
+        if tokens is not None:
             texts, _ = texts_of(tokens, "task", FoundTokenizer(tokenizer))
             self._rule = Rule(tokens, False, texts)
-        kl = next((metric for metric in prepared.metrics if metric.name == KL), None)
-        self.without_hooks = kl is not None and kl.against is None
-        against = None if kl is None else kl.against
-        self._predicted = None if against is None else RunReferences.of(prepared.experiment).open(against)
+        # by default loss and accuracy of everything that is to be predicted
+        self._is_default = metrics_of(task) is None and self._rule is None
+        self._compares = KL in names
+        self._predicted: Run | None = None
+        self.without_hooks = False
+        for metric in prepared.metrics:
+            if metric.name == KL and metric.against is None:
+                self.without_hooks = True
+            elif metric.name == KL and metric.against is not None:
+                self._predicted = RunReferences.of(prepared.experiment).open(metric.against)
         self._predicted_rows = dict[Split, CaptureRows]()
 
     def average(self, share: int = 1) -> Average:
         """A new Average of the task's metrics, without samples; it may keep 1/share of `task.max_rows`."""
         most = max_rows_of(self._prepared.task) // share
-        return Average(self._prepared.metrics, self._prepared.loss, most)
+        return Average(self._prepared.metrics, self._loss, most)
 
     def require_all(self, values: Mapping[str, float]) -> None:
         """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""
-        if metrics_of(self._prepared.task) is None and self._rule is None:
+        if self._is_default:
             return
-        means = [metric.name for metric in self._prepared.metrics if metric.over is None]
-        for name in [name for name in means if name not in values]:
-            at = " at the tokens of task.tokens" if self._rule is not None else ""
-            raise HookrunError(
-                f"{WHERE}: {name!r} has no value, because nothing is to be predicted{at}; logit_difference and kl are "
-                "computed at any token"
-            )
+        at = " at the tokens of task.tokens" if self._rule is not None else ""
+        for metric in self._prepared.metrics:
+            if metric.over is None and metric.name not in values:
+                raise HookrunError(
+                    f"{WHERE}: {metric.name!r} has no value, because nothing is to be predicted{at}; logit_difference "
+                    "and kl are computed at any token"
+                )
 
     def add(
         self, average: Average, loss: Tensor | None, output: Any, batch: Batch, others: Any = None
@@ -138,22 +131,20 @@ class Measuring:
         loss:   the mean loss of the batch; None: not computed
         others: the output of the model without its hooks, if a metric compares with it
         """
-        weight = None
-        if not batch.data.of_tokens:
-            rows = self.rows(output, batch, others)
-            weight = int(batch.weight_without(self._prepared.loss.ignored))
-        elif metrics_of(self._prepared.task) is None and self._rule is None:
+        if batch.data.of_tokens and self._is_default:
             target = batch.target
-            named = self._reader.named(output)
             chosen = batch.labels[: len(batch.ids)] != IGNORED
-            by_token = of_tokens(named, target, chosen, torch.zeros_like(target), all_targets=True)
-            rows = BatchRows(None, target) if by_token is None else by_token
-        else:
-            rows = self.rows(output, batch, others)
-            weight = int(batch.weight)
-            if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
-                weight = len(rows.with_targets)
-                loss = self._loss(rows)
+            positions = torch.zeros_like(target)
+            rows = of_tokens(self._reader.named(output), target, chosen, positions, all_targets=True)
+            if rows is None:
+                rows = BatchRows(None, target)
+            average.add(loss, rows, ids=batch.ids, split=batch.split)
+            return
+        rows = self.rows(output, batch, others)
+        weight = int(batch.weight_without(self._loss.ignored))
+        if loss is not None and self._rule is not None and self._loss.name in NEXT_TOKEN_LOSSES:
+            weight = len(rows.with_targets)
+            loss = self._token_loss(rows)
         average.add(loss, rows, weight=weight, ids=batch.ids, split=batch.split)
 
     def rows(self, output: Any, batch: Batch, others: Any = None) -> BatchRows:
@@ -161,33 +152,39 @@ class Measuring:
 
         others: the output of the model without its hooks, if a metric compares with it
         """
-        paths = dict.fromkeys(metric.of for metric in self._prepared.metrics)
-        found = {path: self._rows(output, batch, others, path) for path in (None, *paths)}
-        return replace(found.pop(None), of_paths={path: rows for path, rows in found.items() if path})
+        rows = self._rows(output, batch, others, None)
+        if not self._paths:
+            return rows
+        return replace(rows, of_paths={path: self._rows(output, batch, others, path) for path in self._paths})
 
     def _rows(self, output: Any, batch: Batch, others: Any, path: Target | None) -> BatchRows:
         """The rows as they are read at a metric's own path, or at `train.output`."""
         named = self._reader.named(output, path)
         if batch.data.of_tokens:
-            found = self._tokens(named, batch)
+            rows = self._tokens(named, batch)
         else:
-            found = of_samples(named, self._known(batch.targets), batch.target, self._reader.scores)
-            if found.scores is not None and are_labels(found.scores, batch.targets):
-                found = replace(found, counts=label_counts(self._known(batch.labels)))
-        return self._compared(found, batch, self._reader.named(others, path)) if KL in self._names else found
+            targets = self._with_ignored(batch.targets)
+            rows = of_samples(named, targets, batch.target, self._reader.scores)
+            if rows.scores is not None and are_labels(rows.scores, batch.targets):
+                rows = replace(rows, counts=label_counts(self._with_ignored(batch.labels)))
+        if self._compares:
+            return self._compared(rows, batch, self._reader.named(others, path))
+        return rows
 
-    def _known(self, target: Tensor) -> Tensor:
+    def _with_ignored(self, target: Tensor) -> Tensor:
         """The targets, with IGNORED where the loss ignores them."""
-        ignored = self._prepared.loss.ignored
-        return target if ignored in (None, IGNORED) else target.masked_fill(target == ignored, IGNORED)
+        ignored = self._loss.ignored
+        if ignored is None or ignored == IGNORED:
+            return target
+        return target.masked_fill(target == ignored, IGNORED)
 
-    def _loss(self, rows: BatchRows) -> Tensor:
+    def _token_loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
         chosen = rows.with_targets
         total = torch.zeros((), device=chosen.targets.device)
         with torch.no_grad():
             for part in chosen.parts():
-                mean = self._prepared.loss(part.scores[None], part.targets[None])
+                mean = self._loss(part.scores[None], part.targets[None])
                 total = total + precise(mean) * len(part.targets)
         return total / max(len(chosen), 1)
 
@@ -211,9 +208,11 @@ class Measuring:
         real = labels != IGNORED if decodes else inputs[MASK] != 0
         positions = real.cumsum(1) - 1
         if self._rule is None:
-            chosen = (target if decodes else batch.labels[: len(batch.ids)]) != IGNORED
+            known = labels if decodes else batch.labels[: len(batch.ids)]
+            chosen = known != IGNORED
         else:
-            real, *ids = read_together([real] if decodes else [real, inputs[IDS].to(torch.int64)])
+            read = [real] if decodes else [real, inputs[IDS].to(torch.int64)]
+            real, *ids = read_together(read)
             call = CallTokens(real.shape[0], real.shape[1], ids[0] if ids else None, real)
             chosen = torch.zeros(target.shape, dtype=torch.bool, device="cpu")
             chosen[choose_tokens(self._rule, call, batch, decodes=decodes).on(chosen.device)] = True
@@ -227,13 +226,17 @@ class Measuring:
                 f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more: set "
                 "task.tokens=0"
             )
-        # The right answer of a sample is its first token to be predicted.
+        return self._with_answers(rows, target, batch.wrong)
+
+    def _with_answers(self, rows: BatchRows, target: Tensor, wrong: Tensor | None) -> BatchRows:
+        """The rows with the answers of their samples. The right one is the sample's first token to be predicted."""
         first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
         answers = target.gather(1, first).squeeze(1)
-        if batch.wrong is None or bool((answers == IGNORED).any()):
+        if wrong is None or bool((answers == IGNORED).any()):
             raise HookrunError(f"{WHERE}: {LOGIT_DIFFERENCE!r}: a sample has no right or no wrong answer")
-        answers, wrong = (each.to(rows.targets.device)[rows.samples] for each in (answers, batch.wrong))
-        return replace(rows, answers=answers, wrong=wrong)
+        device = rows.targets.device
+        samples = rows.samples
+        return replace(rows, answers=answers.to(device)[samples], wrong=wrong.to(device)[samples])
 
     # ---- comparison with other predictions -------------------------------------------------------------------------
 
@@ -241,22 +244,21 @@ class Measuring:
         """The rows with the scores to compare them with. HookrunError if these have another shape."""
         if rows.scores is None or rows.scores.dim() != 2:
             return rows
+        scores: Tensor | None
         if self._predicted is not None:
             if batch.split not in self._predicted_rows:
                 self._predicted_rows[batch.split] = predicted_rows(self._predicted, batch.split)
-            scores: Tensor | None = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
+            scores = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
+        elif batch.data.of_tokens:
+            scores = own_token_scores(others)
         else:
-            scores = (
-                own_token_scores(others)
-                if batch.data.of_tokens
-                else of_samples(others, batch.targets, batch.target, self._reader.scores).scores
-            )
+            scores = of_samples(others, batch.targets, batch.target, self._reader.scores).scores
         if scores is None or scores.dim() < 2:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")
-        there, shape = scores.flatten(0, -2), list(rows.scores.shape)
-        if list(there.shape) != shape:
+        scores = scores.flatten(0, -2)
+        if scores.shape != rows.scores.shape:
             raise HookrunError(
-                f"{WHERE}: 'kl': the scores have shape {shape}, and those to compare with {list(there.shape)} (rows, "
-                "classes)"
+                f"{WHERE}: 'kl': the scores have shape {list(rows.scores.shape)}, and those to compare with "
+                f"{list(scores.shape)} (rows, classes)"
             )
-        return replace(rows, others=there.to(rows.scores.device))
+        return replace(rows, others=scores.to(rows.scores.device))

@@ -24,7 +24,7 @@ RANKS = "ranks"
 
 
 RankState = Mapping[str, Any]
-"""The keys `generators`, `hooks` and `sums` (key path in `held` -> the state of an Average)."""
+"""The keys `generators`, `hooks` and `sums` (key path in the parts of tasks -> the state of an Average)."""
 
 
 def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
@@ -39,19 +39,22 @@ def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
 
 def draws_of_main(hooks: Installation, ranks: Ranks) -> None:
     """Set the random draws of hooks to the position of rank 0, which has rows of every batch."""
-    if drawing := [site for site in hooks.sites if site.draws]:
-        places = ranks.gathered([site.draws_place for site in drawing])[0]
-        for site, (draws, total) in zip(drawing, places, strict=True):
-            site.draws_place = (draws, total)
+    drawing = [site for site in hooks.sites if site.draws]
+    if not drawing:
+        return
+    places = ranks.gathered([site.draws_place for site in drawing])[0]
+    for site, (draws, total) in zip(drawing, places, strict=True):
+        site.draws_place = (draws, total)
 
 
 def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
     """Why the run is to stop: the reason of the first rank with a reason; None: it continues."""
     if not ranks.largest([stop is not None])[0]:
         return None
-    return next(
-        (f"rank {rank}: {text}" for rank, text in enumerate(ranks.gathered(stop)) if text is not None), None
-    )
+    for rank, text in enumerate(ranks.gathered(stop)):
+        if text is not None:
+            return f"rank {rank}: {text}"
+    return None
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
@@ -60,23 +63,32 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
     A hook may fire on some ranks only: by `when.rank`, or where the model calls its module for some rows. Changes in
     the gradients of parameters are equal already.
     """
-    sites = [site for site in hooks.sites if site.hook_type.batch]
-    counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
+    sites = hooks.sites
+    of_batch = [site for site in sites if site.hook_type.batch]
+    changed = list[float]()
+    for site in of_batch:
+        changed += [int(site.changed), site.total]
+    changed = ranks.total(changed)
+    for place, site in enumerate(of_batch):
+        site.changed = int(changed[2 * place])
+        site.total = int(changed[2 * place + 1])
+    fired = list[int]()
+    for site in sites:
+        fired += [site.fired, site.fired - site.idle]
+    fired = ranks.largest(fired)
     for place, site in enumerate(sites):
-        site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
-    fired = ranks.largest([number for site in hooks.sites for number in (site.fired, site.fired - site.idle)])
-    for place, site in enumerate(hooks.sites):
-        site.fired, acted = fired[2 * place], fired[2 * place + 1]
-        site.idle = site.fired - acted
+        site.fired = fired[2 * place]
+        site.idle = site.fired - fired[2 * place + 1]
 
 
-def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) -> None:
+def bytes_of_all(counted: Counter[str], rank_local: Collection[str], ranks: Ranks) -> None:
     """Set the counted bytes of these hooks to the sum over all ranks.
 
-    of_rows: the hooks that see only a rank's own rows; the bytes of other hooks are the same on every rank
+    rank_local: the hooks that see only a rank's own rows; the bytes of other hooks are the same on every rank
     """
-    names = sorted(of_rows)
-    for name, total in zip(names, ranks.total([counted[name] for name in names]), strict=True):
+    names = sorted(rank_local)
+    totals = ranks.total([counted[name] for name in names])
+    for name, total in zip(names, totals, strict=True):
         if total:
             counted[name] = int(total)
 
@@ -89,16 +101,19 @@ def counts_of_all(
     reached: the position of the captures when the run was resumed, with the counts of ranks that it had then
     """
     mine = [[*key, count.tensors, count.bytes, count.rows] for key, count in counts.items()]
-    of_ranks = ranks.gathered(mine)
-    for absent in () if reached is None else reached.captures.others[ranks.size - 1 :]:
-        modules = ((hook, *count) for hook, of in absent.counts.items() for count in of.items())
-        of_ranks.append([[hook, module, *counted] for hook, module, counted in modules])
-    for rank, lines in enumerate(of_ranks):
-        for hook, module, tensors, size, rows in lines if rank != ranks.rank else ():
-            count = counts.setdefault((hook, module), Count())
-            count.tensors = max(count.tensors, tensors)
-            count.bytes += size
-            count.rows += rows
+    lines = list[Any]()
+    for rank, counted in enumerate(ranks.gathered(mine)):
+        if rank != ranks.rank:
+            lines += counted
+    if reached is not None:
+        for absent in reached.captures.others[ranks.size - 1 :]:
+            for hook, modules in absent.counts.items():
+                lines += [[hook, module, *counted] for module, counted in modules.items()]
+    for hook, module, tensors, size, rows in lines:
+        count = counts.setdefault((hook, module), Count())
+        count.tensors = max(count.tensors, tensors)
+        count.bytes += size
+        count.rows += rows
 
 
 def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str]) -> RankState:
@@ -111,13 +126,15 @@ def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str
     """
     if len(before) == ranks.size:
         return before[ranks.rank]
-    own = before if ranks.is_main else []
-    sums = {place: sum_of(each["sums"][place] for each in own).state_dict() for place in before[0]["sums"]}
-    return {
-        "hooks": _hooks_of_all([each["hooks"] for each in before], ranks, of_batch),
-        "sums": sums,
-        **({"generators": before[0]["generators"]} if own else {}),
-    }
+    main = before[0]
+    summed = before if ranks.is_main else []
+    sums = dict[str, Any]()
+    for place in main["sums"]:
+        sums[place] = sum_of(state["sums"][place] for state in summed).state_dict()
+    part = {"hooks": _hooks_of_all([state["hooks"] for state in before], ranks, of_batch), "sums": sums}
+    if ranks.is_main:
+        part["generators"] = main["generators"]
+    return part
 
 
 def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) -> list[str]:
@@ -126,26 +143,27 @@ def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) ->
     before: the number of ranks that it had
     hooks:  name -> the ranks on which it acts (`when.rank`)
     """
-    gone = [name for name, of in hooks.items() if ranks.size <= min(of) < before]
-    note = (
+    gone = [name for name, acting in hooks.items() if ranks.size <= min(acting) < before]
+    if not gone:
+        return []
+    return [
         f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore ({before} before, "
         f"{ranks.size} now): it does not act anymore"
-    )
-    return [note] if gone else []
+    ]
 
 
-def with_sums(held: dict[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
+def with_sums(parts: dict[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a state, in which the states of Averages are replaced.
 
     sums: key path, such as ``train.means`` -> the state of the Average
     """
     for place, state in sums.items():
-        *parts, last = place.split(".")
-        node = held
-        for part in parts:
-            node = node[part]
+        *path, last = place.split(".")
+        node = parts
+        for key in path:
+            node = node[key]
         node[last] = state
-    return held
+    return parts
 
 
 def sum_of(states: Iterable[Mapping[str, Any]], empty: Callable[[], Average] = Average) -> Average:
@@ -168,28 +186,40 @@ def _hooks_of_all(
 
     What the ranks have used of `max_bytes` is divided anew.
     """
-
-    def site(hook: str, path: str) -> dict[str, Any]:
-        counts = [state["sites"][hook][path] for state in states]
-        merged = {**counts[0], **{key: max(each[key] for each in counts) for key in ("fired", "idle")}}
-        if hook in of_batch:  # the others have the same counts on every rank
-            merged |= {key: sum(each[key] for each in counts) * ranks.is_main for key in ("changed", "total")}
-        return merged
-
-    def budget(hook: str) -> dict[str, Any]:
-        used = [sink["budgets"][hook]["used"] for sink in sinks]
-        part = sum(used) // ranks.size if hook in of_batch else max(used)
-        return {"used": part, "spent": all(sink["budgets"][hook]["spent"] for sink in sinks)}
-
-    main, sinks = states[0], [state["sink"] for state in states]
-    sites = {hook: {path: site(hook, path) for path in modules} for hook, modules in main["sites"].items()}
-    counted = Counter[str]()
-    for sink in sinks if ranks.is_main else ():
-        counted.update(sink["bytes"])
-    sink = {
-        **main["sink"],
-        "bytes": dict(counted),
-        "texts": sorted({text for sink in sinks for text in sink["texts"]}),
-        "budgets": {hook: budget(hook) for hook in main["sink"]["budgets"]},
+    main = states[0]
+    sites = dict[str, dict[str, Any]]()
+    for hook, modules in main["sites"].items():
+        is_of_rows = hook in of_batch  # the others have the same counts on every rank
+        sites[hook] = {}
+        for path, counts in modules.items():
+            of_ranks = [state["sites"][hook][path] for state in states]
+            merged = dict(counts)
+            for key in ("fired", "idle"):
+                merged[key] = max(each[key] for each in of_ranks)
+            if is_of_rows:
+                for key in ("changed", "total"):
+                    merged[key] = sum(each[key] for each in of_ranks) if ranks.is_main else 0
+            sites[hook][path] = merged
+    return {
+        **main,
+        "sites": sites,
+        "sink": _sink_of_all([state["sink"] for state in states], ranks, of_batch),
     }
-    return {**main, "sites": sites, "sink": sink}
+
+
+def _sink_of_all(
+    states: Sequence[Mapping[str, Any]], ranks: Ranks, of_batch: Collection[str]
+) -> dict[str, Any]:
+    counted = Counter[str]()
+    texts = set[Any]()
+    for state in states:
+        texts.update(state["texts"])
+        if ranks.is_main:
+            counted.update(state["bytes"])
+    budgets = dict[str, Any]()
+    for hook in states[0]["budgets"]:
+        of_ranks = [state["budgets"][hook] for state in states]
+        used = [budget["used"] for budget in of_ranks]
+        part = sum(used) // ranks.size if hook in of_batch else max(used)
+        budgets[hook] = {"used": part, "spent": all(budget["spent"] for budget in of_ranks)}
+    return {**states[0], "bytes": dict(counted), "texts": sorted(texts), "budgets": budgets}

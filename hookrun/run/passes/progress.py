@@ -62,11 +62,11 @@ class Screen:
 
     def __init__(self, *, quiet: bool = False) -> None:
         # For sizes that are not positive integers rich would print nothing.
-        self._environ = {
-            key: value
-            for key, value in os.environ.items()
-            if key not in ("COLUMNS", "LINES") or (value.isdecimal() and int(value) > 0)
-        }
+        self._environ = dict(os.environ)
+        for key in ("COLUMNS", "LINES"):
+            value = os.environ.get(key, "")
+            if not value.isdecimal() or int(value) == 0:
+                self._environ.pop(key, None)
         self._told = _TOLD.get()
         console = partial(
             _Console, highlight=False, emoji=False, markup=False, soft_wrap=True, _environ=self._environ
@@ -127,22 +127,26 @@ class Screen:
             updated = 0.0
             for done, batch in enumerate(batches, start + 1):
                 yield batch
-                if (now := time.monotonic()) < updated + _BETWEEN and done < total:
+                now = time.monotonic()
+                if now < updated + _BETWEEN and done < total:
                     continue
-                updated, speed = now, progress.tasks[0].speed
+                updated = now
+                speed = progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
                 progress.update(task, completed=done, numbers=numbers(shown), rate=rate)
 
 
 def numbers(values: Mapping[str, float]) -> str:
     """``loss 0.1234  accuracy 96.5 %  changed 12 of 12``."""
-    return "  ".join(
-        f"{name} {value * 100:.1f} %"
-        if name == "accuracy"
-        else f"{name} {round(value * values['samples'])} of {values['samples']}"
-        if name == "changed" and "samples" in values
-        else f"{name} {value:,}"
-        if isinstance(value, int)
-        else f"{name} {value:.4g}"
-        for name, value in zip(map(printable, values), values.values(), strict=True)
-    )
+    parts = list[str]()
+    for name, value in values.items():
+        if name == "accuracy":
+            text = f"{value * 100:.1f} %"
+        elif name == "changed" and "samples" in values:
+            text = f"{round(value * values['samples'])} of {values['samples']}"
+        elif isinstance(value, int):
+            text = f"{value:,}"
+        else:
+            text = f"{value:.4g}"
+        parts.append(f"{printable(name)} {text}")
+    return "  ".join(parts)

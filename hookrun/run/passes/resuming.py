@@ -1,7 +1,7 @@
 """Resumable states of a run: their content, when they are saved, and how a run continues from one.
 
 A state has the model, the hooks, the run directory, the random generators, and the parts that the task adds with
-`hold`. The task's loop calls `point` wherever the run could be resumed.
+`state_part`. The task's loop calls `point` wherever the run could be resumed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from torch import nn
 from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.runtime.sharded import like, whole
+from hookrun.engine.validation import join
 from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models.weights import change_of
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.session import generator_states, lost_generators, set_generators
 from hookrun.run.experiment.task import Ready
 from hookrun.run.passes.average import Average
 from hookrun.run.passes.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.signals import Interrupted, pending
 from hookrun.store.background import INTERVAL, Background
+from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import StoreError
 from hookrun.store.format import CHECKPOINTS, differences, encode
 from hookrun.store.named_files import named_files
@@ -62,32 +64,39 @@ class Resuming:
 
     def __init__(self, ready: Prepared, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._ready, self._run_dir = ready, run_dir
-        self._model, self._hooks = model, hooks
+        self._ready = ready
+        self._run_dir = run_dir
+        self._model = model
+        self._hooks = hooks
         self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
-        self._held: dict[str, tuple[Stateful, Mapping[str, Average]]] = {}
+        # The parts that the task adds, by name, and in each part the sums over the rows of this rank only.
+        self._parts: dict[str, tuple[Stateful, Mapping[str, Average]]] = {}
         self._checkpoint = ready.settings.train.checkpoint
         keeps_all = self._checkpoint.keep_done or self._checkpoint.keep > LEAST_KEPT
         self._pause = 0.0 if keeps_all else INTERVAL  # otherwise later states replace earlier ones anyway
         self._saved = time.monotonic()
-        saved = run_dir.resumed
         self._waiting = dict[str, Any]()
         self._generators: Mapping[str, Any] | None = None
         self.notes: list[str] = []
-        if saved is not None:
-            with _fitting(saved):
-                of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
-                mine = for_rank(saved.part(RANKS), run_dir.ranks, of_batch)
-                self._waiting = with_sums(saved.part("held"), mine["sums"])
-                self._generators = mine.get("generators", {})
-                self.notes = lost_generators(self._generators, ready.device.type)
-                load_model(model, saved.part("model"))
-                # With resume_anyway the plan may have changed: the hooks in both plans are loaded.
-                hooks.load_state_dict(mine["hooks"], strict=False)
+        if run_dir.resumed is not None:
+            with _fitting(run_dir.resumed):
+                self._load(run_dir.resumed)
             hooks.sink.stop = None  # a check that stopped the run may stop it again
 
+    def _load(self, saved: SavedState) -> None:
+        """Load model and hooks; the other parts wait for the task."""
+        hooks = self._hooks
+        of_batch = {hook.spec.name for hook in hooks.plan.hooks if hook.spec.hook_type.batch}
+        mine = for_rank(saved.part(RANKS), self._run_dir.ranks, of_batch)
+        self._waiting = with_sums(saved.part("held"), mine["sums"])
+        self._generators = mine.get("generators", {})
+        self.notes = lost_generators(self._generators, self._ready.device.type)
+        load_model(self._model, saved.part("model"))
+        # With resume_anyway the plan may have changed: the hooks in both plans are loaded.
+        hooks.load_state_dict(mine["hooks"], strict=False)
+
     @contextmanager
-    def hold(self, name: str, part: Stateful, sums: Mapping[str, Average]) -> Iterator[bool]:
+    def state_part(self, name: str, part: Stateful, sums: Mapping[str, Average]) -> Iterator[bool]:
         """Within the block every state has a part `name`, with the plain values and tensors that `part` returns.
 
         The part is loaded from the state from which the run is resumed; yields whether this state has it.
@@ -98,22 +107,24 @@ class Resuming:
         if resumed and self._run_dir.resumed is not None:
             with _fitting(self._run_dir.resumed):
                 part.load_state_dict(self._waiting.pop(name))
-        self._held[name] = part, sums
+        self._parts[name] = (part, sums)
         try:
             yield resumed
         finally:
-            del self._held[name]
+            del self._parts[name]
 
     def begin(self) -> None:
         """Restore the random generators; call it when everything that draws random numbers has been built."""
-        if self._generators is not None and self._run_dir.resumed is not None:
-            with _fitting(self._run_dir.resumed):
-                if self._generators:
-                    set_generators(self._generators)
-                else:  # the run did not have this rank before
-                    step = self._hooks.clock.step
-                    torch.manual_seed(derived_seed(self._ready.settings.seed, self._run_dir.ranks.rank, step))
-            self._generators = None
+        saved = self._run_dir.resumed
+        if self._generators is None or saved is None:
+            return
+        with _fitting(saved):
+            if self._generators:
+                set_generators(self._generators)
+            else:  # the run did not have this rank before
+                rank = self._run_dir.ranks.rank
+                torch.manual_seed(derived_seed(self._ready.settings.seed, rank, self._hooks.clock.step))
+        self._generators = None
 
     def point(self, due: bool = False, *, in_background: bool = False) -> bool:
         """Save a state if one is due, or if a signal ends the run; call it wherever the run could be resumed.
@@ -125,13 +136,13 @@ class Resuming:
 
         Raises the Interrupted of the signal.
         """
-        signal, minutes = pending(), self._checkpoint.every.minutes
-        late = minutes is not None and self.seconds >= 60 * minutes
-        due = due or late or signal is not None
         run_dir = self._run_dir
-        number, saves, is_full = run_dir.ranks.largest(
-            [0 if signal is None else signal.signum, due, run_dir.keeps_many]
-        )
+        signal = pending()
+        number = 0 if signal is None else signal.signum
+        minutes = self._checkpoint.every.minutes
+        if minutes is not None and self.seconds >= 60 * minutes:
+            due = True
+        number, saves, is_full = run_dir.ranks.largest([number, due or number > 0, run_dir.keeps_many])
         if is_full and not saves:
             self._hooks.sink.settle()
             run_dir.take_kept()
@@ -152,28 +163,12 @@ class Resuming:
 
         in_background: write it in another thread
         """
-        ranks = self._run_dir.ranks
         try:
             with self.around():
-                mine = {
-                    "generators": {**generator_states(), "device": self._ready.device.type},
-                    "hooks": self._hooks.state_dict(),
-                    "sums": {
-                        f"{name}.{place}": average.state_dict()
-                        for name, (_, sums) in self._held.items()
-                        for place, average in sums.items()
-                    },
-                }
-                self._run_dir.take_kept()
-                tree = {
-                    "held": {name: part.state_dict() for name, (part, _) in self._held.items()},
-                    "model": model_state(self._model, trains=self._ready.task.trains),
-                    "files": self._run_dir.position(),
-                    RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
-                }
-                clock = self._hooks.clock
-                at = encode({"epoch": clock.epoch, "step": clock.step})
-                if ranks.is_main:
+                tree = self._tree()
+                if self._run_dir.ranks.is_main:
+                    clock = self._hooks.clock
+                    at = encode({"epoch": clock.epoch, "step": clock.step})
                     values, tensors = flatten(tree)
                     write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}', values)
                     self.writer.write(CHECKPOINTS, tensors, write, soon=in_background)
@@ -182,6 +177,24 @@ class Resuming:
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"
             ) from error
         self._saved = time.monotonic()
+
+    def _tree(self) -> dict[str, Any]:
+        """The content of a state; every rank calls it."""
+        ranks = self._run_dir.ranks
+        generators = {**generator_states(), "device": self._ready.device.type}
+        hooks = self._hooks.state_dict()
+        sums_of_rank = dict[str, Any]()
+        for name, (_, sums) in self._parts.items():
+            for place, average in sums.items():
+                sums_of_rank[f"{name}.{place}"] = average.state_dict()
+        mine = {"generators": generators, "hooks": hooks, "sums": sums_of_rank}
+        self._run_dir.take_kept()
+        return {
+            "held": {name: part.state_dict() for name, (part, _) in self._parts.items()},
+            "model": model_state(self._model, trains=self._ready.task.trains),
+            "files": self._run_dir.position(),
+            RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
+        }
 
     @cached_property
     def _about(self) -> str:
@@ -203,27 +216,27 @@ class Results:
     def __init__(
         self, found: Mapping[str, Any] | None = None, save: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
-        self._found = dict(found or {})
+        self._parts = dict(found or {})
         self._save = save
         self._saved = time.monotonic()
         self._cost = 0.0
 
     def get(self, name: str) -> Any:
         """The part; None if it has not been computed yet."""
-        return self._found.get(name)
+        return self._parts.get(name)
 
     def add(self, name: str, part: Any, *, is_whole: bool = True) -> None:
         """Add a part, after its lines were written to metrics.jsonl, and save unless that would take too much time.
 
         is_whole: False for an intermediate result, which is saved only at regular intervals
         """
-        self._found[name] = part
+        self._parts[name] = part
         start = time.monotonic()
         seconds = start - self._saved
         is_cheap = self._cost < CHEAP or seconds >= SHARE * self._cost
         if self._save is None or not (seconds >= SECONDS or (is_whole and is_cheap)):
             return
-        self._save(self._found)
+        self._save(self._parts)
         self._saved = time.monotonic()
         self._cost = self._saved - start
 
@@ -244,20 +257,23 @@ def results_of(ready: Ready, run_dir: RunDir) -> Results:
 def about(ready: Ready, run: Path) -> dict[str, Any]:
     """The configuration, model and files that must not change for a run to be resumed in the directory `run`."""
     settings = ready.settings.model_dump(mode="json", serialize_as_any=True, exclude=_FREE)
-    settings["train"].pop("checkpoint")
+    del settings["train"]["checkpoint"]
     for key in _FREE_TO_COMPUTE:
-        settings["compute"].pop(key)
+        del settings["compute"][key]
     settings["task"] = {"name": ready.task.name, **settings["task"]}
     facts: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
     if isinstance(ready, Prepared):
         plan = ready.plan
         plan_facts = plan.to_dict()
         facts["hooks"] = {hook.pop("name"): hook for hook in plan_facts.pop("hooks")}
-        facts["plan"] = {key: value for key, value in plan_facts.items() if key not in ("hash", "seed")}
-        added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
-        own = ((name, each) for name, each in ready.model.named_parameters() if name not in added)
+        del plan_facts["hash"]
+        del plan_facts["seed"]
+        facts["plan"] = plan_facts
+        added = {join(owner, name) for owner, name in plan.added()}
         facts["parameters"] = {
-            name: f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for name, each in own
+            name: f"{dtype_name(parameter.dtype)} {list(parameter.shape)}"
+            for name, parameter in ready.model.named_parameters()
+            if name not in added
         }
     facts["files"] = named_files({**settings, "hooks": facts.get("hooks")}, run)
     return facts
@@ -305,23 +321,25 @@ def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
 def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state of `model_state` into the model."""
     if "state" in state:
-        own = model.state_dict()
-        for name, each in state["state"].items():
-            if name in own and (change := change_of(each, own[name])):
+        present = model.state_dict()
+        loaded = dict[str, Any]()
+        for name, value in state["state"].items():
+            if name in present and (change := change_of(value, present[name])):
                 raise StoreError(f"the state has another kind of number: {name!r} is {change}")
-        model.load_state_dict({name: like(each, own.get(name)) for name, each in state["state"].items()})
+            loaded[name] = like(value, present.get(name))
+        model.load_state_dict(loaded)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in state["trained"])
     for name, saved in state["buffers"].items():
         path, _, last = name.rpartition(".")
         module = nn.Module.get_submodule(model, path)
-        there = module._buffers[last]
-        fits = there is not None and there.shape == saved.shape and there.dtype == saved.dtype
-        if there is not None and fits and 0 not in there.stride():  # an expanded buffer cannot be written
-            there.copy_(saved)
+        buffer = module._buffers[last]
+        fits = buffer is not None and buffer.shape == saved.shape and buffer.dtype == saved.dtype
+        if buffer is not None and fits and 0 not in buffer.stride():  # an expanded buffer cannot be written
+            buffer.copy_(saved)
         else:  # a module may replace a buffer by another tensor at any time
-            near = (there, *module.parameters(), *model.parameters())
-            device = next((each.device for each in near if each is not None), saved.device)
+            near = (buffer, *module.parameters(), *model.parameters())
+            device = next((tensor.device for tensor in near if tensor is not None), saved.device)
             module._buffers[last] = saved.to(device)
 
 
@@ -333,5 +351,5 @@ def _fitting(saved: SavedState) -> Iterator[None]:
     except HookrunError:
         raise
     except Exception as error:  # any error of torch, of a user's optimizer or schedule, or of a damaged file
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        raise StoreError(f"{saved.path} does not fit this run: {first[0]}") from error
+        text = str(error).strip() or type(error).__name__
+        raise StoreError(f"{saved.path} does not fit this run: {text.splitlines()[0]}") from error

@@ -58,20 +58,23 @@ class SampleNames:
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is the model's output for it."""
         samples = batch.data
-        by_sample = self.has_labels and len(batch.targets) == len(batch.ids)
-        columns = self._classes(batch.targets, output) if by_sample else {}
-        self.seen[batch.split] += batch.whole
-        tokens = self._tokens(batch) if batch.data.of_tokens else {}
+        split = batch.split
+        columns = dict[str, list[Any]]()
+        if self.has_labels and len(batch.targets) == len(batch.ids):
+            columns = self._classes(batch.targets, output)
+        losses = columns.pop("loss", None)
+        self.seen[split] += batch.whole
+        tokens = self._tokens(batch) if samples.of_tokens else {}
         lines = list[dict[str, Any]]()
         for row, number in enumerate(batch.ids.tolist()):
-            line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
-            line |= {
-                name: samples.class_name(labels[row]) for name, labels in columns.items() if name != "loss"
-            }
-            if "loss" in columns and math.isfinite(loss := columns["loss"][row]):
-                line["loss"] = loss
-                self._worst.append((loss, batch.split, number))
-            lines.append({**line, **tokens.get(row, {})})
+            line: dict[str, Any] = {"split": split, "sample": number, "file": samples.file(number)}
+            for name, labels in columns.items():
+                line[name] = samples.class_name(labels[row])
+            if losses is not None and math.isfinite(losses[row]):
+                line["loss"] = losses[row]
+                self._worst.append((losses[row], split, number))
+            line.update(tokens.get(row, {}))
+            lines.append(line)
         self._worst = heapq.nlargest(MOST_WORST, self._worst)
         self.run_dir.append(SAMPLES, lines)
 
@@ -92,12 +95,11 @@ class SampleNames:
         if self.reader.classes not in (None, scores.shape[1]):  # it may be an embedding
             return {"class": target.tolist()}
         labels = target.to(torch.int64)
-        known = labels.clamp(0, scores.shape[1] - 1)
-        losses = F.cross_entropy(scores.float(), known, reduction="none")
-        losses = losses.masked_fill((known != labels).any(), math.nan)
-        read = read_together([target, scores.argmax(1), losses])
-        names = ("class", "predicted_class", "loss")
-        return {name: column.tolist() for name, column in zip(names, read, strict=True)}
+        allowed = labels.clamp(0, scores.shape[1] - 1)
+        losses = F.cross_entropy(scores.float(), allowed, reduction="none")
+        losses = losses.masked_fill((allowed != labels).any(), math.nan)
+        classes, predicted, losses = read_together([target, scores.argmax(1), losses])
+        return {"class": classes.tolist(), "predicted_class": predicted.tolist(), "loss": losses.tolist()}
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
@@ -113,15 +115,16 @@ class SampleNames:
         if not self.run_dir.ranks.is_main:
             return
         for split, count in self.seen.items():
-            wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
-            wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # the samples in the report
+            in_report = [part * (count - 1) // 3 for part in range(4)]
+            wanted.update((split, number) for number in (*range(min(count, MOST_FIRST)), *in_report))
         lines = list[dict[str, Any]]()
         for split, number in sorted(wanted):
             batches = self.parts.get(cast(Split, split))
             if batches is None or batches.data.of_tokens or not 0 <= number < batches.samples:
                 continue
             sample: Any = batches.data[number]
-            if not isinstance(sample, tuple) or (picture := picture_of(sample[0])) is None:
+            picture = picture_of(sample[0]) if isinstance(sample, tuple) else None
+            if picture is None:
                 break  # then the other samples are not images either
             lines.append({"split": split, "sample": number, "png": picture})
         if lines:
@@ -143,20 +146,27 @@ class SampleNames:
         """
         inputs: Any = batch.inputs
         ids, mask, target = read_together([inputs[IDS], inputs[MASK], batch.target])
+        length = ids.shape[1]
+        is_first = batch.ids < MOST_TOKENS // max(length, 1)
         lines = dict[int, dict[str, Any]]()
-        for row in (batch.ids < MOST_TOKENS // max(ids.shape[1], 1)).nonzero().squeeze(1).tolist():
+        written = list[int]()
+        for row in is_first.nonzero().squeeze(1).tolist():
             columns = mask[row].nonzero().squeeze(1).tolist()
             if not columns:
                 continue
-            real = slice(columns[0], columns[-1] + 1)
+            start = columns[0]
+            end = columns[-1] + 1
+            tokens = ids[row, start:end].tolist()
+            targets = target[row, start:end].tolist()
             lines[row] = {
-                "tokens": ids[row, real].tolist(),
-                "padding": [real.start, ids.shape[1] - real.stop],
-                "targets": [None if token == IGNORED else token for token in target[row, real].tolist()],
+                "tokens": tokens,
+                "padding": [start, length - end],
+                "targets": [None if token == IGNORED else token for token in targets],
             }
+            written += tokens
+            written += [token for token in targets if token != IGNORED]
         if self.log_texts is not None:
-            written = (line["tokens"] + line["targets"] for line in lines.values())
-            self.log_texts([token for tokens in written for token in tokens if token is not None])
+            self.log_texts(written)
         return lines
 
 
@@ -174,16 +184,21 @@ def picture_of(value: object) -> str | None:
     if not isinstance(value, Tensor) or value.is_complex() or not 0 < value.numel() <= LARGEST:
         return None
     image = value.detach().cpu().float()
-    image = image[None] if image.dim() == 2 else image
-    if image.dim() != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < 2:
+    if image.dim() == 2:
+        image = image[None]
+    if image.dim() != 3:
+        return None
+    channels, height, width = image.shape
+    if channels not in (1, 3) or min(height, width) < 2:
         return None
     image = image.nan_to_num(0.0, 0.0, 0.0)
-    block = -(-max(image.shape[1:]) // MOST_SIDE)
+    block = -(-max(height, width) // MOST_SIDE)
     if block > 1:
         image = F.avg_pool2d(image, block, ceil_mode=True)
     low, high = image.aminmax()
-    grey = ((image - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
-    array = grey[0].numpy() if len(grey) == 1 else grey.permute(1, 2, 0).contiguous().numpy()
+    share = (image - low) / (high - low).clamp(min=1e-12)
+    pixels = (share * 255).round().to(torch.uint8)
+    pixels = pixels[0] if channels == 1 else pixels.permute(1, 2, 0).contiguous()
     file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG", optimize=True)
+    Image.fromarray(pixels.numpy()).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode("ascii")

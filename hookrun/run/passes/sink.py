@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hookrun.data import Split
 from hookrun.engine.actions.base import OF_RANK, Keeper, TokenRows
-from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.records import Budget, RecordSink
 from hookrun.engine.runtime.site import HookSite
@@ -52,40 +51,49 @@ class RunSink(RecordSink):
 
     def keeper(self, site: HookSite) -> Keeper:
         """The function that writes each captured value immediately; the writer copies it."""
-        writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
-        of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
+        writer = self._run_dir.captures
+        clock = site.clock
+        loggers = self.loggers
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
         def batch_dim(path: str, shape: Sequence[int]) -> int | None:
             if self._has_one_sample(site):
                 return 0
-            dim = site.captured.of(path) if site.captured.is_known else None
-            known = clock.samples if clock.samples is not None else self.counted
-            is_other = dim is not None and known is not None and tuple(shape[dim : dim + 1]) != (len(known),)
-            if is_other or not site.captured.is_known:
+            dim = None
+            is_other = not site.captured.is_known
+            if site.captured.is_known:
+                dim = site.captured.of(path)
+                samples = self._samples(site)
+                is_other = (
+                    dim is not None and samples is not None and tuple(shape[dim : dim + 1]) != (len(samples),)
+                )
+            if is_other:
                 self.without_batch.setdefault(site.hook_name, {})[site.path] = None
             return dim
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if self.muted or (value := in_reach(value)) is TRACED:
                 return
-            if rows is not None:
-                rows = readable(rows)
-            known = clock.samples if clock.samples is not None else self.counted
-            samples = known if of_samples else None
-            if tokens is not None and samples is None:
-                rows, samples = None, tokens.numbers
+            is_whole = rows is None and tokens is None
+            ids = None
+            if not site.hook_type.on_parameters:  # a bias of 64 elements is not a batch of 64 samples
+                ids = self._samples(site)
+            if tokens is not None and ids is None:
+                ids = tokens.numbers
+            elif rows is not None and ids is not None:
+                ids = ids[readable(rows)]
             with torch._C._DisableFuncTorch():
-                value = value if isinstance(value, Tensor) else opened(value)
-                if of_samples and rows is None and tokens is None and self._has_one_sample(site):
+                if not isinstance(value, Tensor):
+                    value = opened(value)
+                if is_whole and not site.hook_type.on_parameters and self._has_one_sample(site):
                     value = copied(value, _with_batch)
                 writer.add(
                     site.hook_name,
                     site.path,
                     value,
-                    sample_ids=samples if rows is None or samples is None else samples[rows],
-                    batch_dim=batch_dim if rows is None and tokens is None else lambda path, shape: 0,
+                    sample_ids=ids,
+                    batch_dim=batch_dim if is_whole else _rows_first,
                     epoch=clock.epoch,
                     step=clock.step,
                     call=site.call,
@@ -104,6 +112,12 @@ class RunSink(RecordSink):
         """Number the following rows from this number on."""
         self.numbered = self._first = first
         self._numbered_of = dict[object, int]()
+
+    def _samples(self, site: HookSite) -> Tensor | None:
+        """The sample ids of the current batch, or the numbers of its rows; None: not known."""
+        if site.clock.samples is not None:
+            return site.clock.samples
+        return self.counted
 
     def _has_one_sample(self, site: HookSite) -> bool:
         """Whether all that the site sees is of one sample: the batch has one, and no dimension of it is known."""
@@ -129,7 +143,8 @@ class RunSink(RecordSink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
-        limit, ranks = site.spec.action.value_of(Meaning.BYTE_LIMIT), self._run_dir.ranks
+        limit = site.spec.byte_limit
+        ranks = self._run_dir.ranks
         if limit is not None and site.hook_type.of_rows:
             part = len(share(limit, ranks.rank, ranks.size))
             self._budgets.setdefault(site.hook_name, Budget(part))
@@ -182,6 +197,11 @@ class RunSink(RecordSink):
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.append(STATS, [record])
         self.loggers.tell(lambda logger: logger.record(record))
+
+
+def _rows_first(path: str, shape: Sequence[int]) -> int:
+    """The dimension of the rows in a value that consists of chosen rows."""
+    return 0
 
 
 def _with_batch(tensor: Tensor) -> Tensor:

@@ -87,8 +87,11 @@ class RankGroup(Ranks):
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(parts, padded)
         _released(size, padded, *sizes, *parts)
-        contents = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
-        return [torch.load(io.BytesIO(each), map_location="cpu", weights_only=True) for each in contents]
+        values = list[Any]()
+        for part, length in zip(parts, sizes, strict=True):
+            stored = io.BytesIO(part[: int(length)].numpy().tobytes())
+            values.append(torch.load(stored, map_location="cpu", weights_only=True))
+        return values
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Add the tensors of all ranks, in place."""
@@ -153,9 +156,10 @@ class RankGroup(Ranks):
         end = time.monotonic() + _ROLL_CALL
         missing = [rank for rank in range(self.size) if rank != self.rank]
         while missing:
-            if self._store.check([_FAILED]) and (word := self._store.get(_FAILED)):
-                said = json.loads(word)
-                return RankFailed(f"rank {said['rank']} failed: {said['text']}", int(said["code"]))
+            if self._store.check([_FAILED]) and (content := self._store.get(_FAILED)):
+                failure = json.loads(content)
+                text = f"rank {failure['rank']} failed: {failure['text']}"
+                return RankFailed(text, int(failure["code"]))
             missing = [rank for rank in missing if not self._store.check([_PRESENT.format(rank)])]
             if time.monotonic() > end:
                 break
@@ -213,7 +217,8 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
                 "CUDA devices: start at most one process for each device"
             )
         torch.cuda.set_device(started.local)
-    size, limit = started.size, timedelta(seconds=timeout)
+    size = started.size
+    limit = timedelta(seconds=timeout)
     try:
         shared, *_ = next(rendezvous("env://", started.rank, size, timeout=limit))
         # torchrun's store still has the addresses and the failures of earlier groups of the same processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -26,68 +25,72 @@ class WeightAverage:
         self._model = model
         self._update = get_ema_multi_avg_fn(decay)
         self._averages = dict[str, Tensor]()
-        self._own_weights = dict[str, Tensor]()  # filled while the model has the averages
+        self._weights = dict[str, Tensor]()  # those of the model, while it has the averages
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the averages after a step of the optimizer."""
-        alike = defaultdict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]](list)
-        for name, own in self._own():
+        # Averages and weights of the same device and dtype.
+        alike = dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]()
+        for name, weight in self._parts():
             average = self._averages.get(name)
-            if average is None or average.shape != own.shape:
-                self._averages[name] = own.detach().clone()
+            if average is None or average.shape != weight.shape:
+                self._averages[name] = weight.detach().clone()
             else:
-                alike[own.device, own.dtype].append((average, own.detach()))
-        for pairs in alike.values():
-            averages, weights = map(list, zip(*pairs, strict=True))
+                averages, weights = alike.setdefault((weight.device, weight.dtype), ([], []))
+                averages.append(average)
+                weights.append(weight.detach())
+        for averages, weights in alike.values():
             self._update(averages, weights, 0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by name; those of sharded parameters are gathered, so every rank has to call it."""
-        there = dict(self._everything())
-        return {name: whole_of(average, there[name]) for name, average in self._averages.items()}
+        tensors = dict(self._tensors())
+        return {name: whole_of(average, tensors[name]) for name, average in self._averages.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the averages by saved ones."""
-        there = dict(self._everything())
-        self._averages = {
-            name: own_part(like(average.to(there[name].device), there[name]))
-            for name, average in state.items()
-        }
+        tensors = dict(self._tensors())
+        self._averages = {}
+        for name, average in state.items():
+            tensor = tensors[name]
+            self._averages[name] = own_part(like(average.to(tensor.device), tensor))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Within the block the model has the averages, or its own weights before a step; restored afterwards."""
-        self._own_weights = {
-            name: own.detach().clone() for name, own in self._own() if name in self._averages
-        }
+        for name, weight in self._parts():
+            if name in self._averages:
+                self._weights[name] = weight.detach().clone()
         try:
             self._write(self._averages)
             yield
         finally:
-            self._write(self._own_weights)
-            self._own_weights = {}
+            self._write(self._weights)
+            self._weights = {}
 
     @contextmanager
     def swapped_out(self) -> Iterator[None]:
         """Within the block the model has its own weights, even inside of `swapped_in`."""
-        self._write(self._own_weights)
+        self._write(self._weights)
         try:
             yield
         finally:
-            self._write(self._averages if self._own_weights else {})
+            if self._weights:
+                self._write(self._averages)
 
     @torch.no_grad()
     def _write(self, values: Mapping[str, Tensor]) -> None:
-        for name, own in self._own():
+        for name, weight in self._parts():
             if name in values:
-                own.copy_(values[name])
+                weight.copy_(values[name])
 
-    def _own(self) -> Iterator[tuple[str, Tensor]]:
+    def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors to average, by name; of sharded parameters this rank's part."""
-        yield from ((name, own_part(each)) for name, each in self._everything())
+        for name, tensor in self._tensors():
+            yield name, own_part(tensor)
 
-    def _everything(self) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors to average, read each time, since a module may replace a buffer by another tensor."""
         for name, tensor in chain(self._model.named_parameters(), self._model.named_buffers()):
             if tensor.is_floating_point() or tensor.is_complex():

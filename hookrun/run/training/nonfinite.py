@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,17 +18,14 @@ from torch.optim import Optimizer
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OPTIMIZER_STEP_PRE
 from hookrun.engine.plan.plan import PlannedHook, passed_on
 from hookrun.engine.runtime import Installation
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.optimizers import without_compiler
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.wiring import Variant
-from hookrun.engine.validation import join
-from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.run.experiment.observers import Observe, matches, new_nodes, planned
 from hookrun.run.experiment.optimizers import clip
-from hookrun.run.experiment.prepare import as_call
+from hookrun.run.experiment.prepared import as_call
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
@@ -78,8 +74,8 @@ class FiniteSteps:
         self._losses: Sequence[Tensor] = ()
         self._in_epoch = 0
         self._stepped = False
-        specs = (hook.spec for hook in plan.hooks if not hook.spec.action.observes)
-        self._edits_last = OPTIMIZER_STEP_PRE in {spec.hook_type for spec in specs}
+        editors = [hook.spec for hook in plan.hooks if not hook.spec.action.observes]
+        self._edits_last = any(spec.hook_type is OPTIMIZER_STEP_PRE for spec in editors)
         optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
 
     def state_dict(self) -> dict[str, int]:
@@ -88,7 +84,8 @@ class FiniteSteps:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Replace the counts by saved ones."""
-        self.skipped, self._in_epoch = state["skipped"], state["told"]
+        self.skipped = state["skipped"]
+        self._in_epoch = state["told"]
 
     def step(self, group: Sequence[Batch], losses: Sequence[Tensor]) -> Outcome:
         """Step the optimizer, through the gradient scaler; gradients are already unscaled and clipped.
@@ -98,7 +95,8 @@ class FiniteSteps:
 
         Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
-        self._group, self._losses = group, losses
+        self._group = group
+        self._losses = losses
         scaler = self._context.scaler  # one that is not enabled only steps the optimizer
         overflows = self._tell_scaler() if scaler.is_enabled() else []
         self._stepped = False
@@ -127,8 +125,10 @@ class FiniteSteps:
 
     def _checked(self) -> list[Tensor]:
         """The losses and gradients of the step."""
-        trained = (each for group in self._optimizer.param_groups for each in group["params"])
-        return [*self._losses, *(each.grad for each in trained if each.grad is not None)]
+        checked = [*self._losses]
+        for group in self._optimizer.param_groups:
+            checked += [each.grad for each in group["params"] if each.grad is not None]
+        return checked
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """torch's pre-hook of the optimizer."""
@@ -145,14 +145,17 @@ class FiniteSteps:
 
     def _left_out(self) -> Outcome:
         context = self._context
-        policy, clock = context.settings.train.on_nonfinite, context.hooks.clock
+        policy = context.settings.train.on_nonfinite
+        clock = context.hooks.clock
         # A check hook has found it already and ends the run. The ranks agree on it, since they communicate below.
         if context.ranks.largest([context.stopped])[0]:
             return "skipped"
         self.skipped += 1
         self._in_epoch += 1
         is_told = policy != "skip" or self.skipped <= MOST_REPORTED
-        text = f"epoch {clock.epoch}, step {clock.step}: {self._described()}" if is_told else ""
+        text = ""
+        if is_told:
+            text = f"epoch {clock.epoch}, step {clock.step}: {self._described()}"
         self.before.restore_buffers()
         if policy == "error":
             raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
@@ -166,30 +169,39 @@ class FiniteSteps:
     def _described(self) -> str:
         """What is not finite in the step, and its source, see `source_of`."""
         context = self._context
-        wrong = next((number for number, loss in enumerate(self._losses) if not all_finite([loss])), None)
-        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self._losses[wrong])}"
+        wrong = None
+        what = "a gradient is not finite"
+        for number, loss in enumerate(self._losses):
+            if not all_finite([loss]):
+                wrong = number
+                what = f"the loss is {float(loss)}"
+                break
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
         if context.sharded:
             return f"{what}: {UNKNOWN}: parameters are sharded over the ranks"
         source = source_of(context, self.before, self._group, wrong)
         if context.ranks.several:  # each has repeated the step with its own rows
-            sources = enumerate(context.ranks.gathered(source))
-            known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
-            source = next(known, source)
+            for rank, text in enumerate(context.ranks.gathered(source)):
+                if UNKNOWN not in text:
+                    return f"{what}: rank {rank}: {text}"
         return f"{what}: {source}"
 
     def end_epoch(self) -> dict[str, float]:
         """Print how many steps of the epoch were skipped; returns the entry for metrics.jsonl, empty without any."""
-        count, self._in_epoch = self._in_epoch, 0
-        if not count or self._context.settings.train.on_nonfinite != "skip":
+        count = self._in_epoch
+        self._in_epoch = 0
+        context = self._context
+        if not count or context.settings.train.on_nonfinite != "skip":
             return {}
-        context, epoch = self._context, self._context.hooks.clock.epoch
+        epoch = context.hooks.clock.epoch
         lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
         parameters = dict(context.model.named_parameters())
         # of sharded parameters each rank has only its parts
-        found = context.ranks.largest([bool(not_finite(each)) for each in parameters.values()])
-        if bad := list(compress(parameters, found)):
-            lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
+        spoiled = context.ranks.largest([bool(not_finite(each)) for each in parameters.values()])
+        for name, is_spoiled in zip(parameters, spoiled, strict=True):
+            if is_spoiled:
+                lines.append(f"{WHERE}: {name} itself is not finite: skipping steps does not help")
+                break
         context.screen.note(lines)
         return {"skipped_steps": count}
 
@@ -225,11 +237,10 @@ class BeforeStep:
 
     def __init__(self, model: nn.Module, hooks: Installation, *, own_code: bool) -> None:
         self._own_code = own_code
-        self._owners = {
-            (path, name): module
-            for path, module in model.named_modules()
-            for name, _ in module._buffers.items()
-        }
+        self._owners = dict[tuple[str, str], nn.Module]()
+        for path, module in model.named_modules():
+            for name in module._buffers:
+                self._owners[path, name] = module
         self._kept = dict[tuple[str, str], _Kept]()
         self._drawing = [site for site in hooks.sites if site.draws]
 
@@ -238,15 +249,23 @@ class BeforeStep:
         self._generators = generator_states(python=self._own_code)
         self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
         for place, module in self._owners.items():
-            now, kept = getattr(module, place[1], None), self._kept.get(place)
-            if now is None:
+            buffer = self._buffer(place)
+            if buffer is None:
                 self._kept.pop(place, None)
                 continue
-            # torch counts no versions of these
-            uncounted = isinstance(module, _NormBase) or now.is_inference()
-            version = None if uncounted else now._version
-            if kept is None or kept.tensor is not now or version is None or kept.version != version:
-                self._kept[place] = _Kept(now, version, now.detach().clone())
+            version = None
+            if (
+                not isinstance(module, _NormBase) and not buffer.is_inference()
+            ):  # torch counts no versions of these
+                version = buffer._version
+            kept = self._kept.get(place)
+            is_same = kept is not None and kept.tensor is buffer and kept.version == version
+            if not is_same or version is None:
+                self._kept[place] = _Kept(buffer, version, buffer.detach().clone())
+
+    def _buffer(self, place: tuple[str, str]) -> Tensor | None:
+        """The buffer that the module has now: it may have replaced or deleted the former one."""
+        return getattr(self._owners[place], place[1], None)
 
     @torch.no_grad()
     def restore(self, copy: nn.Module, hooks: Installation) -> None:
@@ -256,7 +275,8 @@ class BeforeStep:
         for (path, name), kept in self._kept.items():
             modules[path]._buffers[name] = kept.copy.clone()
         for site in hooks.sites:
-            if (place := self._draws.get((site.hook_name, site.path))) is not None:
+            place = self._draws.get((site.hook_name, site.path))
+            if place is not None:
                 site.draws_place = place
 
     @torch.no_grad()
@@ -265,150 +285,124 @@ class BeforeStep:
 
         So a batch for which no step was taken does not stay in the running statistics of a batch norm.
         """
-        buffers = {place: getattr(self._owners[place], place[1], None) for place in self._kept}
-        wrong = {
-            place[0]
-            for place, kept in self._kept.items()
-            if not_finite(buffers[place]) and not not_finite(kept.copy)
-        }
+        spoiled = set[str]()
         for place, kept in self._kept.items():
-            now = buffers[place]
-            if now is not None and place[0] in wrong and now.is_floating_point():
-                if now is kept.tensor:
-                    now.copy_(kept.copy)
-                else:
-                    self._owners[place]._buffers[place[1]] = kept.copy.clone()
+            if not_finite(self._buffer(place)) and not not_finite(kept.copy):
+                spoiled.add(place[0])
+        for place, kept in self._kept.items():
+            buffer = self._buffer(place)
+            if buffer is None or place[0] not in spoiled or not buffer.is_floating_point():
+                continue
+            if buffer is kept.tensor:
+                buffer.copy_(kept.copy)
+            else:
+                self._owners[place]._buffers[place[1]] = kept.copy.clone()
 
 
-# ---- the observers ---------------------------------------------------------------------------------------------
+# ---- the search --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """A module call, hook or backward function that returned non-finite values for finite ones.
+class _Origin(NamedTuple):
+    """A module call or hook of the forward pass that returned non-finite values for finite ones.
 
     path: the path of its module; None: the values are inputs of the model instead
-    hook: the name of the hook, if it is one
     """
 
     text: str
-    path: str | None = None
-    hook: str | None = None
-
-
-@dataclass
-class _Search:
-    """The first origin whose values did not become finite again, as after a softmax of scores that are masked.
-
-    standing: this origin, so far
-    healed:   the first origin whose values became finite again
-    """
-
-    standing: _Origin | None = None
-    healed: _Origin | None = None
-
-    def blame(self, origin: _Origin) -> None:
-        """Note an origin; a later one only passes on what is not finite."""
-        self.standing = self.standing or origin
-
-    def heal(self) -> None:
-        """Values became finite again."""
-        self.healed, self.standing = self.healed or self.standing, None
-
-    @property
-    def origin(self) -> _Origin | None:
-        """The origin; one that was healed if there is no other."""
-        return self.standing or self.healed
+    path: str | None
 
 
 class NonFiniteTracer:
-    """Follows the passes of a model, and finds where values first become non-finite.
+    """Calls a model, and finds where values first become non-finite in its passes.
 
     `observers` and `around` belong to the installation that runs the passes.
 
-    forward:    the search among module calls and hooks in the present forward pass
-    backward:   the search among hooks on gradients and backward functions, over all passes
-    in_forward: module calls are followed; they are not while checkpointing computes them again
+    origin:   of what is not finite in the last forward pass; what became finite again, as masked scores do in a
+              softmax, has none
+    backward: the description of the first hook or backward function that made a gradient non-finite, in all passes
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.forward, self.backward = _Search(), _Search()
-        self.in_forward = False
+        self.origin: _Origin | None = None
+        self.backward: str | None = None
+        self._model = model
+        self._in_forward = False  # module calls are not followed while checkpointing computes them again
         modules = matches(model, dict(model.named_modules()))
         self.observers = (
             planned("inputs", FORWARD_PRE, modules, Observe(see=self._entered)),
             planned("outputs", FORWARD, modules, Observe(see=self._returned)),
         )
-        # Path and number of each module call that has not returned -> its text, and the origin of what is not finite
-        # outside of it; None if there is none, or if its inputs are not finite.
+        # Path and number of each module call that has not returned -> its text, and the origin of what was not finite
+        # before it; None if there was none, or if its inputs are not finite.
         self._open = dict[tuple[str, int], tuple[str, _Origin | None]]()
         self._followed = set[Node]()
 
-    def around(self, site: HookSite, op: Op, _variant: Variant) -> Op:
-        """What runs in place of a hook: the hook, between two looks at the value; see `Installation`."""
-        return op if site.spec.action.observes else partial(self._edited, site, op)
-
-    @contextmanager
-    def pass_through_model(self) -> Iterator[None]:
-        """A block for one forward pass."""
-        self.forward = _Search()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the model; the forward pass is followed."""
+        self.origin = None
         self._open.clear()
         self._followed.clear()
-        self.in_forward = True
+        self._in_forward = True
         try:
-            yield
+            return self._model(*args, **kwargs)
         finally:
-            self.in_forward = False
+            self._in_forward = False
+
+    def around(self, runner: SiteRunner) -> Op:
+        """What runs in place of a hook: the hook, between two looks at the value; see `Installation`."""
+        op = runner.op()
+        if runner.site.spec.action.observes:
+            return op
+        return partial(self._edited, runner.site, op)
 
     def _entered(self, site: HookSite, value: Any) -> None:
-        if not self.in_forward:
+        if not self._in_forward:
             return
-        path, before = site.path, self.forward.standing
-        around = [key for key in self._open if not key[0] or path.startswith(f"{key[0]}.")]
-        caller = self._open[around[-1]][0] if around else "(root)"
-        self.follow_backward(value, caller)
-        if (bad := not_finite(value)) and not path:
-            self.forward.blame(_Origin(bad))
-        elif bad:
-            self.forward.blame(
-                _Origin(
-                    f"first made by the forward of {caller}, itself, before it calls {path}: {bad}",
-                    around[-1][0] if around else "",
-                )
-            )
-        where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
-        self._open[path, site.call] = where, None if bad else before
+        caller = ("", "(root)")
+        for (path, _), (where, _) in self._open.items():
+            if not path or site.path.startswith(f"{path}."):
+                caller = (path, where)
+        self.follow_backward(value, caller[1])
+        before = self.origin
+        if bad := not_finite(value):
+            before = None
+            path, where = caller
+            made = f"first made by the forward of {where}, itself, before it calls {site.path}: {bad}"
+            self.origin = self.origin or (_Origin(made, path) if site.path else _Origin(bad, None))
+        where = f"{site.path or '(root)'} ({type(site.module).__name__}), call {site.call}"
+        self._open[site.path, site.call] = (where, before)
 
     def _returned(self, site: HookSite, value: Any) -> None:
-        if not self.in_forward or (site.path, site.call) not in self._open:
+        if not self._in_forward or (site.path, site.call) not in self._open:
             return
-        where, outside = self._open.pop((site.path, site.call))
+        where, before = self._open.pop((site.path, site.call))
         self.follow_backward(value, where)
         if bad := not_finite(value):
             itself = ", itself, outside its submodules" if list(site.module.children()) else ""
-            self.forward.blame(
-                _Origin(f"first made by the forward of {where}{itself}, from finite inputs: {bad}", site.path)
-            )
-        elif self.forward.standing is not outside:
-            self.forward.heal()
+            text = f"first made by the forward of {where}{itself}, from finite inputs: {bad}"
+            self.origin = self.origin or _Origin(text, site.path)
+        elif self.origin is not before:
+            self.origin = None
 
     def _edited(self, site: HookSite, op: Op, value: Any) -> Any:
         hook_type = site.hook_type
         is_forward = hook_type.phase == "forward" and not hook_type.until_backward
-        if is_forward and not self.in_forward:
+        if is_forward and not self._in_forward:
             return op(value)
-        before = not_finite(value)
+        is_finite = not not_finite(value)
         value = op(value)
-        after, search = not_finite(value), self.forward if is_forward else self.backward
+        bad = not_finite(value)
         where = f"{site.where}, call {site.call}" if hook_type.on == "module" else site.where
-        if is_forward:
-            self.follow_backward(value, where)
-        if after and not before:
-            search.blame(
-                _Origin(f"first made by {where}, from finite values: {after}", site.path, hook=site.hook_name)
-            )
-        elif before and not after:
-            search.heal()
+        text = f"first made by {where}, from finite values: {bad}"
+        if not is_forward:
+            if bad and is_finite:
+                self.backward = self.backward or text
+            return value
+        self.follow_backward(value, where)
+        if bad and is_finite:
+            self.origin = self.origin or _Origin(text, site.path)
+        elif not bad and not is_finite:
+            self.origin = None
         return value
 
     def follow_backward(self, value: Any, maker: str) -> None:
@@ -421,13 +415,10 @@ class NonFiniteTracer:
 
     def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
         """torch's hook on an autograd node, called after its backward function."""
-        bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
-        if bad and not given:
-            self.backward.blame(
-                _Origin(f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}", "")
-            )
-        elif given and not bad and any(True for _ in tensors(grad_inputs)):
-            self.backward.heal()
+        bad = not_finite(grad_inputs)
+        if bad and not not_finite(grad_outputs):
+            text = f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}"
+            self.backward = self.backward or text
 
 
 # ---- the repetition --------------------------------------------------------------------------------------------
@@ -453,49 +444,55 @@ def source_of(context: RunContext, before: BeforeStep, group: Sequence[Batch], w
 
 
 def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
-    model, loss_of = copy.deepcopy(context.model), context.prepared.loss
+    model = copy.deepcopy(context.model)
+    loss_of = context.prepared.loss
     with suppress(Exception):  # a user's own loss that cannot be copied is used itself
         loss_of = copy.deepcopy(loss_of)
-    tracer, sink = NonFiniteTracer(model), Memory()
-    sink.wants_calls = True
-    plan = context.prepared.plan
-    taken = {name for name, _ in passed_on(plan.hooks)}
-    # hooks that act at installation are left out: the copy has their changes
-    edits = (
-        hook
-        for hook in plan.hooks
-        if hook.spec.hook_type.phase != "installation"
-        and (hook.spec.name in taken or not hook.spec.action.observes)
-    )
-    clock, scaler = context.hooks.clock, context.scaler
+    tracer = NonFiniteTracer(model)
     samples = sum(len(batch.ids) for batch in group)
-    plan = replace(plan, hooks=(*tracer.observers, *edits))
-    with Installation(plan, model, sink=sink, scaler=scaler, around=tracer.around) as hooks:
+    with _installed(context, model, tracer) as hooks:
         before.restore(model, hooks)
-        hooks.clock.epoch, hooks.clock.step = clock.epoch, clock.step
         for number, batch in enumerate(group):
             at = f"in micro-batch {number} of {len(group)}, " if len(group) > 1 else ""
             hooks.accumulating = number + 1 < len(group)
-            hooks.samples, hooks.population = batch.ids, batch.population
+            hooks.samples = batch.ids
+            hooks.population = batch.population
             args, kwargs = as_call(batch.inputs, model)
             already = _nonfinite_tensors(model) if number == wrong else {}
-            with tracer.pass_through_model(), context.autocast():
-                output = model(*args, **kwargs)
             with context.autocast():
+                output = tracer(*args, **kwargs)
                 loss = loss_of(output, batch.target)
             if number == wrong:
-                return at + _of_loss(context, already, tracer.forward.origin, batch, output, loss)
-            if wrong is None:
-                scaled = scaler.scale(loss * (len(batch.ids) / samples))
-                tracer.follow_backward(scaled, f"the loss {context.prepared.loss.name}")
-                scaled.backward()
-                origin = tracer.backward.origin
-                if origin is not None and not all_finite(_gradients(model).values()):
-                    return at + origin.text
-        return _of_gradients(context, model, tracer, len(group))
+                return at + _cause_of_loss(context, already, tracer.origin, batch, output, loss)
+            if wrong is not None:
+                continue
+            scaled = context.scaler.scale(loss * (len(batch.ids) / samples))
+            tracer.follow_backward(scaled, f"the loss {context.prepared.loss.name}")
+            scaled.backward()
+            if tracer.backward is not None and not all_finite(_gradients(model).values()):
+                return at + tracer.backward
+        return _cause_of_gradients(context, model, tracer, len(group))
 
 
-def _of_loss(
+def _installed(context: RunContext, model: nn.Module, tracer: NonFiniteTracer) -> Installation:
+    """The observers, and the hooks that change values, for the copy of the model."""
+    plan = context.prepared.plan
+    taken = {name for name, _ in passed_on(plan.hooks)}
+    hooks = [*tracer.observers]
+    for hook in plan.hooks:
+        changes = hook.spec.name in taken or not hook.spec.action.observes
+        if changes and hook.spec.hook_type.phase != "installation":  # whose changes the copy has
+            hooks.append(hook)
+    sink = Memory()
+    sink.wants_calls = True
+    plan = replace(plan, hooks=tuple(hooks))
+    installation = Installation(plan, model, sink=sink, scaler=context.scaler, around=tracer.around)
+    installation.clock.epoch = context.hooks.clock.epoch
+    installation.clock.step = context.hooks.clock.step
+    return installation
+
+
+def _cause_of_loss(
     context: RunContext,
     already: Mapping[str, str],
     origin: _Origin | None,
@@ -515,23 +512,18 @@ def _of_loss(
         return f"first made by the loss {context.prepared.loss.name}, from a finite output and finite targets"
     if origin.path is None:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
-    hooks = context.prepared.plan.hooks
     used = [name for name in already if not origin.path or name.startswith(f"{origin.path}.")]
-    if origin.hook is not None:  # it uses only the parameters that it has added
-        added = {
-            join(origin.path, name) for hook in hooks if hook.spec.name == origin.hook for name in hook.added
-        }
-        used = [name for name in used if name in added]
     if not used:
         return origin.text
+    text = f"not finite before the forward of this step: {already[used[0]]}"
+    if used[1:]:
+        text += f"; so are {listed(used[1:])}"
     writers = [
         f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
-        for hook in hooks
+        for hook in context.prepared.plan.hooks
         if _writes(hook, used[0])
     ]
-    by = f"; {listed(writers)} changes it" if writers else ""
-    others = f"; so are {listed(used[1:])}" if used[1:] else ""
-    return f"not finite before the forward of this step: {already[used[0]]}{others}{by}"
+    return f"{text}; {listed(writers)} changes it" if writers else text
 
 
 def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
@@ -539,8 +531,10 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
 
     A buffer with infinities but without NaN is assumed to be a mask, and left out.
     """
-    wrong = {name: not_finite(parameter) for name, parameter in model.named_parameters()}
-    described = {name: f"the parameter {name}: {bad}" for name, bad in wrong.items() if bad}
+    described = dict[str, str]()
+    for name, parameter in model.named_parameters():
+        if bad := not_finite(parameter):
+            described[name] = f"the parameter {name}: {bad}"
     for name, buffer in model.named_buffers():
         if buffer.isnan().any():
             described[name] = f"the buffer {name}: {not_finite(buffer)}"
@@ -552,22 +546,21 @@ def _writes(hook: PlannedHook, name: str) -> bool:
     spec = hook.spec
     if spec.action.observes or spec.hook_type.of_rows or spec.hook_type.phase == "forward":
         return False
-    return any(
-        not path or name == path or name.startswith(f"{path}.") for m in hook.matches for path in m.names
-    )
+    paths = [path for match in hook.matches for path in match.names]
+    return any(not path or name == path or name.startswith(f"{path}.") for path in paths)
 
 
 def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
     """`` (val samples 4, 17)``: the samples with non-finite values; empty if rows are not samples."""
-    rows = set[int]()
+    numbers = set[int]()
     for tensor in value.values() if isinstance(value, dict) else (value,):
         if tensor.dim() and len(tensor) == len(batch.ids) and tensor.is_floating_point():
             wrong = ~tensor.isfinite().reshape(len(tensor), -1).all(dim=1)
-            rows.update(batch.ids[wrong.cpu()].tolist())
-    return f" ({batch.split} samples {listed(map(str, sorted(rows)), 8)})" if rows else ""
+            numbers.update(batch.ids[wrong.cpu()].tolist())
+    return f" ({batch.split} samples {listed(map(str, sorted(numbers)), 8)})" if numbers else ""
 
 
-def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer, count: int) -> str:
+def _cause_of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer, count: int) -> str:
     """Why gradients are not finite although every backward function returned finite ones."""
     gradients = _gradients(model)
     for name, gradient in gradients.items():
@@ -577,16 +570,14 @@ def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer
         return _NOT_REPRODUCED
     stepped = [parameter for name, parameter in model.named_parameters() if name in gradients]
     optimizer = without_compiler(torch.optim.SGD)(stepped, lr=0.0)
-    if (scale := context.scaler.get_scale()) != 1:
-        for gradient in gradients.values():
-            gradient.div_(scale)
+    for gradient in gradients.values():
+        gradient.div_(context.scaler.get_scale())  # 1 if the scaler is not enabled
     clip(context.settings.train, optimizer)
-    wrong = [name for name, gradient in gradients.items() if not_finite(gradient)]
-    if wrong:
-        return f"first made by clipping, from finite gradients: that of {wrong[0]}"
+    for name, gradient in gradients.items():
+        if not_finite(gradient):
+            return f"first made by clipping, from finite gradients: that of {name}"
     optimizer.step()  # runs the optimizer_step_pre hooks
-    origin = tracer.backward.origin
-    return origin.text if origin is not None else _NOT_REPRODUCED
+    return tracer.backward or _NOT_REPRODUCED
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:

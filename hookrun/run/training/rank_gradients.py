@@ -49,33 +49,35 @@ class StepGradientsOfRanks(StepGradients):
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
-        each = bool(self._reduced.of_each_part)
-        # so that `grad` has the gradient of this micro-batch alone
-        before = [(parameter, parameter.grad) for parameter in self._parameters] if each else []
-        for parameter, _ in before:
-            parameter.grad = None
-        passed = self._passed(batch, share, sums=each or last)
-        if each or last:
-            self._reduced.run(before)
+        earlier = list[tuple[nn.Parameter, Tensor | None]]()
+        if self._reduced.of_each_part:  # then `grad` is to have the gradient of this micro-batch alone
+            for parameter in self._parameters:
+                earlier.append((parameter, parameter.grad))
+                parameter.grad = None
+        sums = last or bool(self._reduced.of_each_part)
+        result = self._result(batch, share, sums=sums)
+        if sums:
+            self._reduced.run(earlier)
         self.context.after(batch)
-        return passed
+        return result
 
-    def _passed(self, batch: Batch, share: Share, *, sums: bool) -> MicroBatchResult:
+    def _result(self, batch: Batch, share: Share, *, sums: bool) -> MicroBatchResult:
         """The result of a forward and a backward pass; sums: gradients are summed over the ranks."""
         if not sums and not len(batch.ids):
             return None, None
         with nullcontext() if sums else self._ddp.no_sync():
             loss = self._ddp(batch)
-            passed, self._rows.passed = self._rows.passed, (None, None)
+            result = self._rows.result
+            self._rows.result = (None, None)
             self.context.scaler.scale(loss * share).backward()
-        return passed
+        return result
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
         """The weighted loss of each micro-batch, summed over all ranks: finite if the losses of all ranks are."""
-        parts = [
-            0.0 if loss is None else float(loss) * float(share)
-            for loss, share in zip(losses, shares, strict=True)
-        ]
+        parts = [0.0] * len(losses)
+        for number, (loss, share) in enumerate(zip(losses, shares, strict=True)):
+            if loss is not None:
+                parts[number] = float(loss) * float(share)
         return [torch.tensor(part) for part in self.ranks.total(parts)]
 
 
@@ -88,15 +90,19 @@ class StepGradientsOfShards(StepGradientsOfRanks):
     def _wrap(self) -> None:
         """Nothing to do: the model was sharded before the optimizer was made."""
 
-    def _passed(self, batch: Batch, share: Share, *, sums: bool) -> MicroBatchResult:
+    def _result(self, batch: Batch, share: Share, *, sums: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks with each micro-batch."""
-        context, own = self.context, batch.pattern is None
-        with nullcontext() if own else context.standing_in():
-            rows = batch.pattern or batch
-            output = context.forward(rows)
-            loss = context.loss(output, rows)
-            context.scaler.scale(loss * (share if own else 0)).backward()
-        return (output, loss) if own else (None, None)
+        if batch.pattern is None:
+            return self._computed(batch, share)
+        with self.context.silently(edit=True):
+            self._computed(batch.pattern, 0.0)
+        return None, None
+
+    def _computed(self, batch: Batch, share: Share) -> MicroBatchResult:
+        output = self.context.forward(batch)
+        loss = self.context.loss(output, batch)
+        self.context.scaler.scale(loss * share).backward()
+        return output, loss
 
 
 class _Rows(nn.Module):
@@ -106,7 +112,7 @@ class _Rows(nn.Module):
     unused, whatever else the model returns. A rank without rows takes part through the parameter `anchor`: its model
     and hooks do not run, since many models cannot compute an empty batch.
 
-    passed: the results of the last call
+    result: of the last call
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -114,7 +120,7 @@ class _Rows(nn.Module):
         self.model = context.model
         self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
         self._context = context
-        self.passed: MicroBatchResult = (None, None)
+        self.result: MicroBatchResult = (None, None)
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss of the rows, a tensor without dimensions."""
@@ -122,7 +128,7 @@ class _Rows(nn.Module):
             return self.anchor * 0
         output = self._context.forward(batch)
         loss = self._context.loss(output, batch)
-        self.passed = output, loss
+        self.result = (output, loss)
         return loss
 
 
@@ -136,4 +142,6 @@ def step_gradients(context: RunContext) -> StepGradients:
     """The object that computes the run's gradients: for one process, several, or sharded parameters."""
     if not context.ranks.several:
         return StepGradients(context)
-    return (StepGradientsOfShards if context.sharded else StepGradientsOfRanks)(context)
+    if context.sharded:
+        return StepGradientsOfShards(context)
+    return StepGradientsOfRanks(context)

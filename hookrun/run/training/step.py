@@ -33,7 +33,7 @@ class Training:
     interval:  whether the scheduler is stepped after each step, or after each epoch
     means:     loss and metrics over the samples of the current epoch
     gradients: computes the gradients of a step
-    of_step:   loss and metrics over the samples of the current step
+    step_means: loss and metrics over the samples of the current step
     average:   the moving average of the weights, which is validated; None: the weights themselves are validated
     epoch:     the current epoch
     batches:   how many batches of it are finished
@@ -50,7 +50,7 @@ class Training:
     val: Batches | None
     means: Average
     gradients: StepGradients
-    of_step: Average
+    step_means: Average
     average: WeightAverage | None = None
     epoch: int = 0
     batches: int = 0
@@ -86,9 +86,11 @@ class Training:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state of training by a saved one."""
-        self.epoch, self.batches = state["epoch"], state["batches"]
+        self.epoch = state["epoch"]
+        self.batches = state["batches"]
         self.means.load_state_dict(state["means"])
-        self.values, self.best = state["values"], state["best"]
+        self.values = state["values"]
+        self.best = state["best"]
         self.optimizer.load_state_dict(sharded_states(state["optimizer"], self.optimizer))
         self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
@@ -109,14 +111,17 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
 
     shown: receives the loss and the metrics of a logged step, for the progress bar
     """
-    context, optimizer, of_step = training.context, training.optimizer, training.of_step
-    hooks, settings = context.hooks, context.settings.train
+    context = training.context
+    optimizer = training.optimizer
+    step_means = training.step_means
+    hooks = context.hooks
+    settings = context.settings.train
     with context.logged(hooks.clock.step) as is_logged:
         optimizer.zero_grad(set_to_none=True)
         training.steps.before.take()
 
         # Forward and backward of each micro-batch, weighted by its share of the samples of the step.
-        of_step.clear()
+        step_means.clear()
         losses = list[Tensor | None]()
         shares = training.gradients.shares(group)
         for number, (batch, share) in enumerate(zip(group, shares, strict=True), 1):
@@ -124,7 +129,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             output, loss = training.gradients.compute(batch, share, last=number == len(group))
             losses.append(None if loss is None else loss.detach())
             if loss is not None:
-                context.measure(of_step, loss.detach(), output, batch)
+                context.measure(step_means, loss.detach(), output, batch)
 
         # Clip, check that loss and gradients are finite, and step.
         # With fused optimizers, hooks would otherwise see scaled gradients.
@@ -135,12 +140,14 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             training.average.update()
 
         if outcome != "skipped":
-            training.means.include(of_step)
+            training.means.include(step_means)
         if is_logged and outcome != "skipped":
-            values = context.sum_over_ranks(of_step).read()
+            values = context.sum_over_ranks(step_means).read()
             shown.update(values)
-            clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            context.log("train", values, "batch", lr=optimizer.param_groups[0]["lr"], **clipped)
+            more = {"lr": optimizer.param_groups[0]["lr"]}
+            if norm is not None:
+                more["grad_norm"] = float(norm)
+            context.log("train", values, "batch", **more)
         if is_logged:
             context.sink.settle()
     if training.scheduler is not None and training.interval == "step" and outcome == "stepped":
@@ -172,8 +179,8 @@ class StepGradients:
         """
         output = self.context.forward(batch)
         loss = self.context.loss(output, batch)
-        is_all = isinstance(share, float) and share == 1
-        self.context.scaler.scale(loss if is_all else loss * share).backward()
+        is_whole_step = isinstance(share, float) and share == 1
+        self.context.scaler.scale(loss if is_whole_step else loss * share).backward()
         self.context.after(batch)
         return output, loss
 

@@ -16,25 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
-from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import IDS, MASK
 from hookrun.engine.values.containers import tensors
 from hookrun.engine.values.tensors import computable, read_together
 from hookrun.errors import HookrunError, counted, listed
+from hookrun.studies.kit.observing import Observers, paths_of
 from hookrun.studies.kit.passes import (
     IGNORED,
     Batch,
-    Exchange,
-    Observe,
     RunContext,
     Scoring,
     main_tensor,
-    matches,
     new_nodes,
-    planned,
 )
 from hookrun.studies.kit.tasks import BackwardPass, metric_tokens_of
 
@@ -64,11 +58,16 @@ class Attributing:
         baseline: float,
         channels_first: Callable[[Tensor], Tensor],
     ) -> None:
-        self._context, self._scoring = context, scoring
-        self._method, self._steps, self._baseline = method, steps, baseline
+        self._context = context
+        self._scoring = scoring
+        self._method = method
+        self._steps = steps
+        self._baseline = baseline
         self._channels_first = channels_first
-        self._module, self._is_embedding = module, False
-        self._leaves, self._values = Values(), Values()
+        self._module = module
+        self._is_embedding = False
+        self._leaves = Values()
+        self._values = Values()
         self._relus = 0
         self._draws = list[tuple[HookSite, Any]]()
 
@@ -92,29 +91,32 @@ class Attributing:
         """
         scores = self._scoring.of_samples(output, batch.target, batch)
         scoring, batch = self._of_fixed_classes(batch, output)
-        with self._context.standing_in():
+        with self._context.silently(edit=True):
             if self._module is None and not _floating(batch):
-                self._module, self._is_embedding = self._embedding(batch), True
+                self._module = self._embedding(batch)
+                self._is_embedding = True
             match self._method:
                 case "grad_cam":
-                    found = self._grad_cam(*self._gradients(scoring, batch))
+                    attributions = self._grad_cam(*self._gradients(scoring, batch))
                 case "guided_backprop":
-                    _, found = self._gradients(scoring, batch)
+                    _, attributions = self._gradients(scoring, batch)
                 case _:
-                    found = self._integrated(scoring, batch)
-            result: Values = {"scores": scores}
+                    attributions = self._integrated(scoring, batch)
+            numbers: Values = {"scores": scores}
             if self._method == "integrated_gradients" and len(scores) == len(batch.ids):
                 with self._pass(batch, 0.0) as at_start:
                     at_baseline = scoring.of_samples(at_start, batch.target, batch)
-                total = sum(values.flatten(1).sum(1) for values in found.values())
-                result["delta"] = total - (scores - at_baseline)
-        if self._is_embedding:
-            found = {name: values.sum(-1) for name, values in found.items()}
-        if batch.data.of_tokens:
-            found = {name: _from_first_real(values, batch) for name, values in found.items()}
-        named = {f"attributions.{name}" if len(found) > 1 else "attributions": found[name] for name in found}
-        values = named | result
-        return dict(zip(values, read_together(values.values()), strict=True))
+                total = sum(values.flatten(1).sum(1) for values in attributions.values())
+                numbers["delta"] = total - (scores - at_baseline)
+        result = Values()
+        for name, values in attributions.items():
+            if self._is_embedding:
+                values = values.sum(-1)
+            if batch.data.of_tokens:
+                values = _from_first_real(values, batch)
+            result[f"attributions.{name}" if len(attributions) > 1 else "attributions"] = values
+        result |= numbers
+        return dict(zip(result, read_together(result.values()), strict=True))
 
     def _of_fixed_classes(self, batch: Batch, output: Any) -> tuple[Scoring, Batch]:
         """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""
@@ -134,7 +136,9 @@ class Attributing:
             _, gradients = self._gradients(scoring, batch, (1 + node) / 2)
             for name, gradient in gradients.items():
                 part = gradient * (weight / 2)
-                total[name] = total[name] + part if name in total else part
+                if name in total:
+                    part = total[name] + part
+                total[name] = part
         return {name: each * (self._values[name] - self._baseline) for name, each in total.items()}
 
     def _grad_cam(self, values: Values, gradients: Values) -> Values:
@@ -170,15 +174,19 @@ class Attributing:
                 self._require_modules(total)
             # a leaf requires no gradient where the model switches gradients off
             leaves = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
-            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
-        found = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
-        if not found:
+            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
+        gradients = Values()
+        for name, gradient in zip(leaves, grads, strict=True):
+            if gradient is None:
+                continue
+            if len(gradient) != len(batch.ids):
+                raise HookrunError(
+                    f"task.select: the first dimension of what {name} returns is not the samples"
+                )
+            gradients[name] = computable(gradient)
+        if not gradients:
             raise HookrunError(f"task.select: the score does not depend on {listed(list(self._leaves), 4)}")
-        if wrong := [name for name, each in found.items() if len(each) != len(batch.ids)]:
-            raise HookrunError(
-                f"task.select: the first dimension of what {wrong[0]} returns is not the samples"
-            )
-        return self._values, {name: computable(each) for name, each in found.items()}
+        return self._values, gradients
 
     @contextmanager
     def _pass(self, batch: Batch, share: float) -> Iterator[Any]:
@@ -186,22 +194,22 @@ class Attributing:
 
         In the block hooks change gradients as the method asks for.
         """
-        self._leaves, self._values, self._relus = {}, {}, 0
-        model, hooks = self._context.model, list[PlannedHook]()
+        self._leaves = {}
+        self._values = {}
+        self._relus = 0
+        observers = Observers(self._context.model)
         if self._module is not None:
-            exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
-            hooks.append(planned("attributed", FORWARD, matches(model, [self._module]), exchange))
+            observers.change_outputs([self._module], lambda path, value: self._leaf(path, value, share))
             batch = batch.copied()
         else:
             change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
             inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
             batch = replace(batch, inputs=inputs)
         if self._method == "guided_backprop":
-            relus = self._matches(nn.ReLU)
-            hooks.append(planned("relus", FORWARD, relus, Observe(see=self._count)))
-            positive = Exchange(change=lambda site, gradient: gradient.clamp_min(0))
-            hooks.append(planned("guided", OUTPUT_GRAD, relus, positive))
-        with Installation(ResolvedPlan("", tuple(hooks)), model):
+            relus = paths_of(self._context.model, nn.ReLU)
+            observers.see_outputs(relus, self._count)
+            observers.change_gradients(relus, lambda _, gradient: gradient.clamp_min(0))
+        with observers.installation():
             yield self._again(batch)
 
     def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:
@@ -210,13 +218,16 @@ class Attributing:
             raise HookrunError(
                 f"task.select: {name} is called several times, or returns several tensors: name another"
             )
-        value = self._values[name] = value.detach().clone()
-        start = self._baseline
-        leaf = value if share == 1 else start + share * (value - start)
-        self._leaves[name] = leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
+        value = value.detach().clone()
+        leaf = value
+        if share != 1:
+            leaf = self._baseline + share * (value - self._baseline)
+        leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
+        self._values[name] = value
+        self._leaves[name] = leaf
         return leaf.clone()
 
-    def _count(self, site: HookSite, value: Any) -> None:
+    def _count(self, path: str, value: Any) -> None:
         self._relus += 1
 
     def _require_modules(self, total: Tensor) -> None:
@@ -235,15 +246,18 @@ class Attributing:
         """The path of the nn.Embedding that is called with the batch's token ids. HookrunError unless there is one."""
         batch = batch.copied()
         inputs = batch.inputs if isinstance(batch.inputs, dict) else {IDS: batch.inputs}
-        ids = {tensor.data_ptr() for tensor in ([inputs[IDS]] if IDS in inputs else inputs.values())}
+        if IDS in inputs:
+            inputs = {IDS: inputs[IDS]}
+        ids = {tensor.data_ptr() for tensor in inputs.values()}
         paths = dict[str, None]()
 
-        def see(site: HookSite, value: Any) -> None:
+        def see(path: str, value: Any) -> None:
             if any(tensor.data_ptr() in ids for tensor in tensors(value)):
-                paths[site.path] = None
+                paths[path] = None
 
-        hook = planned("embeddings", FORWARD_PRE, self._matches(nn.Embedding), Observe(see=see))
-        with Installation(ResolvedPlan("", (hook,)), self._context.model):
+        observers = Observers(self._context.model)
+        observers.see_inputs(paths_of(self._context.model, nn.Embedding), see)
+        with observers.installation():
             self._again(batch)
         if len(paths) != 1:
             raise HookrunError(
@@ -252,10 +266,6 @@ class Attributing:
                 "attributed"
             )
         return next(iter(paths))
-
-    def _matches(self, kind: type[nn.Module]) -> tuple[Match, ...]:
-        model = self._context.model
-        return matches(model, [path for path, module in model.named_modules() if isinstance(module, kind)])
 
 
 def _floating(batch: Batch) -> Values:
@@ -296,19 +306,20 @@ class AttributionRows:
 
     def state_dict(self) -> Values:
         """The rows so far; sequences are as long as the longest, with 0 behind their end."""
-        return {
-            name: pad_sequence([row for part in parts for row in part], batch_first=True)
-            if parts[0].dim() > 1
-            else torch.cat(parts)
-            for name, parts in self._parts.items()
-        }
+        rows = Values()
+        for name, parts in self._parts.items():
+            if parts[0].dim() > 1:
+                rows[name] = pad_sequence([row for part in parts for row in part], batch_first=True)
+            else:
+                rows[name] = torch.cat(parts)
+        return rows
 
     def means(self) -> dict[str, float]:
         """The mean score, and for integrated gradients the mean of how far a sample's sum is off."""
-        found = {"score": torch.cat(self._parts["scores"]).double().mean().item()}
+        means = {"score": torch.cat(self._parts["scores"]).double().mean().item()}
         if "delta" in self._parts:
-            found["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
-        return found
+            means["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
+        return means
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones."""

@@ -14,7 +14,8 @@ from hookrun.engine.prove.batch import noting_calls
 from hookrun.engine.prove.trial import Example, on_a_copy
 from hookrun.engine.values.containers import rebuild, tensors
 
-FIRST, LAST = "first", "last"
+FIRST = "first"
+LAST = "last"
 _LARGER = 64
 """The least height of the larger picture: a small map of a small one must grow."""
 
@@ -49,7 +50,8 @@ def channels_first(
 
 
 def _run(path: str, model: nn.Module, args: Any, kwargs: Any) -> list[tuple[int, ...]]:
-    module, shapes = {path: nn.Module.get_submodule(model, path)}, list[tuple[int, ...]]()
+    module = {path: nn.Module.get_submodule(model, path)}
+    shapes = list[tuple[int, ...]]()
     with torch.no_grad():
         with noting_calls(module) as small:
             model(*args, **kwargs)
@@ -59,8 +61,9 @@ def _run(path: str, model: nn.Module, args: Any, kwargs: Any) -> list[tuple[int,
             model(*args, **kwargs)
     for calls in (small, large):
         outputs = tensors([output for _, output in calls.values()])
-        first = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
-        shapes += [] if first is None else [tuple(first.shape)]
+        floats = [tensor for tensor in outputs if tensor.is_floating_point()]
+        if floats:
+            shapes.append(tuple(floats[0].shape))
     return shapes
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -48,30 +47,39 @@ def build(facts: Facts) -> dict[str, Any] | None:
     drawn: dict[str, Any] = {"overlays": [], "figures": [], "note": ""}
     try:
         with open_tensors(facts.path / ATTRIBUTIONS, facts.path) as file:
-            metadata, names = file.metadata() or {}, sorted(file.keys())
+            about = file.metadata() or {}
+            names = sorted(file.keys())
             ids = read_tensor(file, "sample_ids") if "sample_ids" in names else torch.zeros(0)
-            places = [(str(metadata.get("split")), sample) for sample in ids.flatten().tolist()]
-            for name in (each for each in names if each.startswith("attributions")):
+            places = [(str(about.get("split")), sample) for sample in ids.flatten().tolist()]
+            for name in names:
+                if not name.startswith("attributions"):
+                    continue
                 part = file.get_slice(name)
-                dims = len(part.get_shape())
-                if part.get_shape()[:1] != [len(places)]:
+                shape = part.get_shape()
+                if shape[:1] != [len(places)]:
                     raise HookrunError(f"{name} does not have a row for each sample")
-                if 0 in part.get_shape() or part.get_dtype() == "C64":
+                if 0 in shape or part.get_dtype() == "C64":
                     raise HookrunError(f"{name} holds no real numbers")
-                known = facts.pictures if dims == 4 else facts.sequences if dims in (2, 3) else {}
-                most = MOST_PICTURES if dims == 4 else MOST_SAMPLES
-                chosen = islice((row for row, place in enumerate(places) if place in known), most)
-                rows = {places[row]: part[row : row + 1][0].float() for row in chosen}
-                if dims == 4:
-                    smooth = metadata.get("method") == "grad_cam"
-                    drawn["overlays"] += [
-                        _overlay(facts, name, *item, smooth=smooth) for item in rows.items()
-                    ]
-                elif rows:
-                    drawn["figures"].append(_strips(facts, name, rows))
+                if len(shape) == 4:
+                    is_smooth = about.get("method") == "grad_cam"
+                    for place, values in _rows(part, places, facts.pictures, MOST_PICTURES).items():
+                        drawn["overlays"].append(_overlay(facts, name, place, values, smooth=is_smooth))
+                elif len(shape) in (2, 3):
+                    rows = _rows(part, places, facts.sequences, MOST_SAMPLES)
+                    if rows:
+                        drawn["figures"].append(_strips(facts, name, rows))
     except HookrunError as error:
         drawn["note"] = f"{ATTRIBUTIONS} can't be read: {error}"
     return drawn
+
+
+def _rows(part: Any, places: list[Place], shown: Container[Place], most: int) -> dict[Place, Tensor]:
+    """The rows of the first `most` samples that can be shown."""
+    rows = dict[Place, Tensor]()
+    for row, place in enumerate(places):
+        if place in shown and len(rows) < most:
+            rows[place] = part[row : row + 1][0].float()
+    return rows
 
 
 def _overlay(facts: Facts, name: str, place: Place, values: Tensor, *, smooth: bool) -> Figure:
@@ -90,10 +98,11 @@ def _overlay(facts: Facts, name: str, place: Place, values: Tensor, *, smooth: b
     body = Markup('<div class="overlay"><img alt="the input" src="{}"><img alt="{}" src="{}"></div>').format(
         facts.pictures[place], f"the map of {name}", address
     )
-    caption = " · ".join(filter(None, (f"{place[0]} sample {place[1]}", facts.called.get(place, ""))))
-    return Figure(
-        printable(caption), body, scale=scale, note="" if name == "attributions" else printable(name)
-    )
+    caption = f"{place[0]} sample {place[1]}"
+    if facts.called.get(place):
+        caption += f" · {facts.called[place]}"
+    note = "" if name == "attributions" else printable(name)
+    return Figure(printable(caption), body, scale=scale, note=note)
 
 
 def _strips(facts: Facts, name: str, rows: Mapping[Place, Tensor]) -> Figure:
@@ -101,9 +110,9 @@ def _strips(facts: Facts, name: str, rows: Mapping[Place, Tensor]) -> Figure:
     samples = Strips()
     for place, values in rows.items():
         of_tokens = (values if values.dim() == 1 else values.sum(1)).tolist()
-        texts = facts.sequences[place].names[:MOST_TOKENS]
+        tokens = zip(facts.sequences[place].names[:MOST_TOKENS], of_tokens, strict=False)
         samples[f"{place[0]} sample {place[1]}"] = [
-            Token(text, at, value) for at, (text, value) in enumerate(zip(texts, of_tokens, strict=False))
+            Token(text, at, value) for at, (text, value) in enumerate(tokens)
         ]
     note = f"{name}: how much each token raises or lowers the score"
     return strips(

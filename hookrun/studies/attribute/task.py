@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from hookrun.studies.kit.passes import DataInfo, Prepared, RunContext
     from hookrun.studies.kit.tasks import JobCache
 
-WHERE, SCORE = "task", "task.score"
+WHERE = "task"
+SCORE = "task.score"
 MOST_STEPS = 1_000
-INTEGRATED, GUIDED = "integrated_gradients", "guided_backprop"
+INTEGRATED = "integrated_gradients"
+GUIDED = "guided_backprop"
+GRAD_CAM = "grad_cam"
 
 MOST_PLACES = 10**6
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -72,11 +75,11 @@ class AttributeTask(TaskOfOneSplit):
 
     @model_validator(mode="after")
     def _has_a_layer(self) -> AttributeTask:
-        if self.method == "grad_cam" and self.select is None:
+        if self.method == GRAD_CAM and self.select is None:
             raise ValueError("`method: grad_cam` needs `select`, the layer whose channels it weights")
-        given = {"channels": self.channels, "grid": self.grid, "skip_tokens": self.skip_tokens}
-        for key in [key for key, value in given.items() if value and self.method != "grad_cam"]:
-            raise ValueError(f"`{key}` goes with `method: grad_cam`")
+        for key in ("channels", "grid", "skip_tokens"):
+            if getattr(self, key) and self.method != GRAD_CAM:
+                raise ValueError(f"`{key}` goes with `method: grad_cam`")
         if self.skip_tokens and self.grid is None:
             raise ValueError("`skip_tokens` goes with `grid`, the rows and columns of the tokens behind them")
         return self
@@ -122,21 +125,25 @@ class AttributeTask(TaskOfOneSplit):
         from hookrun.studies.kit.passes import EXAMPLE_BATCH
 
         prepared = super().prepare(experiment, trust=trust, cache=cache)
-        if self.method != "grad_cam":
+        if self.method != GRAD_CAM:
             return prepared
-        model, grid = prepared.model, self.grid
-        shapes = output_shapes(
-            model, self.example(prepared.data, model, EXAMPLE_BATCH), str(self._module(model))
-        )
+        model = prepared.model
+        example = self.example(prepared.data, model, EXAMPLE_BATCH)
+        shapes = output_shapes(model, example, str(self._module(model)))
         shape = list(shapes[0]) if shapes else []
-        channels = self.channels or (found_channels(shapes) if grid is None else LAST)
+        grid = self.grid
         if grid is None:
+            channels = self.channels or found_channels(shapes)
+            key = "channels"
+            why = "no two dimensions were seen to follow height and width of the picture"
             fits = channels is not None and len(shape) in (0, 4, 5)
-            key, why = "channels", "no two dimensions were seen to follow height and width of the picture"
         else:
+            channels = self.channels or LAST
             tokens = math.prod(grid) + self.skip_tokens
-            fits = not shape or (len(shape) == 3 and shape[1 if channels == LAST else 2] == tokens)
-            key, why = "grid", f"{list(grid)} with skip_tokens {self.skip_tokens} are {tokens} tokens"
+            key = "grid"
+            why = f"{list(grid)} with skip_tokens {self.skip_tokens} are {tokens} tokens"
+            dim = 1 if channels == LAST else 2
+            fits = not shape or (len(shape) == 3 and shape[dim] == tokens)
         if not fits:
             raise spec_error(
                 f"{WHERE}.{key}",
@@ -190,7 +197,8 @@ class AttributeTask(TaskOfOneSplit):
             baseline=self.baseline,
             channels_first=partial(channels_first, self.channels, self.grid, self.skip_tokens),
         )
-        rows, names = AttributionRows(), context.sample_names({self.split: batches})
+        rows = AttributionRows()
+        names = context.sample_names({self.split: batches})
         with context.evaluating(batches, self.name, {"rows": rows, "names": names}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):

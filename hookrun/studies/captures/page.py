@@ -16,7 +16,6 @@ from hookrun.studies.kit.drawing import (
     matrix,
     module_name,
 )
-from hookrun.studies.kit.record_types import grouped
 
 ID = "analysis"
 TITLE = "Analysis"
@@ -24,6 +23,8 @@ POSITION = 10
 
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "majority", "control"}
 _SIMILARITY = {"module", "other", "cka"}
+
+Line = dict[str, Any]
 
 
 def build(facts: Facts) -> dict[str, Any] | None:
@@ -35,57 +36,62 @@ def build(facts: Facts) -> dict[str, Any] | None:
     similarities = _lines(facts, _SIMILARITY, "cka")
     if not probes and not similarities:
         return None
-    of_modules = (line for line in [*probes, *similarities] if line.get("other") in (None, line["module"]))
-    projected = {
-        how: dict.fromkeys(module_name(line["module"]) for line in of_how)
-        for how, of_how in grouped(of_modules, lambda line: line.get("projection")).items()
-    }
     figures = list[Figure]()
     if probes:
-        score, majority = str(probes[0].get("score", "accuracy")), probes[0]["majority"]
-        is_known = isinstance(majority, float)
-        figures.append(
-            bars(
-                f"{score} on held-out samples",
-                [float(line["accuracy"]) for line in probes],
-                x="module",
-                y=score,
-                names=[module_name(line["module"]) for line in probes],
-                note=f"dashed: the majority class, {majority:.3f}" if is_known else "",
-                mark=majority if is_known else math.nan,
-            )
-        )
+        figures.append(_scores(probes))
     if similarities:
-        names = list(dict.fromkeys(line["module"] for line in similarities))[:MOST_ROWS]
-        cells = {(line["module"], str(line["other"])): line["cka"] for line in similarities}
-        shown = [module_name(name) for name in names]
-        figures.append(
-            HeatMap(
-                "linear CKA",
-                matrix(cells, names, names),
-                rows=shown,
-                columns=shown,
-                x="module",
-                numbers=len(names) <= 12,
-                limits=(0, 1),
-            ).figure()
-        )
+        figures.append(_similarity(similarities))
     return {
         "title": "Probes" if probes else "Similarity",
         "probes": probes,
         "figures": figures,
-        "projections": [
-            f"{how}, instead of all features: {listed(modules, 40)}"
-            for how, modules in projected.items()
-            if how is not None
-        ],
+        "projections": _projections([*probes, *similarities]),
     }
 
 
-def _lines(facts: Facts, keys: set[str], result: str) -> list[dict[str, Any]]:
+def _scores(probes: list[Line]) -> Figure:
+    """The score of each module's probe, with that of the majority class."""
+    score = str(probes[0].get("score", "accuracy"))
+    majority = probes[0]["majority"]
+    note = ""
+    mark = math.nan
+    if isinstance(majority, float):
+        note = f"dashed: the majority class, {majority:.3f}"
+        mark = majority
+    values = [float(line["accuracy"]) for line in probes]
+    names = [module_name(line["module"]) for line in probes]
+    return bars(
+        f"{score} on held-out samples", values, x="module", y=score, names=names, note=note, mark=mark
+    )
+
+
+def _similarity(lines: list[Line]) -> Figure:
+    """The CKA of each two modules."""
+    modules = list(dict.fromkeys(line["module"] for line in lines))[:MOST_ROWS]
+    cells = {(line["module"], str(line["other"])): line["cka"] for line in lines}
+    names = [module_name(module) for module in modules]
+    values = matrix(cells, modules, modules)
+    is_small = len(names) <= 12
+    heat = HeatMap(
+        "linear CKA", values, rows=names, columns=names, x="module", numbers=is_small, limits=(0, 1)
+    )
+    return heat.figure()
+
+
+def _projections(lines: list[Line]) -> list[str]:
+    """How features were projected, and of which modules."""
+    modules = dict[str, dict[str, None]]()
+    for line in lines:
+        how = line.get("projection")
+        if how is not None and line.get("other") in (None, line["module"]):
+            modules.setdefault(how, {})[module_name(line["module"])] = None
+    return [f"{how}, instead of all features: {listed(names, 40)}" for how, names in modules.items()]
+
+
+def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
     """The lines that have all of the keys; `result` is the key of the measured number."""
-    return [
-        line
-        for line in facts.metrics.records
-        if line.keys() >= keys and is_number(line[result]) and isinstance(line["module"], str)
-    ]
+    lines = list[Line]()
+    for line in facts.metrics.records:
+        if line.keys() >= keys and is_number(line[result]) and isinstance(line["module"], str):
+            lines.append(line)
+    return lines

@@ -7,7 +7,8 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,8 +52,9 @@ def memory_needed(features: Features, outputs: int) -> int:
     rows = len(features)
     fitted = rows - math.ceil(rows * TEST_SHARE)
     numbers = min(features.width, fitted)
-    by_samples = rows**2 + 8 * fitted**2 + 2 * rows * fitted
-    matrices = by_samples if features.width > fitted else 3 * rows * features.width
+    matrices = 3 * rows * features.width
+    if features.width > fitted:
+        matrices = rows**2 + 8 * fitted**2 + 2 * rows * fitted
     solver = outputs * (_HISTORY * numbers + 4 * fitted)
     weights = 3 * outputs * features.captured + 4 * features.width
     return reading_bytes([features]) + BYTES * (matrices + solver + weights)
@@ -86,53 +88,82 @@ def fit(
 
     Raises HookrunError if there are too few samples or classes to score the probe.
     """
-    classes = not labels.is_floating_point()
-    has_label = labels != IGNORED if classes else labels.reshape(len(labels), -1).isfinite().all(1)
-    rows, y = has_label.nonzero().squeeze(1), labels.numpy()
-    train, test = _parts(y[rows], samples[rows].numpy(), rows, seed, stratify=classes)
+    of_classes = not labels.is_floating_point()
+    if of_classes:
+        has_label = labels != IGNORED
+    elif labels.dim() > 1:
+        has_label = labels.flatten(1).isfinite().all(1)
+    else:
+        has_label = labels.isfinite()
+    rows = has_label.nonzero().squeeze(1)
+    y = labels.numpy()
+    train, test = _parts(y[rows], samples[rows].numpy(), rows, seed, stratify=of_classes)
     seen = features.standardized(train)
     basis: Tensor | None = None
     if features.width > len(train):
         products = gram(seen, train)
         basis = _basis(products)
-        x_train, x_test = products @ basis, gram(seen, test, train) @ basis
+        x_train = products @ basis
+        x_test = gram(seen, test, train) @ basis
     else:
-        x_train, x_test = seen.whole(train), seen.whole(test)
-    # A gradient of the same norm has larger elements if it has fewer of them.
-    tolerance = _TOLERANCE * math.sqrt(max(features.width / x_train.shape[1], 1))
-    model: Any = (
-        LogisticRegression(max_iter=2000, tol=tolerance) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
-    )
-    parts = (x_train.numpy(), y[train]), (x_test.numpy(), y[test])
+        x_train = seen.whole(train)
+        x_test = seen.whole(test)
+    model: Any = RidgeCV(alphas=np.logspace(-3, 4, 8))
+    dummy: Any = DummyRegressor()
+    if of_classes:
+        # A gradient of the same norm has larger elements if it has fewer of them.
+        tolerance = _TOLERANCE * math.sqrt(max(features.width / x_train.shape[1], 1))
+        model = LogisticRegression(max_iter=2000, tol=tolerance)
+        dummy = DummyClassifier()
+    fitted = _Rows(x_train.numpy(), y[train])
+    scored = _Rows(x_test.numpy(), y[test])
     shuffled = np.random.default_rng(seed % 2**32).permutation
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of unique classes is greater than", UserWarning)
-        control = clone(model).fit(parts[0][0], shuffled(y[train])).score(parts[1][0], shuffled(y[test]))
-        model.fit(*parts[0])
-    accuracy = float(model.score(*parts[1]))
-    dummy = (DummyClassifier() if classes else DummyRegressor()).fit(*parts[0])
-    weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
-    if basis is not None:
-        weight = seen.weights(basis @ weight.T, train)
-    # Weight and bias for the captured features, which are neither standardized nor projected.
-    assert seen.scale is not None and seen.mean is not None
-    weight = weight / seen.scale
-    bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
+        control = clone(model).fit(fitted.x, shuffled(fitted.y)).score(scored.x, shuffled(scored.y))
+        model.fit(*fitted)
+    dummy.fit(*fitted)
+    accuracy = float(model.score(*scored))
     line = {
-        "score": "accuracy" if classes else "r2",
+        "score": "accuracy" if of_classes else "r2",
         "samples": len(samples[rows].unique()),
         "rows": len(rows),
         "features": features.captured,
         "accuracy": accuracy,
-        "train_accuracy": float(model.score(*parts[0])),
-        "majority": float(dummy.score(*parts[1])),
+        "train_accuracy": float(model.score(*fitted)),
+        "majority": float(dummy.score(*scored)),
         "control": float(control),
     }
-    weights = {"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()}
-    if classes:
-        line["accuracy_low"], line["accuracy_high"] = wilson(accuracy, len(samples[test].unique()))
+    weights = _weights(model, seen, basis, train)
+    if of_classes:
+        low, high = wilson(accuracy, len(samples[test].unique()))
+        line["accuracy_low"] = low
+        line["accuracy_high"] = high
         weights["classes"] = torch.from_numpy(model.classes_).long()
     return line, weights
+
+
+def _weights(model: Any, seen: Features, basis: Tensor | None, train: Tensor) -> dict[str, Tensor]:
+    """Weight and bias for the captured features, which are neither standardized nor projected.
+
+    seen:  the standardized features
+    basis: in which the model has seen the rows `train`; None: it has seen the features
+    """
+    weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
+    if basis is not None:
+        weight = seen.weights(basis @ weight.T, train)
+    assert seen.scale is not None
+    assert seen.mean is not None
+    weight = weight / seen.scale
+    bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
+    return {"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()}
+
+
+class _Rows(NamedTuple):
+    """Features and labels of some rows."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
 
 
 def _parts(
@@ -144,19 +175,18 @@ def _parts(
     proportion, by the first label of each sample, if each class has enough samples.
     """
     names, firsts, sample_of = np.unique(samples, return_index=True, return_inverse=True)
-    kinds, counts = np.unique(y[firsts] if stratify else firsts, return_counts=True)
     needed = math.ceil(2 / TEST_SHARE)
     if len(names) < needed:
         raise HookrunError(
             f"a probe needs at least {needed} samples with a label, and there are {len(names)}"
         )
-    enough = len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2
-    of_train, _ = train_test_split(
-        np.arange(len(names)),
-        test_size=TEST_SHARE,
-        random_state=seed % 2**32,
-        stratify=y[firsts] if stratify and enough else None,
-    )
+    classes = None
+    if stratify:
+        kinds, counts = np.unique(y[firsts], return_counts=True)
+        if len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2:
+            classes = y[firsts]
+    numbers = np.arange(len(names))
+    of_train, _ = train_test_split(numbers, test_size=TEST_SHARE, random_state=seed % 2**32, stratify=classes)
     in_train = np.isin(sample_of, of_train)
     if stratify and len(np.unique(y[in_train])) < 2:
         raise HookrunError(
@@ -169,8 +199,11 @@ def _parts(
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of `count` independent samples: E. B. Wilson (1927)."""
     square = 1.959964**2 / count
-    middle, half = share + square / 2, math.sqrt(square * (share * (1 - share) + square / 4))
-    return max((middle - half) / (1 + square), 0.0), min((middle + half) / (1 + square), 1.0)
+    middle = share + square / 2
+    half = math.sqrt(square * (share * (1 - share) + square / 4))
+    low = (middle - half) / (1 + square)
+    high = (middle + half) / (1 + square)
+    return max(low, 0.0), min(high, 1.0)
 
 
 def _basis(products: Tensor) -> Tensor:
@@ -199,6 +232,13 @@ class Labels:
     values: Tensor
     names: Sequence[str] | None = None
 
+    @property
+    def outputs(self) -> int:
+        """How many classes or targets there are."""
+        if self.values.is_floating_point():
+            return self.values[0].numel()
+        return len(self.values.unique())
+
 
 def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
     """The target of each row: that of its sample, or for a row of one token that at its position.
@@ -211,8 +251,11 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
     of_tokens = run.data_info().tokenizer is not None
     if of_tokens and answer and values.dim() == 1:
         # Rows of tokens are in the order of the splits.
-        ids, splits = capture.sample_ids, capture.split_numbers
-        values = torch.cat([run.labels(ids[splits == part], SPLITS[part]) for part in splits.unique()])
+        splits = capture.split_numbers
+        of_splits = list[Tensor]()
+        for split in splits.unique().tolist():
+            of_splits.append(run.labels(capture.sample_ids[splits == split], SPLITS[split]))
+        values = torch.cat(of_splits)
     if of_tokens and values.dim() == 2:
         last = (values != IGNORED).long().mul(torch.arange(1, values.shape[1] + 1)).argmax(1, keepdim=True)
         values = values.gather(1, last).squeeze(1)
@@ -235,7 +278,8 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
     """
     path, _ = checked_file(name, None, _FILE, (".csv",))
     table = csv.DictReader(text for _, text in lines(path, _FILE))
-    records, header = list(table), list(table.fieldnames or ())
+    records = list(table)
+    header = list(table.fieldnames or ())
     if column not in header:
         raise spec_error(_COLUMN, f"{path} has no column {column!r}", nearest(column, header))
     for number, record in enumerate(records, 2):
@@ -244,25 +288,20 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
                 _FILE, f"{path}: record {number} does not have {len(header)} cells", "correct it"
             )
     keys = [key for key in _KEYS if key in header and key != column]
-    if not {"sample", "file"} & set(keys):
-        samples = set(_row_keys(capture, ["split", "sample"]))
-        in_order = {(split, str(number)) for split, _ in samples for number in range(len(records))}
-        if samples != in_order or len(samples) > len(records):
-            raise spec_error(
-                _FILE,
-                f"{path} has {len(records)} lines and no column `sample` or `file`, and the capture has "
-                f"{len(samples)} samples of {' and '.join(sorted({split for split, _ in samples}))}",
-                "add a column `sample` (and `split`), as in samples.jsonl of the run",
-            )
+    if "sample" not in keys and "file" not in keys:
+        _require_a_line_for_each_sample(path, len(records), capture)
         keys.append("sample")
-        records = [{**record, "sample": str(number)} for number, record in enumerate(records)]
-    rows = _row_keys(capture, keys)
-    cells_of = {tuple(record[key].strip() for key in keys): record[column].strip() for record in records}
-    if len(cells_of) < len(records):
+        for number, record in enumerate(records):
+            record["sample"] = str(number)
+    label_of = dict[tuple[str, ...], str]()
+    for record in records:
+        label_of[tuple(record[key].strip() for key in keys)] = record[column].strip()
+    if len(label_of) < len(records):
         raise spec_error(
             _FILE, f"{path} has several lines for the same {', '.join(keys)}", "leave one of them"
         )
-    missing = list(dict.fromkeys(row for row in rows if row not in cells_of))
+    rows = _row_keys(capture, keys)
+    missing = list(dict.fromkeys(row for row in rows if row not in label_of))
     if missing:
         first = ", ".join(f"{key} {value}" for key, value in zip(keys, missing[0], strict=True))
         raise spec_error(
@@ -270,29 +309,42 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
             f"{path} has no line for {len(missing)} of {len(set(rows))}: the first is {first}",
             "add them; an empty cell leaves a row out",
         )
-    return _parsed([cells_of[row] for row in rows])
+    return _parsed([label_of[row] for row in rows])
+
+
+def _require_a_line_for_each_sample(path: Path, lines: int, capture: StoredCapture) -> None:
+    """Raise SpecError unless the lines can be those of the samples of the capture, in their order."""
+    splits = set(capture.splits)
+    samples = set(zip(capture.splits, capture.sample_ids.tolist(), strict=True))
+    if len(splits) != 1 or {sample for _, sample in samples} != set(range(lines)):
+        raise spec_error(
+            _FILE,
+            f"{path} has {lines} lines and no column `sample` or `file`, and the capture has "
+            f"{len(samples)} samples of {' and '.join(sorted(splits))}",
+            "add a column `sample` (and `split`), as in samples.jsonl of the run",
+        )
 
 
 def _row_keys(capture: StoredCapture, keys: Sequence[str]) -> list[tuple[str, ...]]:
     """Of each row, its split, sample, file or position as a file of labels writes it."""
-    columns = {
-        "split": capture.splits,
-        "sample": [*map(str, capture.sample_ids.tolist())],
-        "file": capture.files,
-        "position": [*map(str, capture.positions.tolist())],
-    }
+    columns = dict[str, Sequence[str]](
+        split=capture.splits,
+        sample=[str(sample) for sample in capture.sample_ids.tolist()],
+        file=capture.files,
+        position=[str(position) for position in capture.positions.tolist()],
+    )
     return list(zip(*(columns[key] for key in keys), strict=True))
 
 
 def _parsed(cells: Sequence[str]) -> Labels:
     """Whole numbers are classes, other numbers are targets, and texts are names of classes in alphabetical order."""
-    given = {cell for cell in cells if cell not in _NO_LABEL}
+    texts = {cell for cell in cells if cell not in _NO_LABEL}
     try:
-        number_of = {cell: float(cell) for cell in given}
+        number_of = {text: float(text) for text in texts}
     except ValueError:
-        names = sorted(given)
-        number_of = {name: number for number, name in enumerate(names)}
-        return Labels(torch.tensor([number_of.get(cell, IGNORED) for cell in cells]), names)
+        names = sorted(texts)
+        class_of = {name: number for number, name in enumerate(names)}
+        return Labels(torch.tensor([class_of.get(cell, IGNORED) for cell in cells]), names)
     if all(number.is_integer() for number in number_of.values()):
         return Labels(torch.tensor([int(number_of.get(cell, IGNORED)) for cell in cells]))
-    return Labels(torch.tensor([number_of.get(cell, float("nan")) for cell in cells]))
+    return Labels(torch.tensor([number_of.get(cell, math.nan) for cell in cells]))

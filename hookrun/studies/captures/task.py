@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hookrun.engine.validation import Section
 from hookrun.errors import HookrunError, counted, spec_error
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookrun.studies.captures.probing import Labels
-    from hookrun.studies.kit.files import RunDir
-    from hookrun.studies.kit.passes import Analysis, Results, Screen, Way
+    from hookrun.studies.kit.files import RunDir, StoredCapture
+    from hookrun.studies.kit.passes import Analysis, Features, Results, Screen, Way
 _HEADINGS = ("module", "features", "train", "test", "95 %", "majority", "control")
 
 
@@ -45,7 +46,8 @@ class ProbeTask(TaskOfCaptures):
 
     def check(self, analysis: Analysis) -> None:
         """Raise SpecError if the run's data is not known or has no labels, or if the analysis needs too much memory."""
-        run, outputs = analysis.run, 1
+        run = analysis.run
+        outputs = 1
         if isinstance(self.labels, LabelsFile):
             self._labels(analysis)  # says what is wrong with the file
         elif not run.config:
@@ -65,10 +67,10 @@ class ProbeTask(TaskOfCaptures):
                     "leave it out",
                 )
             # the number of classes, if it is known before the labels are read, or of the numbers to predict
-            numbers = (
-                math.prod(info.target.shape) if info.target.dtype.is_floating_point else info.num_classes
-            )
-            outputs = numbers or 1
+            if info.target.dtype.is_floating_point:
+                outputs = math.prod(info.target.shape) or 1
+            else:
+                outputs = info.num_classes or 1
         self._require_memory(analysis, outputs)
 
     def _require_memory(self, analysis: Analysis, outputs: int) -> int:
@@ -78,9 +80,9 @@ class ProbeTask(TaskOfCaptures):
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
         from hookrun.studies.captures.probing import memory_needed
 
-        every = self.features(analysis, project)
-        kept = sum(4 * outputs * each.captured for each in every.values())
-        return {name: memory_needed(each, outputs) + kept for name, each in every.items()}
+        features = self.features(analysis, project)
+        kept = sum(4 * outputs * rows.captured for rows in features.values())
+        return {name: memory_needed(rows, outputs) + kept for name, rows in features.items()}
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The scores of each probe: accuracies, or for numeric targets r2 under the same names."""
@@ -97,10 +99,10 @@ class ProbeTask(TaskOfCaptures):
         from hookrun.studies.captures.probing import fit
         from hookrun.studies.kit.passes import projection_entry, show_table
 
-        features, labels = self.features(analysis, self.project), self._labels(analysis)
+        features = self.features(analysis, self.project)
+        labels = self._labels(analysis)
         shown = list[list[str]]()
-        every = [each.values for each in labels.values()]
-        outputs = max(each[0].numel() if each.is_floating_point() else len(each.unique()) for each in every)
+        outputs = max(each.outputs for each in labels.values())
         self.say_memory(screen, self._require_memory(analysis, outputs))
         weights: dict[str, Tensor] = {}
         for module, rows in features.items():
@@ -114,15 +116,9 @@ class ProbeTask(TaskOfCaptures):
                 probed = {"line": line, "weights": of_probe}
                 results.add(module, probed)
             line = probed["line"]
-            train, test, majority, control = (
-                f"{line[key]:.3f}" for key in ("train_accuracy", "accuracy", "majority", "control")
-            )
-            interval = (
-                f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}" if "accuracy_low" in line else "–"
-            )
-            width = f"{rows.captured:,}" + ("" if rows.projection is None else f" → {rows.width:,}")
-            shown.append([module, width, train, test, interval, majority, control])
-            weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
+            shown.append([module, *_shown(line, rows)])
+            for name, tensor in probed["weights"].items():
+                weights[f"{module}.{name}"] = tensor
         show_table(screen.console, _HEADINGS, shown)
         self.say_projections(screen, features.values())
         names = next(iter(labels.values())).names
@@ -136,16 +132,27 @@ class ProbeTask(TaskOfCaptures):
         read: dict[bytes, Labels] = {}
         labels: dict[str, Labels] = {}
         for module, capture in analysis.captures.items():
-            columns = capture.split_numbers, capture.sample_ids, capture.positions
+            columns = [capture.split_numbers, capture.sample_ids, capture.positions]
             rows = b"".join(column.numpy().tobytes() for column in columns)
-            if rows not in read:
-                read[rows] = (
-                    labels_of_file(self.labels.file, self.labels.column, capture)
-                    if isinstance(self.labels, LabelsFile)
-                    else labels_of_data(analysis.run, capture, answer=self.labels == "answer")
-                )
+            if rows not in read and isinstance(self.labels, LabelsFile):
+                read[rows] = labels_of_file(self.labels.file, self.labels.column, capture)
+            elif rows not in read:
+                read[rows] = labels_of_data(analysis.run, capture, answer=self.labels == "answer")
             labels[module] = read[rows]
         return labels
+
+
+def _shown(line: Mapping[str, Any], rows: Features) -> list[str]:
+    """The texts of a probe below `_HEADINGS`."""
+    width = f"{rows.captured:,}"
+    if rows.projection is not None:
+        width += f" → {rows.width:,}"
+    interval = "–"
+    if "accuracy_low" in line:
+        interval = f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}"
+    train = f"{line['train_accuracy']:.3f}"
+    test = f"{line['accuracy']:.3f}"
+    return [width, train, test, interval, f"{line['majority']:.3f}", f"{line['control']:.3f}"]
 
 
 FEWEST_ROWS = 3
@@ -191,17 +198,24 @@ class SimilarityTask(TaskOfCaptures):
         """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
         from hookrun.studies.kit.passes import linear_cka_of_all, projection_entry, show_table
 
-        ids = [(each.split_numbers.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
-        if any(each != ids[0] for each in ids):
+        first, *others = analysis.captures.values()
+        if not all(_has_same_samples(first, other) for other in others):
             raise HookrunError("the modules were captured on different samples: capture them in one run")
-        features, way = self.features(analysis, self.project), self._way(analysis, self.project)
+        features = self.features(analysis, self.project)
+        way = self._way(analysis, self.project)
         self.say_memory(screen, way.needed)
-        found = linear_cka_of_all(list(features.values()), way, results).tolist()
+        matrix = linear_cka_of_all(list(features.values()), way, results).tolist()
         shown = list[list[str]]()
-        for number, (name, values) in enumerate(zip(features, found, strict=True)):
+        for number, (name, values) in enumerate(zip(features, matrix, strict=True)):
             shown.append([name, str(number), *(f"{value:.3f}" for value in values)])
             for other, value in zip(features, values, strict=True):
                 how = projection_entry(features[name]) or projection_entry(features[other])
                 run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
         show_table(screen.console, ["linear CKA", "", *map(str, range(len(features)))], shown)
         self.say_projections(screen, features.values())
+
+
+def _has_same_samples(capture: StoredCapture, other: StoredCapture) -> bool:
+    """Whether the rows of both captures are of the same samples, in the same order."""
+    is_same_split = capture.split_numbers.tolist() == other.split_numbers.tolist()
+    return is_same_split and capture.sample_ids.tolist() == other.sample_ids.tolist()

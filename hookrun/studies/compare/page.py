@@ -42,18 +42,18 @@ def build(facts: Facts) -> dict[str, Any] | None:
     except StoreError as error:
         return {"problem": str(error), "reasons": [], "parts": []}
     jobs = list(record.jobs.items())[:MOST_JOBS] or [("", record)]
-    return {"problem": "", "reasons": record.reasons, "parts": [_part(*job) for job in jobs]}
+    parts = [_part(job, of_job) for job, of_job in jobs]
+    return {"problem": "", "reasons": record.reasons, "parts": parts}
 
 
 def _part(job: str, record: Comparison) -> dict[str, Any]:
     """The picture and the tables of two runs."""
-    numbers = {key: value for key, value in record.predictions.items() if key != "changes"}
+    predictions = dict(record.predictions)
+    changes = predictions.pop("changes", None)
     tables = [_table(name, getattr(record, name)) for name in _TABLES]
-    changes = record.predictions.get("changes")
-    tables += [
-        _table("predictions", [numbers]),
-        _table("changes", changes if isinstance(changes, list) else []),
-    ]
+    tables.append(_table("predictions", [predictions]))
+    if isinstance(changes, list):
+        tables.append(_table("changed predictions", changes))
     return {
         "job": job,
         "runs": (record.run, record.other),
@@ -65,28 +65,32 @@ def _part(job: str, record: Comparison) -> dict[str, Any]:
 
 def _table(title: str, rows: Sequence[Any]) -> dict[str, Any]:
     """A table of the first mappings of a list, with a column for each key."""
-    known = [row for row in rows if isinstance(row, Mapping)][:MOST_ROWS]
-    heads = list(dict.fromkeys(str(key) for row in known for key in row))
-    cells = [[shortened(number(row.get(head, "")), 200) for head in heads] for row in known]
-    return {"title": title.replace("changes", "changed predictions"), "heads": heads, "rows": cells}
+    shown = [row for row in rows if isinstance(row, Mapping)][:MOST_ROWS]
+    heads = list(dict.fromkeys(str(key) for row in shown for key in row))
+    cells = list[list[str]]()
+    for row in shown:
+        cells.append([shortened(number(row.get(head, "")), 200) for head in heads])
+    return {"title": title, "heads": heads, "rows": cells}
 
 
 def _figures(rows: Sequence[Any]) -> list[Figure]:
     """The relative L2 of each module in the order of execution: bars, or a map by token."""
     cells = dict[tuple[str, int | None], float]()
     for row in rows:
-        if isinstance(row, Mapping) and is_number(row.get("relative_l2")):
-            name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
-            token = row.get("token")
-            cells.setdefault(
-                (name, token if isinstance(token, int) else None), max(float(row["relative_l2"]), 0.0)
-            )
+        if not isinstance(row, Mapping) or not is_number(row.get("relative_l2")):
+            continue
+        name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
+        token = row.get("token")
+        place = (name, token if isinstance(token, int) else None)
+        cells.setdefault(place, max(float(row["relative_l2"]), 0.0))
     names = list(dict.fromkeys(name for name, _ in cells))[:MOST_ROWS]
     tokens = sorted({token for _, token in cells if token is not None})[:MOST_ROWS]
     title = "relative L2 of the difference, in the order of execution"
+    if not names:
+        return []
     if not tokens:
         values = [cells[name, None] for name in names]
-        return [bars(title, values, x="module", y="relative L2", names=names)] if names else []
+        return [bars(title, values, x="module", y="relative L2", names=names)]
     columns = [str(token) for token in tokens]
     return [
         HeatMap(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 _MOST_BYTES = 2**31
 """The memory that the CKA of two captures may use."""
 
-_SHOWN, _LINES = 40, 8
-"""The rows of the table in the terminal, and the lines of the configuration."""
+_SHOWN = 40
+"""The rows of the table in the terminal."""
+
+_LINES = 8
+"""The lines of the configuration there."""
 
 _COLUMNS = {
     "cosine": ("cosine", ".6f"),
@@ -68,22 +72,28 @@ class CompareTask(TaskOfRuns):
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
         from hookrun.studies.kit.files import write_table
 
-        jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
+        jobs = dict[str, dict[str, Any]]()
+        rows = list[dict[str, Any]]()
+        reasons = list[str]()
+        first: Any = None
+        cka = self._cka if self.cka else None
         for job, (run, other) in prepared.jobs.items():
-            screen.say(" ".join(filter(None, [job, f"{run.path} and {other.path}"])))
-            comparison = run.compare(
-                other, by=self.by, tolerance=self.tolerance, cka=self._cka if self.cka else None
-            )
-            rows += [({"job": job} if job else {}) | row for row in comparison.captures]
-            reasons += [f"{job}: {reason}" if job else reason for reason in comparison.reasons]
+            screen.say(f"{job} {run.path} and {other.path}".lstrip())
+            comparison = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
+            if job:
+                rows += [{"job": job} | row for row in comparison.captures]
+                reasons += [f"{job}: {reason}" for reason in comparison.reasons]
+            else:
+                rows += comparison.captures
+                reasons += comparison.reasons
+            first = first or comparison.first
             jobs[job] = comparison.to_dict()
             self._show(comparison, screen)
         if not rows:
             screen.say("no module was captured by both runs")
         reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
-        firsts = [each["first"] for each in jobs.values() if each["first"] is not None]
-        of_sweeps = {"first": next(iter(firsts), None), "unpaired": list(prepared.unpaired), "jobs": jobs}
-        run_dir.write(COMPARE_JSON, {**jobs.get("", of_sweeps), "reasons": reasons})
+        content = jobs.get("", {"first": first, "unpaired": list(prepared.unpaired), "jobs": jobs})
+        run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
         heads = rows[0].keys() if rows else ("hook", "module")
         write_table(run_dir.path / COMPARE_CSV, [heads, *(row.values() for row in rows)])
         for reason in reasons or ["no difference"]:
@@ -110,20 +120,26 @@ class CompareTask(TaskOfRuns):
         rows = comparison.captures
         if len(rows) > _SHOWN:
             rows = [row for row in rows if row["differs"]][:_SHOWN]
-        shown = list[list[str]]()
-        for row in rows:
-            name = label(row) + ("" if row["token"] is None else f", token {row['token']}")
-            values = [(row[key], form) for key, form in _COLUMNS.values()]
-            texts = ["" if value is None else format(value, form) for value, form in values]
-            shown.append([name, *texts, "differs" if row["differs"] else ""])
-        if shown:
-            show_table(screen.console, ["capture", *_COLUMNS, ""], shown)
+        if rows:
+            show_table(screen.console, ["capture", *_COLUMNS, ""], [_texts(row) for row in rows])
         if comparison.captures:
             screen.say(
                 f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
             )
         for line in comparison.config[:_LINES]:
-            value, other = (json.dumps(line[side], ensure_ascii=False)[:100] for side in ("run", "other"))
+            value = json.dumps(line["run"], ensure_ascii=False)[:100]
+            other = json.dumps(line["other"], ensure_ascii=False)[:100]
             screen.say(f"configuration: {line['key']}: {value}, other {other}")
         if (more := len(comparison.config) - _LINES) > 0:
             screen.say(f"configuration: and {more} more, in {COMPARE_JSON}")
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    """A row of the table in the terminal."""
+    name = label(row)
+    if row["token"] is not None:
+        name += f", token {row['token']}"
+    texts = [name]
+    for key, form in _COLUMNS.values():
+        texts.append("" if row[key] is None else format(row[key], form))
+    return [*texts, "differs" if row["differs"] else ""]

@@ -16,8 +16,8 @@ from hookrun.engine.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.engine.values.tensors import read_together
 from hookrun.errors import counted, first_lines, spec_error
-from hookrun.studies.effects.grid import Job
-from hookrun.studies.effects.moved import Activation, Moved, parts_of
+from hookrun.studies.effects.grid import Trial
+from hookrun.studies.effects.moved import Activation, MovedHook, parts_of
 from hookrun.studies.effects.records import (
     CLEAN,
     CLEAN_OF_SAMPLES,
@@ -45,9 +45,9 @@ from hookrun.studies.kit.passes import (
     Split,
     as_call,
     generator_states,
-    losses,
     own_token_scores,
     predicted_rows,
+    row_values,
     set_generators,
 )
 
@@ -60,7 +60,7 @@ MOST_FAULTS = 1_000
 _SAVED = ("plain", "clean", "values")
 
 
-class Reading:
+class MetricReader:
     """Computes the metric for the samples of a batch.
 
     head: the linear layer that computes the scores for tokens; it runs at the tokens only at which the metric is read.
@@ -68,14 +68,18 @@ class Reading:
     """
 
     def __init__(self, prepared: Prepared, measuring: Measuring, head: nn.Module | None) -> None:
-        self.metric, self._reader = prepared.metrics[0], prepared.loss.reader
-        self._loss, self._measuring, self._head = prepared.loss, measuring, head
+        self.metric = prepared.metrics[0]
+        self._loss = prepared.loss
+        self._reader = prepared.loss.reader
+        self._measuring = measuring
+        self._head = head
         self._source: BatchRows
         self._sizes: set[int]
 
     def begin(self, batch: Batch, others: Any) -> None:
         """Set the batch; `others` is the output without hooks, if the metric compares with it."""
-        self._batch, self._others = batch, others
+        self._batch = batch
+        self._others = others
         if self._head is not None:
             shape = (*batch.target.shape, next(self._head.parameters()).shape[0])
             self._choose(torch.empty(1, 1, 1, device=batch.target.device).expand(shape))
@@ -90,8 +94,9 @@ class Reading:
     def _choose(self, output: Any) -> None:
         rows = self._measuring.rows(output, self._batch, self._others)
         rows = rows.of_paths.get(self.metric.of, rows)
-        at_targets = self.metric.needs_target(of_tokens=rows.samples is not None)
-        self._source = rows.with_targets if at_targets else rows
+        if self.metric.needs_target(of_tokens=rows.samples is not None):
+            rows = rows.with_targets
+        self._source = rows
 
     @contextmanager
     def of_rows_only(self, copies: int) -> Iterator[None]:
@@ -117,9 +122,10 @@ class Reading:
 
         whole: the output has the scores of all tokens, not only of those in `of_rows_only`
         """
-        source, output = self._source, self._reader.named(output, self.metric.of)
+        source = self._source
+        output = self._reader.named(output, self.metric.of)
         if source.samples is None:
-            return parts_of(output, copies, self._sizes) if copies > 1 else [output]
+            return [output] if copies == 1 else parts_of(output, copies, self._sizes)
         scores = own_token_scores(output)
         assert scores is not None  # else the rows could not have been chosen
         if self._head is not None and not whole:
@@ -141,13 +147,17 @@ class Reading:
         A metric or loss of the user's own that has one value for a batch has it for each of its samples.
         """
         source = self._source
-        places = source.chosen if source.samples is None else source.samples
+        places = source.samples
+        if places is None:
+            places = source.chosen
         values = self._of_rows(self.rows(copy))
         if places is not None:
             places = places.to(values.device)
             counts = values.new_zeros(len(self._batch.ids)).index_add(0, places, torch.ones_like(values))
             values = torch.zeros_like(counts).index_add(0, places, values) / counts
-        return values.exp() if self.metric.name == PERPLEXITY else values
+        if self.metric.name == PERPLEXITY:
+            values = values.exp()
+        return values
 
     def _of_rows(self, rows: BatchRows) -> Tensor:
         """[n]: the metric of each row."""
@@ -157,15 +167,11 @@ class Reading:
         if metric.name == LOSS and self._loss.code is not None:
             return self._loss(*rows.whole()).expand(len(rows))
         if metric.name == LOSS:
-            return losses(rows, self._loss)
-        if metric.of_batch is not None:
-            return metric.of_batch(*rows.whole()).expand(len(rows))
-        assert metric.of_rows is not None
-        columns = [metric.of_rows(part) for part in rows.parts()]
-        known = [column for column in columns if column is not None]
-        if not known:
+            return rows.one_by_one(self._loss)
+        column = row_values([metric], rows).get(metric.name)
+        if column is None:
             raise metric.misfit(rows)
-        column = torch.cat(known)
+        column = column.expand(len(rows))
         return column if column.is_floating_point() else column.float()
 
 
@@ -175,13 +181,13 @@ def usable_head(prepared: Prepared, head: str | None) -> str | None:
         return None
     if prepared.settings.train.output is not None or prepared.metrics[0].of is not None:
         return None
-    around = {head.rsplit(".", up)[0] for up in range(head.count(".") + 1)} | {""}
-    sees = any(
-        (match.path in around and hook.spec.hook_type is not FORWARD_PRE) or match.path == head
-        for hook in prepared.plan.hooks
-        for match in hook.matches
-    )
-    return None if sees else head
+    callers = {head.rsplit(".", up)[0] for up in range(head.count(".") + 1)} | {""}
+    for hook in prepared.plan.hooks:
+        for match in hook.matches:
+            sees_output = match.path in callers and hook.spec.hook_type is not FORWARD_PRE
+            if sees_output or match.path == head:
+                return None
+    return head
 
 
 def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -191,15 +197,19 @@ def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    scale = float(b.abs().nan_to_num(0.0, 0.0).max()) if b.numel() else 0.0
+    if a.shape != b.shape:
+        return False
+    if not b.numel():
+        return True
+    scale = float(b.abs().nan_to_num(0.0, 0.0).max())
     share = 2e-5 if b.dtype in (torch.float32, torch.float64) else 3e-2
-    return a.shape == b.shape and torch.allclose(a, b, rtol=share, atol=share * scale, equal_nan=True)
+    return torch.allclose(a, b, rtol=share, atol=share * scale, equal_nan=True)
 
 
 class Cells:
-    """The values of all jobs, with what has to be saved to go on from the middle of a batch.
+    """The values of all trials, with what has to be saved to go on from the middle of a batch.
 
-    values: [jobs, samples] the metric; of a metric over the whole split [jobs, 1], filled at the end
+    values: [trials, samples] the metric; of a metric over the whole split [trials, 1], filled at the end
     plain:  [samples] the metric without the hook
     clean:  [samples] the metric of the other run
     """
@@ -207,28 +217,42 @@ class Cells:
     def __init__(
         self,
         context: RunContext,
-        moved: Moved,
+        moved: MovedHook,
         against: str | None,
         samples: int,
     ) -> None:
-        self._context, self._moved, prepared = context, moved, context.prepared
-        scouted, jobs = moved.grid.scouted, dict(enumerate(moved.jobs))
-        self._estimated = [number for number, job in jobs.items() if job.kind == GRADIENT]
-        computed = {number: job.cell.paths for number, job in jobs.items() if job.kind != GRADIENT}
+        self._context = context
+        self._moved = moved
+        prepared = context.prepared
+        scouted = moved.grid.scouted
+        self._estimated = list[int]()  # the numbers of trials without a pass of their own
+        computed = dict[int, Sequence[str]]()
+        for number, trial in enumerate(moved.trials):
+            if trial.kind == GRADIENT:
+                self._estimated.append(number)
+            else:
+                computed[number] = trial.cell.paths
         self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
-        unembed = None if head is None else context.model.get_submodule(head)
-        self._reading = Reading(prepared, context.measuring, unembed)
-        self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
-        self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
-        self._together, self._done = dict[str, bool](), 0
+        unembed = None
+        self._largest = max(scouted.largest, scouted.scores)
+        if head is not None:
+            unembed = context.model.get_submodule(head)
+            self._largest = scouted.largest
+        self._reading = MetricReader(prepared, context.measuring, unembed)
+        self._against = None
+        if against is not None:
+            self._against = RunReferences.of(prepared.experiment).open(against)
+        self._together = dict[str, bool]()
+        self._done = 0
         self._over_split = self._reading.metric.over is not None
         nothing = torch.full((1 if self._over_split else samples,), torch.nan, dtype=torch.float64)
-        self.plain, self.clean = nothing.clone(), nothing.clone()
-        self.values = nothing.repeat(len(jobs), 1)
-        self._columns = {str(number): self.values[number] for number in jobs}
+        self.plain = nothing.clone()
+        self.clean = nothing.clone()
+        self.values = nothing.repeat(len(moved.trials), 1)
+        self._columns = {str(number): row for number, row in enumerate(self.values)}
         self._columns |= {PLAIN: self.plain, CLEAN: self.clean}
-        # The rows of a metric over the whole split: without the hook, of the other run, and of each job by its number.
+        # The rows of a metric over the whole split: without the hook, of the other run, and of each trial.
         places = self._columns if self._over_split else ()
         self._rows = {place: context.measuring.average(share=len(places)) for place in places}
         self._notes = list[str]()
@@ -236,16 +260,20 @@ class Cells:
     # ---- saved states, results -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The values so far, and how many jobs of the batch are done."""
-        position = {"together": dict(self._together), "done": self._done}
-        rows = {place: average.state_dict() for place, average in self._rows.items()}
-        return {name: getattr(self, name) for name in _SAVED} | position | {"rows": rows}
+        """The values so far, and how many trials of the batch are done."""
+        return {
+            **{name: getattr(self, name) for name in _SAVED},
+            "together": dict(self._together),
+            "done": self._done,
+            "rows": {place: average.state_dict() for place, average in self._rows.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         for name in _SAVED:
             getattr(self, name).copy_(state[name])
-        self._together, self._done = dict(state["together"]), state["done"]
+        self._together = dict(state["together"])
+        self._done = state["done"]
         for place, average in self._rows.items():
             average.load_state_dict(state["rows"][place])
 
@@ -256,116 +284,145 @@ class Cells:
                 continue  # no other run
             values, notes = average.over_split()
             self._columns[place][:] = values[self._reading.metric.name]
-            self._notes = notes if place == PLAIN else self._notes
-        plain, exact = self.plain.nanmean(), self._placed(EXACT)
-        tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: self.plain}
-        if len(exact):
-            tensors |= {EXACT: exact.nanmean(-1).mean(0), OF_SAMPLES: exact.mean(0)}
-        if len(exact) > 1:
-            tensors[SEEDS] = exact.nanmean(-1)
-        if len(placebo := self._placed(PLACEBO)):
-            tensors[PLACEBO] = placebo.nanmean(-1)
-        if self._estimated:
-            tensors[GRADIENT] = self._placed(GRADIENT).nanmean(-1).mean(0)
-        if self._against is not None:
-            clean = self.clean.nanmean()
-            tensors |= {CLEAN: clean, CLEAN_OF_SAMPLES: self.clean}
-            tensors[RESTORED] = (tensors[EXACT] - plain) / (clean - plain)
-        about = {
-            "hook": self._moved.grid.hook.spec.name,
-            "metric": self._reading.metric.name,
-            "split": split,
-        }
-        if self._over_split:
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("_samples")}
-        axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
-        samples = range(0 if self._over_split else len(self.plain))
+            if place == PLAIN:
+                self._notes = notes
+        tensors = self._means()
+        samples = range(0)
+        if not self._over_split:
+            tensors |= self._of_samples()
+            samples = range(len(self.plain))
+        grid = self._moved.grid
+        axes = {axis.key: axis.labels for axis in grid.axes}
+        about = {"hook": grid.hook.spec.name, "metric": self._reading.metric.name, "split": split}
         return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
 
+    def _means(self) -> dict[str, Tensor]:
+        """What is known of each cell, and of the metric without the hook."""
+        plain = self.plain.nanmean()
+        means = {PLAIN: plain}
+        exact = self._placed(EXACT).nanmean(-1)
+        placebo = self._placed(PLACEBO)
+        if len(exact):
+            means[EXACT] = exact.mean(0)
+        if len(exact) > 1:
+            means[SEEDS] = exact
+        if len(placebo):
+            means[PLACEBO] = placebo.nanmean(-1)
+        if self._estimated:
+            means[GRADIENT] = self._placed(GRADIENT).nanmean(-1).mean(0)
+        if self._against is not None:
+            clean = self.clean.nanmean()
+            means[CLEAN] = clean
+            means[RESTORED] = (means[EXACT] - plain) / (clean - plain)
+        return means
+
+    def _of_samples(self) -> dict[str, Tensor]:
+        """The metric of each sample."""
+        tensors = {PLAIN_OF_SAMPLES: self.plain}
+        exact = self._placed(EXACT)
+        if len(exact):
+            tensors[OF_SAMPLES] = exact.mean(0)
+        if self._against is not None:
+            tensors[CLEAN_OF_SAMPLES] = self.clean
+        return tensors
+
     def _faults(self) -> Iterator[str]:
-        """Notes on the metric without the hook; a line for each cell and kind of job that makes it NaN or infinite."""
-        yield from (f"without the hook: {note}" for note in self._notes)
-        axes, metric = self._moved.grid.axes, self._reading.metric.name
+        """Notes on the metric without the hook; a line for each cell that makes it NaN or infinite."""
+        for note in self._notes:
+            yield f"without the hook: {note}"
+        metric = self._reading.metric.name
         wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
-        for job, count in zip(self._moved.jobs, wrong, strict=True):
+        for trial, count in zip(self._moved.trials, wrong, strict=True):
             if count:
-                labels = (
-                    f"{axis.key}={axis.labels[at]}" for axis, at in zip(axes, job.cell.place, strict=True)
-                )
                 samples = "" if self._over_split else f" for {counted(count, 'sample')}"
-                yield f"{', '.join(labels)}: {metric} ({job.kind}) is NaN or infinite{samples}"
+                name = self._moved.grid.name_of(trial.cell)
+                yield f"{name}: {metric} ({trial.kind}) is NaN or infinite{samples}"
 
     def _placed(self, kind: str) -> Tensor:
-        """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
-        jobs = [
-            (job, row) for job, row in zip(self._moved.jobs, self.values, strict=True) if job.kind == kind
-        ]
-        repeats = 1 + max((job.number for job, _ in jobs), default=-1)
-        sizes = repeats, *self._moved.grid.sizes, len(self.plain)
-        whole = torch.full(sizes, torch.nan, dtype=torch.float64)
-        for job, row in jobs:
-            whole[job.number, *job.cell.place] = row
+        """[repeats, *cells, samples] of the trials of a kind; NaN where there is none."""
+        rows = dict[tuple[int, ...], Tensor]()
+        for trial, row in zip(self._moved.trials, self.values, strict=True):
+            if trial.kind == kind:
+                rows[trial.number, *trial.cell.place] = row
+        repeats = 1 + max((number for number, *_ in rows), default=-1)
+        whole = torch.full(
+            (repeats, *self._moved.grid.sizes, len(self.plain)), torch.nan, dtype=torch.float64
+        )
+        for place, row in rows.items():
+            whole[place] = row
         return whole
 
     # ---- one batch -------------------------------------------------------------------------------------------------
 
     def compute(self, batch: Batch) -> Any:
-        """Compute every job for a batch. Returns the output of the pass without the hook."""
-        context, moved, reading, ids = self._context, self._moved, self._reading, batch.ids
+        """Compute every trial for a batch. Returns the output of the pass without the hook."""
+        context = self._context
+        moved = self._moved
+        reading = self._reading
+        clock = context.hooks.clock
         is_new = not self._done  # else the run was cut off in this batch: observers have seen it
-        others = context.without_hooks(batch) if context.measuring.without_hooks else None
+        others = None
+        if context.measuring.without_hooks:
+            others = context.without_hooks(batch)
         context.set_batch(batch)
         reading.begin(batch, others)
         moved.rows.clear()
         again = partial(self._set_draws, self._draws())
-        clock = context.hooks.clock
-        moved.reached, moved.records, clock.stands_in = self._replay.reach, is_new, not is_new
-        with self._replay.storing(), nullcontext() if is_new else context.hooks.uncounted():
+        clock.stands_in = not is_new
+        with (
+            moved.unedited(record=is_new, on_fire=self._replay.note_fired),
+            self._replay.storing(),
+            nullcontext() if is_new else context.hooks.uncounted(),
+        ):
             output = self._forward(batch)
-        moved.reached, moved.records, clock.stands_in = None, False, True
+        clock.stands_in = True
         reading.see(output)
         (plain,) = reading.copies_of(output, 1)
         if is_new or not self._over_split:
             self._keep([PLAIN], batch, [plain])
         after = self._draws()
         if self._against is not None and is_new:
-            scores = predicted_rows(self._against, batch.split).of(ids, Generator()).to(batch.target.device)
+            scores = (
+                predicted_rows(self._against, batch.split).of(batch.ids, Generator()).to(batch.target.device)
+            )
             self._keep([CLEAN], batch, reading.copies_of(scores, 1, whole=True))
         if self._estimated and is_new:
             again()
             self._estimate(batch)
-        for numbers, entry in self._passes(len(ids)):
+        for numbers, entry in self._passes(len(batch.ids)):
             self._pass(batch, numbers, entry, plain, again)
             self._done += len(numbers)
             again()
             context.resuming.point(context.resuming.seconds >= SECONDS)
         self._set_draws(after)
-        self._done, clock.stands_in = 0, False
+        self._done = 0
+        clock.stands_in = False
         return output
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
-        """The jobs of each pass that is still to be made, and the hooked module that runs first in it."""
+        """The trials of each pass that is still to be made, and the hooked module that runs first in it."""
         most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
         for entry, numbers in self._replay.groups().items():
-            left, done = numbers[done:], max(done - len(numbers), 0)
-            yield from ((left[at : at + copies], entry) for at in range(0, len(left), copies))
+            for at in range(done, len(numbers), copies):
+                yield numbers[at : at + copies], entry
+            done = max(done - len(numbers), 0)
 
     def _pass(
         self, batch: Batch, numbers: Sequence[int], entry: str | None, plain: Any, again: Callable[[], None]
     ) -> None:
-        """Compute some jobs in one pass, or each alone if the copies of the batch depend on each other.
+        """Compute some trials in one pass, or each alone if the copies of the batch depend on each other.
 
         Whether they do is seen in the first passes from each entry: one more copy has no hook, and its output must be
         that of the unedited pass.
         """
-        jobs = [self._moved.jobs[number] for number in numbers]
+        trials = [self._moved.trials[number] for number in numbers]
         if entry is not None and self._together.get(entry, True) and not self._moved.uses_arguments:
             unknown = entry not in self._together
             again()
             try:
-                copies = self._copies(batch, [*jobs, None] if unknown else jobs, entry)
+                copies = self._copies(batch, [*trials, None] if unknown else trials, entry)
                 fits = not unknown or same(copies[-1], plain)
                 if unknown and (not fits or any(not same(copy, plain) for copy in copies[:-1])):
                     self._together[entry] = fits
@@ -374,20 +431,24 @@ class Cells:
             if fits:
                 self._keep(map(str, numbers), batch, copies[: len(numbers)])
                 return
-        for number, job in zip(numbers, jobs, strict=True):
+        for number, trial in zip(numbers, trials, strict=True):
             again()
-            self._keep([str(number)], batch, self._copies(batch, [job]))
+            self._keep([str(number)], batch, self._copies(batch, [trial]))
 
-    def _copies(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None = None) -> list[Any]:
-        """What the metric is computed from, for each job, from one pass with a copy of the batch for each."""
+    def _copies(self, batch: Batch, blocks: Sequence[Trial | None], entry: str | None = None) -> list[Any]:
+        """What the metric is computed from, for each trial, from one pass with a copy of the batch for each."""
         return self._reading.copies_of(self._forward(batch, blocks, entry), len(blocks))
 
-    def _forward(self, batch: Batch, blocks: Sequence[Job | None] = (None,), entry: str | None = None) -> Any:
-        """The model's output for a copy of the batch for each job, one after the other.
+    def _forward(
+        self, batch: Batch, blocks: Sequence[Trial | None] = (None,), entry: str | None = None
+    ) -> Any:
+        """The model's output for a copy of the batch for each trial, one after the other.
 
         entry: the hooked module that runs first, before which nothing has to be computed; None: not known
         """
-        context, passes, copies = self._context, self._context.hooks.clock.passes, len(blocks)
+        context = self._context
+        passes = context.hooks.clock.passes
+        copies = len(blocks)
         args, kwargs = as_call(rebuild(batch.inputs, partial(repeated, copies)), context.model)
         self._moved.blocks = blocks
         if passes is not None:
@@ -429,8 +490,9 @@ class Cells:
     # ---- the gradient ----------------------------------------------------------------------------------------------
 
     def _estimate(self, batch: Batch) -> None:
-        """One forward and one backward pass: (value - activation) · d metric / d activation, for every job."""
-        moved, reading = self._moved, self._reading
+        """One forward and one backward pass: (value - activation) · d metric / d activation, for every trial."""
+        moved = self._moved
+        reading = self._reading
         moved.kept = kept = list[Activation]()
         try:
             with torch.enable_grad(), self._context.hooks.uncounted():
@@ -448,26 +510,27 @@ class Cells:
         gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
         sites = [(activation, [next(gradients) for _ in activation.tensors]) for activation in kept]
         for number in self._estimated:
-            job = self._moved.jobs[number]
-            changes = [
-                self._change(job, activation, of_tensors, len(batch.ids))
-                for activation, of_tensors in sites
-                if activation.site.path in job.cell.paths
-            ]
-            self.values[number, batch.ids] = sum(changes, self.plain[batch.ids])
+            trial = moved.trials[number]
+            value = self.plain[batch.ids]
+            for activation, of_tensors in sites:
+                if activation.site.path in trial.cell.paths:
+                    value = value + self._change(trial, activation, of_tensors, len(batch.ids))
+            self.values[number, batch.ids] = value
 
     def _change(
-        self, job: Job, activation: Activation, gradients: Sequence[Tensor | None], samples: int
+        self, trial: Trial, activation: Activation, gradients: Sequence[Tensor | None], samples: int
     ) -> Tensor:
-        """[B]: the change of the metric to first order in what the job changes of the activation."""
-        site, current = activation.site, activation.site.current
+        """[B]: the change of the metric to first order in what the trial changes of the activation."""
+        site = activation.site
         site.fired += 1
-        op = self._moved.op(job.hook, site.path, job.seed)
-        new = current.in_call(activation.call, activation.of_pass, op, activation.value)
+        op = self._moved.op(trial.hook, site.path, trial.seed)
+        new = site.current.in_call(activation.call, activation.of_pass, op, activation.value)
         total = torch.zeros(samples, dtype=torch.float64)
-        pairs = zip(members(activation.value), members(new), strict=True)
-        floats = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].is_floating_point()]
-        for (old, changed), gradient in zip(floats, gradients, strict=True):
+        of_tensors = iter(gradients)
+        for old, changed in zip(members(activation.value), members(new), strict=True):
+            if not isinstance(old, Tensor) or not old.is_floating_point():
+                continue
+            gradient = next(of_tensors)
             if gradient is None or changed is old:
                 continue
             products = ((changed - old) * gradient).to("cpu", torch.float64)

@@ -1,4 +1,4 @@
-"""The grid of a hook that is moved: its axes with their labels, a cell for each site that exists, and its jobs."""
+"""The grid of a hook that is moved: its axes with their labels, a cell for each site that exists, and its trials."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.plan.texts import unknown_spans
 from hookrun.engine.prove.trial import on_a_copy
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.part import HeadsPart
-from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import IDS, MASK
-from hookrun.engine.runtime.wiring import Variant
 from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
@@ -74,7 +72,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """One value of a cell for each sample.
 
     kind:   exact, gradient (an estimate, without a pass of its own) or placebo
@@ -91,7 +89,7 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
+class GridAxis:
     """One key of `over`.
 
     labels: what each value is called
@@ -105,7 +103,7 @@ class Axis:
     lacks: Sequence[Set[str]] = ()
 
 
-class Grid:
+class SiteGrid:
     """The axes and cells of a hook over a model.
 
     prepared: the experiment whose hook `name` has the first value of each axis, on all modules
@@ -117,7 +115,9 @@ class Grid:
     """
 
     def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
-        self._problems, self.prepared, self._split = list[Problem](), prepared, split
+        self._problems = list[Problem]()
+        self.prepared = prepared
+        self._split = split
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
         self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
@@ -136,45 +136,71 @@ class Grid:
         self._problems += wrong
         if wrong:
             return None
-        filters = () if spec.keys.tokens is None else spec.keys.tokens.filters
-        names_texts = any(True for each in filters for _ in each.texts)
+        tokens = spec.keys.tokens
+        names_texts = tokens is not None and any(list(each.texts) for each in tokens.filters)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
         plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self._runs)
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
-    def tried(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def name_of(self, cell: Cell) -> str:
+        """``module=relu1, heads=0``."""
+        pairs = zip(self.axes, cell.place, strict=True)
+        return ", ".join(f"{axis.key}={axis.labels[at]}" for axis, at in pairs)
+
+    def try_every_cell(self, runner: SiteRunner) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
+        site = runner.site
         if site.hook_name != self.hook.spec.name:
-            return op
-        hooks = (cell.hook for cell in self.cells if site.path in cell.paths)
-        forms = {json.dumps(structure(Spec((hook.spec,))), default=str): hook for hook in hooks}
+            return runner.op()
+        forms = dict[str, PlannedHook]()
+        for cell in self.cells:
+            if site.path in cell.paths:
+                forms[json.dumps(structure(Spec((cell.hook.spec,))), default=str)] = cell.hook
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
-                variant(hook, 0)(value)
+                runner.variant(hook, 0)(value)
             return value
 
         return try_all
 
     # ---- axes ------------------------------------------------------------------------------------------------------
 
-    def _axis(self, key: str, values: Any) -> Axis:
+    def _axis(self, key: str, values: Any) -> GridAxis:
         if isinstance(values, tuple):
+            labels = [_label(value) for value in values]
             if key == MODULE:
-                return Axis(key, list(map(_label, values)), list(self._modules(values)))
+                return GridAxis(key, labels, list(self._modules(values)))
             self._require(key, values)
-            return Axis(key, list(map(_label, values)), values)
+            return GridAxis(key, labels, values)
         if key == MODULE:
-            groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
-            return Axis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
+            return self._axis_of_modules(values)
         if key == INDEX and values != EACH:
             windows = self._windows(values)
-            return Axis(key, windows, windows)
+            return GridAxis(key, windows, windows)
+        return self._counted_axis(key, values)
+
+    def _axis_of_modules(self, values: Any) -> GridAxis:
+        """Each module, or windows of neighbouring ones."""
+        groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
+        labels = list[str]()
+        for paths in groups:
+            labels.append(paths[0] if len(paths) == 1 else f"{paths[0]}:{paths[-1]}")
+        return GridAxis(MODULE, labels, groups)
+
+    def _counted_axis(self, key: str, values: Any) -> GridAxis:
+        """Each head, token, channel or call, or windows of neighbouring ones."""
         counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
-        runs = _runs(values, max(counts.values(), default=0))
-        if not runs:
+        labels = list[Any]()
+        numbers = list[Any]()
+        lacks = list[Set[str]]()
+        for start, end in _runs(values, max(counts.values(), default=0)):
+            labels.append(start if values == EACH else f"{start}:{end}")
+            numbers.append(neighbours(key, start, end - start))
+            lacks.append({path for path, count in counts.items() if count < end})
+        if not numbers:
             self._problems.append(
                 Problem(
                     f"{WHERE}.{key}",
@@ -182,12 +208,7 @@ class Grid:
                     "list the values: [0, 1, 2]",
                 )
             )
-        return Axis(
-            key,
-            [start if values == EACH else f"{start}:{end}" for start, end in runs],
-            [neighbours(key, start, end - start) for start, end in runs],
-            [{path for path, count in counts.items() if count < end} for _, end in runs],
-        )
+        return GridAxis(key, labels, numbers, lacks)
 
     def _modules(self, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
@@ -195,26 +216,33 @@ class Grid:
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
-            yield () if wrong else tuple(match.path for match in names.matches(spec))
+            matches = () if wrong else names.matches(spec)
+            yield tuple(match.path for match in matches)
 
     def _require(self, key: str, values: Sequence[Any]) -> None:
         """Note the listed values that the key cannot have, and those that a module or a sample does not have."""
         where = f"{WHERE}.{key}"
         for value in values:
             spec, wrong = varied(self.hook.spec, {key: value})
-            if not wrong and key in (HEADS, CALL):
-                wrong = [Problem(where, why) for why in self._lacking(key, spec.keys)]
-            if not wrong and key == TOKENS and spec.keys.tokens is not None:
-                wrong = [replace(each, where=where) for each in self._misses(spec.keys.tokens)]
-            self._problems += wrong
+            if wrong:
+                self._problems += wrong
+            elif key in (HEADS, CALL):
+                self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
+            elif key == TOKENS and spec.keys.tokens is not None:
+                for problem in self._misses(spec.keys.tokens):
+                    self._problems.append(replace(problem, where=where))
 
     def _lacking(self, key: str, keys: HookKeys) -> Iterator[str]:
         """Which modules do not have these heads or calls."""
         for path, count in self._counts(key).items():
-            why = keys.heads.misfit(count) if key == HEADS and keys.heads else keys.when.beyond(count)
+            name = path or "(root)"
+            if key == HEADS and keys.heads:
+                why = keys.heads.misfit(count)
+            else:
+                why = keys.when.beyond(count)
+                name += f" called {counted(count, 'time')} in a forward"
             if why is not None:
-                called = f" called {counted(count, 'time')} in a forward" if key == CALL else ""
-                yield f"on {path or '(root)'}{called}: {why}"
+                yield f"on {name}: {why}"
 
     def _misses(self, tokens: Tokens) -> Iterator[Problem]:
         """Which of the tokens a sample does not have."""
@@ -242,9 +270,12 @@ class Grid:
             return []
         settings = self.prepared.settings
         samples: Any = data.load(settings.data, self._split, seed=settings.seed)
-        every = (samples[number][0] for number in range(samples_of_a_pass(settings, len(samples)) or 0))
-        masks = (inputs.get(MASK, torch.ones_like(inputs[IDS])) for inputs in every)
-        return [int(mask.count_nonzero()) for mask in masks]
+        lengths = list[int]()
+        for number in range(samples_of_a_pass(settings, len(samples)) or 0):
+            inputs, *_ = samples[number]
+            mask = inputs.get(MASK)
+            lengths.append(inputs[IDS].numel() if mask is None else int(mask.count_nonzero()))
+        return lengths
 
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, how many channels, or how often it is called."""
@@ -252,7 +283,7 @@ class Grid:
             return {path: self.scouted.calls[path] for path in self._paths if path in self.scouted.calls}
         if key == INDEX:
             return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
-        counts = {path: known.counts[0] for path, known in self.hook.heads.items()}
+        counts = {path: heads.counts[0] for path, heads in self.hook.heads.items()}
         heads = self.hook.spec.keys.heads
         assert heads is not None  # the hook has the first value of each axis
         for path, shape in self.scouted.shapes.items():
@@ -266,12 +297,13 @@ class Grid:
     def _windows(self, values: Window) -> list[str]:
         """Windows over the last dimensions of the value."""
         dims = len(values.window)
-        sizes = {tuple(shape[-dims:]) for shape in self.scouted.shapes.values() if len(shape) >= dims}
+        shapes = [list(shape) for shape in self.scouted.shapes.values()]
+        sizes = {tuple(shape[-dims:]) for shape in shapes if len(shape) >= dims}
         if len(sizes) != 1:
             self._problems.append(
                 Problem(
                     f"{WHERE}.{INDEX}",
-                    f"the values have the shapes {[list(shape) for shape in self.scouted.shapes.values()]}",
+                    f"the values have the shapes {shapes}",
                     f"windows need the same last {dims} dimensions everywhere: list the values",
                 )
             )
@@ -291,52 +323,72 @@ class Grid:
             return
         hooks = dict[tuple[int, ...], PlannedHook | None]()
         for place in product(*map(range, self.sizes)):
-            at = list(zip(self.axes, place, strict=True))
-            paths = next((axis.values[n] for axis, n in at if axis.key == MODULE), self._paths)
-            if any(axis.lacks and not axis.lacks[n].isdisjoint(paths) for axis, n in at):
+            paths = self._paths
+            values = dict[str, Any]()
+            numbers = list[int]()  # the place without that of the module
+            lacking = set[str]()
+            for axis, number in zip(self.axes, place, strict=True):
+                if axis.lacks:
+                    lacking |= axis.lacks[number]
+                if axis.key == MODULE:
+                    paths = axis.values[number]
+                else:
+                    values[axis.key] = axis.values[number]
+                    numbers.append(number)
+            if not lacking.isdisjoint(paths):
                 continue
-            others = [(axis, n) for axis, n in at if axis.key != MODULE]
-            key = tuple(n for _, n in others)
+            key = tuple(numbers)
             if key not in hooks:
-                hooks[key] = self._planned({axis.key: axis.values[n] for axis, n in others})
-            if (hook := hooks[key]) is not None:
+                hooks[key] = self._planned(values)
+            hook = hooks[key]
+            if hook is not None:
                 yield Cell(place, paths, hook)
 
-    # ---- jobs ------------------------------------------------------------------------------------------------------
+    # ---- trials ------------------------------------------------------------------------------------------------------
 
-    def jobs(self, counts: Mapping[str, int], placebos: int) -> list[Job]:
-        """The jobs of each cell: so many of each method, and the placebos. Raises CompileError for these.
+    def trials(self, counts: Mapping[str, int], placebos: int) -> list[Trial]:
+        """The trials of each cell: so many of each method, and the placebos. Raises CompileError for these.
 
         Jobs with another number draw other random numbers.
         """
-        jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
+        trials = list[Trial]()
+        placebo_of = dict[int, PlannedHook | None]()  # by the id of a cell's hook
         for cell in self.cells:
-            if placebos and id(cell.hook) not in of_others:
-                drawn = {
-                    field: _resampled(value)
-                    for field, value in cell.hook.spec.action.outside_values().items()
-                }
-                of_others[id(cell.hook)] = self._planned(drawn, cell.hook)
-            kinds = [(kind, count, cell.hook) for kind, count in counts.items()]
-            if (other := of_others.get(id(cell.hook))) is not None:
-                kinds.append((PLACEBO, placebos, other))
-            for kind, count, hook in kinds:
-                seeds = hook.spec.action.fields_of(Meaning.SEED)
-                for number in range(count):
-                    if number and any(value is not None for value in seeds.values()):
-                        spec, _ = varied(hook.spec, {name: value + number for name, value in seeds.items()})
-                        hook = replace(hook, spec=spec)
-                    jobs.append(Job(kind, number, cell, hook, self.prepared.plan.seed + number))
+            for kind, count in counts.items():
+                trials += self._repeated(kind, count, cell, cell.hook)
+            if not placebos:
+                continue
+            if id(cell.hook) not in placebo_of:
+                values = cell.hook.spec.action.outside_values()
+                drawn = {field: _resampled(value) for field, value in values.items()}
+                placebo_of[id(cell.hook)] = self._planned(drawn, cell.hook)
+            placebo = placebo_of[id(cell.hook)]
+            if placebo is not None:
+                trials += self._repeated(PLACEBO, placebos, cell, placebo)
         refuse(self._problems, CompileError)
-        return jobs
+        return trials
+
+    def _repeated(self, kind: str, count: int, cell: Cell, hook: PlannedHook) -> Iterator[Trial]:
+        """So many trials of a cell, each with other random numbers."""
+        seeds = hook.spec.action.fields_of(Meaning.SEED)
+        given = {name: value for name, value in seeds.items() if value is not None}
+        for number in range(count):
+            if number and given:
+                spec, _ = varied(hook.spec, {name: value + number for name, value in given.items()})
+                yield Trial(kind, number, cell, replace(hook, spec=spec), self.prepared.plan.seed + number)
+            else:
+                yield Trial(kind, number, cell, hook, self.prepared.plan.seed + number)
 
 
 def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:
     """(start, end) of each value: one after the other, or windows of which the last may be cut off."""
     if values == EACH:
         return [(start, start + 1) for start in range(count)]
-    size, stride = values.window[dim], values.stride[dim % len(values.stride)]
-    starts = range(0, max(count - size, 0) + stride, stride) if count > size else range(min(count, 1))
+    size = values.window[dim]
+    stride = values.stride[dim % len(values.stride)]
+    starts = range(min(count, 1))
+    if count > size:
+        starts = range(0, count - size + stride, stride)
     return [(start, min(start + size, count)) for start in starts]
 
 
@@ -353,7 +405,9 @@ def _resampled(value: Any) -> Any:
     """The value, with that of each sample drawn from the other samples."""
     if not isinstance(value, RunValue):
         return value
-    changed = {"minus": None if value.minus is None else _resampled(value.minus)}
+    changed = dict[str, Any]()
+    if value.minus is not None:
+        changed["minus"] = _resampled(value.minus)
     if value.sample == "same":
         changed["sample"] = "resample"
     return value.model_copy(update=changed)

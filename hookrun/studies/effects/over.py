@@ -18,7 +18,11 @@ from hookrun.errors import Problem, nearest, shown
 
 WHERE = "task.over"
 EACH = "each"
-MODULE, HEADS, TOKENS, INDEX, CALL = "module", "heads", "tokens", "index", "call"
+MODULE = "module"
+HEADS = "heads"
+TOKENS = "tokens"
+INDEX = "index"
+CALL = "call"
 COUNTED = (MODULE, HEADS, TOKENS, INDEX, CALL)
 """The keys whose values the model or the data can list, for `each` and windows."""
 
@@ -51,10 +55,10 @@ class Window(Section):
 
 def _channels(over: dict[str, Any]) -> dict[str, Any]:
     """Whole numbers in a list of `index` are channels, as those of `each`."""
-    listed = over.get(INDEX)
-    if not isinstance(listed, tuple):
+    values = over.get(INDEX)
+    if not isinstance(values, tuple):
         return over
-    channels = (neighbours(INDEX, value) if isinstance(value, int) else value for value in listed)
+    channels = [neighbours(INDEX, value) if isinstance(value, int) else value for value in values]
     return {**over, INDEX: tuple(channels)}
 
 
@@ -119,7 +123,9 @@ def first_value(key: str, values: Any) -> Any:
         return list(values) if key == MODULE else values[0]
     if key == INDEX and isinstance(values, Window):
         return index_of((0, size) for size in values.window)
-    return neighbours(key, 0, values.window[0] if isinstance(values, Window) and key == TOKENS else 1)
+    if key == TOKENS and isinstance(values, Window):
+        return neighbours(key, 0, values.window[0])
+    return neighbours(key, 0)
 
 
 def neighbours(key: str, start: int, count: int = 1) -> Any:
@@ -144,18 +150,21 @@ def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[
 
     place: where the values are, below the key's own place in `over`
     """
-    keys, action, problems = hook.keys, hook.action, list[Problem]()
+    keys = hook.keys
+    action = hook.action
+    problems = list[Problem]()
     for key, value in values.items():
         where = f"{WHERE}.{key}{place}"
         if key in type(action).model_fields:
-            given = {name: getattr(action, name) for name in action.model_fields_set} | {key: value}
-            changed, wrong = parse(type(action), given, where)
+            given = {name: getattr(action, name) for name in action.model_fields_set}
+            changed, wrong = parse(type(action), {**given, key: value}, where)
             action = changed or action
         else:
             name = _KEYS.get(key, key).partition(".")[0]
             given = {"select": keys.select, "hook": keys.hook, name: _completed(keys, key, value)}
             read, wrong = parse(HookKeys, given, where)
-            keys = keys if read is None else keys.model_copy(update={name: getattr(read, name)})
+            if read is not None:
+                keys = keys.model_copy(update={name: getattr(read, name)})
         problems += [replace(each, where=where) for each in wrong]
     return replace(hook, keys=keys, action=action), problems
 
@@ -173,10 +182,8 @@ def _completed(keys: HookKeys, key: str, value: Any) -> Any:
     if key == HEADS and keys.heads is not None and not isinstance(value, Mapping):
         return keys.heads.model_dump(mode="json", exclude_unset=True) | {"pick": value}
     if key == TOKENS and keys.tokens is not None:
-        own = {
-            name: said
-            for name, said in keys.tokens.model_dump(mode="json", exclude_unset=True).items()
-            if name not in _PLACES
-        }
-        return own | dict(value if isinstance(value, Mapping) else {"position": value})
+        clause = keys.tokens.model_dump(mode="json", exclude_unset=True)
+        for name in _PLACES:
+            clause.pop(name, None)
+        return clause | dict(value if isinstance(value, Mapping) else {"position": value})
     return value

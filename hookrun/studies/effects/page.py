@@ -44,7 +44,7 @@ _MOST_BARS = 200
 _WINDOW = re.compile(r"\.\.\., (\d+:\d+), (\d+:\d+)")
 
 
-class Grid:
+class Map:
     """The cells as rows and columns of a map, in the order of the axes.
 
     cells: the name of each cell
@@ -52,19 +52,33 @@ class Grid:
     """
 
     def __init__(self, effects: Effects, facts: Facts) -> None:
-        labels = {name: list(_named(name, of_axis, facts)) for name, of_axis in effects.axes.items()}
+        labels = {axis: list(_names(axis, values, facts)) for axis, values in effects.axes.items()}
         self.cells = [", ".join(filter(None, names)) for names in product(*labels.values())]
         self.links = list[str]()
-        *front, last = labels.values()
         *down, self.across = labels
-        self.rows, self.columns = [" · ".join(names) for names in product(*front)], last
         self.down = " · ".join(down)
-        windows = [match.groups() for label in last if (match := _WINDOW.fullmatch(label))]
-        high, wide = ({each[dim]: None for each in windows} for dim in (0, 1))
-        self.is_line = not front and not 0 < len(last) == len(windows) == len(high) * len(wide)
-        if not front and not self.is_line:  # windows over two dimensions
-            self.rows, self.columns = list(high), list(wide)
-            self.across, self.down = "columns of the window", "rows"
+        self.columns = labels.pop(self.across)
+        self.rows = [" · ".join(names) for names in product(*labels.values())]
+        self.is_line = not down
+        if self.is_line:
+            self._lay_out_windows()
+
+    def _lay_out_windows(self) -> None:
+        """Rows and columns for windows over two dimensions."""
+        rows = dict[str, None]()
+        columns = dict[str, None]()
+        for label in self.columns:
+            match = _WINDOW.fullmatch(label)
+            if match is None:
+                return
+            rows[match[1]] = None
+            columns[match[2]] = None
+        if len(self.columns) == len(rows) * len(columns):
+            self.is_line = False
+            self.rows = list(rows)
+            self.columns = list(columns)
+            self.down = "rows"
+            self.across = "columns of the window"
 
     def draw(self, title: str, values: Tensor, note: str = "", centre: float | None = None) -> Figure:
         """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars with a line."""
@@ -73,17 +87,32 @@ class Grid:
             mark = math.nan if centre is None else centre
             return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note, mark=mark)
         wide = len(self.columns)
+        x = f"across: {self.across}"
+        if self.down:
+            x += f"; down: {self.down}"
         return HeatMap(
             title,
             values.double().reshape(-1, wide).clip(-1e30, 1e30).float().numpy(),
             rows=self.rows,
             columns=self.columns,
-            x=f"across: {self.across}" + (f"; down: {self.down}" if self.down else ""),
+            x=x,
             note=note,
             numbers=wide <= 12 and len(self.rows) <= 24,
             centre=centre,
             links=[self.links[at : at + wide] for at in range(0, len(self.links), wide)],
         ).figure()
+
+
+def _names(axis: str, labels: Sequence[Any], facts: Facts) -> Iterator[str]:
+    """The labels of an axis as texts; positions with the tokens of the first sample."""
+    tokens = list[str]()
+    if axis == "tokens" and facts.sequences:
+        tokens = next(iter(facts.sequences.values())).names
+    for label in labels:
+        if isinstance(label, int) and -len(tokens) <= label < len(tokens):
+            yield f"{label} {tokens[label]}"
+        else:
+            yield shortened(module_name(str(label)) if axis == "module" else str(label), 40)
 
 
 def build(facts: Facts) -> dict[str, Any] | None:
@@ -99,22 +128,20 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not 0 < size <= MOST_CELLS:
         note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
         return {"figures": [], "notes": [note], "faults": faults}
-    grid = Grid(effects, facts)
-    change = (effects.main.double().flatten() - effects[PLAIN]).abs()
-    known = change.isfinite().nonzero().flatten()
-    ranked = known[change[known].argsort(descending=True, stable=True)].tolist()
+    grid = Map(effects, facts)
+    ranked = _by_change(effects)
     linked = set(ranked[:MOST_LINKED]) if OF_SAMPLES in effects else set[int]()
     if size <= MOST_WITH_LINKS:
         grid.links = [f"#cell-{at}" if at in linked else "" for at in range(size)]
-    said = f"without the hook {number(float(effects[PLAIN]))}"
+    plain = f"without the hook {number(float(effects[PLAIN]))}"
     if CLEAN in effects:
-        said += f", in the run to compare with {number(float(effects[CLEAN]))}"
+        plain += f", in the run to compare with {number(float(effects[CLEAN]))}"
     metric = shortened(effects.about.get("metric", "metric"))
     return {
         "metric": metric,
         "hook": shortened(effects.about.get("hook", "")),
-        "said": said,
-        "figures": list(_figures(effects, grid, metric, said)),
+        "said": plain,
+        "figures": list(_figures(effects, grid, metric, plain)),
         "top": _top(effects, grid, ranked[:TOP], linked),
         "faults": faults,
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
@@ -122,54 +149,53 @@ def build(facts: Facts) -> dict[str, Any] | None:
     }
 
 
-def _named(axis: str, labels: Sequence[Any], facts: Facts) -> Iterator[str]:
-    """The labels of an axis as texts; positions with the tokens of the first sample."""
-    sequence = next(iter(facts.sequences.values()), None) if axis == "tokens" else None
-    tokens = [] if sequence is None else sequence.names
-    for label in labels:
-        there = isinstance(label, int) and -len(tokens) <= label < len(tokens)
-        name = module_name(str(label)) if axis == "module" else str(label)
-        yield f"{label} {tokens[label]}" if there else shortened(name, 40)
+def _by_change(effects: Effects) -> list[int]:
+    """The numbers of the cells that have a value, those that change the metric most first."""
+    change = (effects.main.double().flatten() - effects[PLAIN]).abs()
+    finite = change.isfinite().nonzero().flatten()
+    ranked: list[int] = finite[change[finite].argsort(descending=True, stable=True)].tolist()
+    return ranked
 
 
-def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> Iterator[Figure]:
-    plain = float(effects[PLAIN])
-    if EXACT in effects:
-        yield grid.draw(metric, effects[EXACT], said, plain)
+def _figures(effects: Effects, grid: Map, metric: str, plain: str) -> Iterator[Figure]:
+    """plain: the metric without the hook, in words."""
+    centre = float(effects[PLAIN])
+    exact = effects.get(EXACT)
+    if exact is not None:
+        yield grid.draw(metric, exact, plain, centre)
     if RESTORED in effects:
-        yield grid.draw(
-            "restored", effects[RESTORED], "0: as without the hook, 1: as in the run to compare with"
-        )
+        note = "0: as without the hook, 1: as in the run to compare with"
+        yield grid.draw("restored", effects[RESTORED], note)
     if GRADIENT in effects:
-        yield grid.draw(
-            f"{metric}, estimated from the gradient",
-            effects[GRADIENT],
-            _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said,
-            plain,
-        )
+        note = plain if exact is None else _agreement(exact, effects[GRADIENT])
+        yield grid.draw(f"{metric}, estimated from the gradient", effects[GRADIENT], note, centre)
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
         yield grid.draw(f"{metric}: standard deviation over the samples", spread)
-    if PLACEBO in effects and EXACT in effects:
-        yield _placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric)
+    if PLACEBO in effects and exact is not None:
+        yield _placebo(exact.flatten(), effects[PLACEBO].flatten(1), grid, metric)
 
 
 def _agreement(exact: Tensor, estimate: Tensor) -> str:
     pairs = torch.stack([exact.double().flatten(), estimate.double().flatten()])
     pairs = pairs[:, pairs.isfinite().all(0)]
-    correlation = float(torch.corrcoef(pairs)[0, 1]) if pairs.shape[1] > 1 else math.nan
+    if pairs.shape[1] < 2:
+        return ""
+    correlation = float(torch.corrcoef(pairs)[0, 1])
     return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
 
 
-def _placebo(exact: Tensor, placebo: Tensor, grid: Grid, metric: str) -> Figure:
+def _placebo(exact: Tensor, placebo: Tensor, grid: Map, metric: str) -> Figure:
     """The cells in order of their value, and the range of the placebos [n, cells] of each."""
     order = exact.nan_to_num(-math.inf).argsort(descending=True, stable=True)
     order = order[exact[order].isfinite()]
-    xs, of_cells = list(map(float, range(len(order)))), placebo[:, order]
-    low, high = of_cells.amin(0).tolist(), of_cells.amax(0).tolist()
-    chance = Series("placebo", xs, of_cells.mean(0).tolist(), low, high)
-    cells = Series("exact", xs, exact[order].tolist(), dots=True)
+    places = [float(place) for place in range(len(order))]
+    placebo = placebo[:, order]
+    low = placebo.amin(0).tolist()
+    high = placebo.amax(0).tolist()
+    chance = Series("placebo", places, placebo.mean(0).tolist(), low, high)
+    cells = Series("exact", places, exact[order].tolist(), dots=True)
     return lines(
         f"{metric} and what chance gives",
         [cells, chance],
@@ -180,56 +206,63 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Grid, metric: str) -> Figure:
     )
 
 
-def _top(effects: Effects, grid: Grid, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:
-    """The cells that change most, each with an interval of the mean change over the samples."""
-    columns = {
-        name: [number(float(effects[name].flatten()[at])) for at in ranked]
-        for name in (EXACT, GRADIENT, RESTORED)
-        if name in effects
-    }
+def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:
+    """A table of the cells that change the metric most."""
+    columns = dict[str, list[str]]()
+    for name in (EXACT, GRADIENT, RESTORED):
+        if name in effects:
+            columns[name] = [number(value) for value in effects[name].flatten()[ranked].tolist()]
     if OF_SAMPLES in effects:
-        columns["change"] = [_interval(_of_cell(effects, at)[1]) for at in ranked]
+        columns["change"] = [_interval(_changes(effects, at)) for at in ranked]
     if PLACEBO in effects:
-        of_cells = effects[PLACEBO].flatten(1).T[ranked]
-        ends = zip(of_cells.mean(1).tolist(), of_cells.std(1, correction=0).tolist(), strict=True)
-        columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in ends]
-    return {
-        "heads": list(columns),
-        "rows": [
-            (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
-            for at, *texts in zip(ranked, *columns.values(), strict=True)
-        ],
-    }
+        of_cells = effects[PLACEBO].flatten(1)[:, ranked]
+        means = of_cells.mean(0).tolist()
+        deviations = of_cells.std(0, correction=0).tolist()
+        pairs = zip(means, deviations, strict=True)
+        columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in pairs]
+    rows = list[tuple[str, str, list[str]]]()
+    for row, at in enumerate(ranked):
+        link = f"#cell-{at}" if at in linked else ""
+        rows.append((grid.cells[at], link, [column[row] for column in columns.values()]))
+    return {"heads": list(columns), "rows": rows}
 
 
 def _interval(changes: Tensor) -> str:
     """The mean and half the width of its 95% interval."""
     finite = changes[changes.isfinite()]
-    error = float(finite.std()) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
+    error = math.nan
+    if len(finite) > 1:
+        error = float(finite.std()) / math.sqrt(len(finite))
     return f"{number(float(finite.mean()))} ± {number(Z * error)}"
 
 
-def _of_cell(effects: Effects, at: int) -> tuple[Tensor, Tensor]:
-    """[samples]: the metric in one cell, and what the hook changes of it."""
-    values = effects[OF_SAMPLES].flatten(0, -2)[at].double()
-    return values, values - effects[PLAIN_OF_SAMPLES]
+def _values(effects: Effects, at: int) -> Tensor:
+    """[samples]: the metric in one cell."""
+    return effects[OF_SAMPLES].flatten(0, -2)[at].double()
 
 
-def _samples(effects: Effects, facts: Facts, grid: Grid, at: int) -> dict[str, Any]:
+def _changes(effects: Effects, at: int) -> Tensor:
+    """[samples]: what the hook changes of the metric in one cell."""
+    return _values(effects, at) - effects[PLAIN_OF_SAMPLES]
+
+
+def _samples(effects: Effects, facts: Facts, grid: Map, at: int) -> dict[str, Any]:
     """The samples that one cell changes most."""
     rows = list[dict[str, Any]]()
-    values, changes = _of_cell(effects, at)
-    for place in changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:SAMPLES].tolist():
-        key = effects.about.get("split", "val"), effects.samples[place]
-        sequence = facts.sequences.get(key)
-        text = facts.called.get(key, "") if sequence is None else shortened(" ".join(sequence.names), 160)
-        rows.append(
-            {
-                "sample": effects.samples[place],
-                "text": text,
-                "picture": facts.pictures.get(key, ""),
-                "before": number(float(effects[PLAIN_OF_SAMPLES][place])),
-                "after": number(float(values[place])),
-            }
-        )
+    values = _values(effects, at)
+    by_change = _changes(effects, at).abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
+    for place in by_change[:SAMPLES].tolist():
+        sample = effects.samples[place]
+        key = (effects.about.get("split", "val"), sample)
+        text = facts.called.get(key, "")
+        if key in facts.sequences:
+            text = shortened(" ".join(facts.sequences[key].names), 160)
+        row = {
+            "sample": sample,
+            "text": text,
+            "picture": facts.pictures.get(key, ""),
+            "before": number(float(effects[PLAIN_OF_SAMPLES][place])),
+            "after": number(float(values[place])),
+        }
+        rows.append(row)
     return {"id": f"cell-{at}", "name": grid.cells[at], "rows": rows}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,22 @@ if TYPE_CHECKING:
 EFFECTS = "effects.safetensors"
 EFFECTS_TABLE = "effects.csv"
 
-EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS = "exact", "gradient", "restored", "placebo", "seeds"
-OF_SAMPLES, PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES = "exact_samples", "unedited_samples", "clean_samples"
-PLAIN, CLEAN = "unedited", "clean"
+EXACT = "exact"
+GRADIENT = "gradient"
+RESTORED = "restored"
+PLACEBO = "placebo"
+SEEDS = "seeds"
+PLAIN = "unedited"
+CLEAN = "clean"
+OF_SAMPLES = "exact_samples"
+PLAIN_OF_SAMPLES = "unedited_samples"
+CLEAN_OF_SAMPLES = "clean_samples"
 SAMPLES = "samples"
-_OF_CELLS = {EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS, OF_SAMPLES}
-_NUMBERS = (EXACT, GRADIENT, RESTORED, "placebo_mean", "placebo_std")
+_OF_A_CELL = (EXACT, GRADIENT, RESTORED)
+"""Tensors with a number for each cell."""
+_REPEATED = (PLACEBO, SEEDS)
+"""Tensors with several."""
+_NUMBERS = (*_OF_A_CELL, "placebo_mean", "placebo_std")
 """The columns of effects.csv beside the labels."""
 
 
@@ -73,60 +84,51 @@ class Effects(Lookup[Tensor]):
 
     def names(self) -> list[str]:
         """``module=relu1, heads=0`` for each cell, in the order of the axes."""
-        places = product(*self.axes.values())
-        return [
-            ", ".join(f"{key}={label}" for key, label in zip(self.axes, labels, strict=True))
-            for labels in places
-        ]
+        names = list[str]()
+        for labels in product(*self.axes.values()):
+            pairs = zip(self.axes, labels, strict=True)
+            names.append(", ".join(f"{axis}={label}" for axis, label in pairs))
+        return names
 
     def of_cells(self) -> dict[str, float]:
         """``exact module=relu1, heads=0`` -> its value, for each cell that has one; also gradient and restored."""
-        return {
-            f"{name} {cell}": value
-            for name in (EXACT, GRADIENT, RESTORED)
-            if name in self
-            for cell, value in zip(self.names(), self[name].flatten().tolist(), strict=True)
-            if value == value
-        }
+        numbers = dict[str, float]()
+        for name in _OF_A_CELL:
+            if name in self:
+                for cell, value in zip(self.names(), self[name].flatten().tolist(), strict=True):
+                    if not math.isnan(value):
+                        numbers[f"{name} {cell}"] = value
+        return numbers
 
     def strongest(self) -> str:
         """A line about the cell with the largest effect."""
-        values, plain = self.main.flatten(), float(self[PLAIN])
+        values = self.main.flatten()
+        plain = float(self[PLAIN])
         at = int((values - plain).abs().nan_to_num(-1.0).argmax())
-        of = f"{self.about.get('metric')} {float(values[at]):.4g}, without the hook {plain:.4g}"
-        return f"largest effect: {self.names()[at]}: {of}"
+        numbers = f"{self.about.get('metric')} {float(values[at]):.4g}, without the hook {plain:.4g}"
+        return f"largest effect: {self.names()[at]}: {numbers}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
-        columns = {name: self[name] for name in (EXACT, GRADIENT, RESTORED) if name in self}
+        columns = {name: self[name].flatten().tolist() for name in _OF_A_CELL if name in self}
         if PLACEBO in self:
-            columns |= {
-                "placebo_mean": self[PLACEBO].mean(0),
-                "placebo_std": self[PLACEBO].std(0, correction=0),
-            }
-        nothing = [None] * self.main.numel()
-        numbers = [columns[name].flatten().tolist() if name in columns else nothing for name in _NUMBERS]
+            columns["placebo_mean"] = self[PLACEBO].mean(0).flatten().tolist()
+            columns["placebo_std"] = self[PLACEBO].std(0, correction=0).flatten().tolist()
         # a site that does not exist has no number at all
-        there = ~(self.main.isnan() & self.get(GRADIENT, self.main).isnan())
+        exists = ~(self.main.isnan() & self.get(GRADIENT, self.main).isnan())
         if OF_SAMPLES in self:
-            there |= ~self[OF_SAMPLES].isnan().all(-1)
-        for labels, exists, *row in zip(
-            product(*self.axes.values()), there.flatten().tolist(), *numbers, strict=True
-        ):
-            if exists:
-                yield dict(zip((*self.axes, *_NUMBERS), (*labels, *row), strict=True))
+            exists |= ~self[OF_SAMPLES].isnan().all(-1)
+        places = list(product(*self.axes.values()))
+        for at in exists.flatten().nonzero().flatten().tolist():
+            row = dict[str, Any](zip(self.axes, places[at], strict=True))
+            for name in _NUMBERS:
+                row[name] = columns[name][at] if name in columns else None
+            yield row
 
 
 def write_effects(folder: Path, effects: Effects) -> None:
     """Write both files into the run directory; `dims` of the metadata names the dimensions of each tensor."""
-    dims = {
-        name: [
-            *([name] if name in (PLACEBO, SEEDS) else ()),
-            *(effects.axes if name in _OF_CELLS else ()),
-            *([SAMPLES] if name.endswith("_samples") else ()),
-        ]
-        for name in effects
-    }
+    dims = {name: _dimensions(name, effects.axes) for name in effects}
     metadata = {
         **effects.about,
         "axes": encode(effects.axes),
@@ -136,8 +138,19 @@ def write_effects(folder: Path, effects: Effects) -> None:
     }
     with replacing(folder / EFFECTS) as file:
         write_tensors(file, dict(effects), metadata)
-    rows = (cell.values() for cell in effects.cells())
+    rows = [cell.values() for cell in effects.cells()]
     write_table(folder / EFFECTS_TABLE, [(*effects.axes, *_NUMBERS), *rows])
+
+
+def _dimensions(name: str, axes: Iterable[str]) -> list[str]:
+    """What each dimension of a tensor is: its repetitions, the axes of the grid, the samples."""
+    if name in _OF_A_CELL:
+        return [*axes]
+    if name in _REPEATED:
+        return [name, *axes]
+    if name == OF_SAMPLES:
+        return [*axes, SAMPLES]
+    return [SAMPLES] if name.endswith("_samples") else []
 
 
 def read_effects(folder: Path) -> Effects | None:
@@ -147,21 +160,41 @@ def read_effects(folder: Path) -> Effects | None:
         return None
     tensors, about = read_tensors(path, folder)
     try:
-        axes, samples = decode(about.pop("axes").encode()), decode(about.pop("samples").encode())
+        axes = decode(about.pop("axes").encode())
+        samples = decode(about.pop("samples").encode())
         faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
-        shapes = dict.fromkeys(_OF_CELLS, sizes) | {PLAIN: [], CLEAN: [], OF_SAMPLES: [*sizes, len(samples)]}
-        shapes |= {name: [len(samples)] for name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES)}
         for name, tensor in tensors.items():
-            grid = list(tensor.shape[1:] if name in (PLACEBO, SEEDS) else tensor.shape)
-            if name in shapes and grid != shapes[name]:
-                raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {shapes[name]}")
-            if name in shapes and (not tensor.is_floating_point() or tensor.itemsize == 1):
-                raise ValueError(f"{name} is {tensor.dtype}, expected floating point")
+            _require_form(name, tensor, sizes, len(samples))
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     return Effects(tensors, axes, samples, about, faults)
+
+
+def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int) -> None:
+    """Raise ValueError if a tensor of a known name does not have the form that it should have.
+
+    sizes: of the axes of the grid
+    """
+    shape = list(tensor.shape)
+    if name in (PLAIN, CLEAN):
+        expected = list[int]()
+    elif name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES):
+        expected = [samples]
+    elif name == OF_SAMPLES:
+        expected = [*sizes, samples]
+    elif name in _OF_A_CELL:
+        expected = [*sizes]
+    elif name in _REPEATED:
+        expected = [*sizes]
+        shape = shape[1:]
+    else:
+        return
+    if shape != expected:
+        raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {expected}")
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        raise ValueError(f"{name} is {tensor.dtype}, expected floating point")
 
 
 def effects_of(run: Run) -> Effects:

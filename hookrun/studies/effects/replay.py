@@ -6,7 +6,7 @@ Which dimensions grow with the batch is seen in a run of a copy of the model.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,41 +49,68 @@ _PLAIN = (type(None), bool, int, float, str)
 
 def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
     """What is seen in a run of the model with an example, and in one with one more sample."""
-    two, modules = one_more_sample((args, kwargs)), dict(model.named_modules())
-    rows = 1 if two is None else two.sizes[0]
+    two = one_more_sample((args, kwargs))
+    modules = dict(model.named_modules())
     with torch.no_grad():
         with noting_calls(modules) as calls:
             model(*args, **kwargs)
-        args, kwargs = (args, kwargs) if two is None else two.larger
+        rows = 1
+        if two is not None:
+            args, kwargs = two.larger
+            rows = two.sizes[0]
         with noting_calls(modules) as more:
             model(*args, **kwargs)
-    are_same = list(calls) == list(more)
-    grows = {call: _grows(output, more[call][1]) for call, (_, output) in calls.items() if are_same}
+    grows = dict[tuple[str, int], Sequence[bool] | None]()
+    if list(calls) == list(more):
+        for call, (_, output) in calls.items():
+            grows[call] = _grows(output, more[call][1])
+    outputs = {call: output for call, (_, output) in calls.items()}
+    scores = own_token_scores(outputs["", 0])
+    return Scouted(
+        grows,
+        Counter(path for path, _ in calls),
+        _shapes(hook, calls),
+        _head(model, outputs, scores),
+        _largest(outputs.values(), scores) // rows,
+        0 if scores is None else scores.numel() // rows,
+    )
+
+
+def _shapes(hook: PlannedHook, calls: Mapping[tuple[str, int], Any]) -> dict[str, Sequence[int]]:
+    """Path of a hooked module -> the shape of what the hook sees there first."""
     keys = hook.spec.keys.target.keys if hook.spec.keys.target is not None else ()
     shapes = dict[str, Sequence[int]]()
     for (path, number), (inputs, output) in calls.items():
         if path in hook.aliases and number == 0:
             value = containers.get(inputs if hook.spec.hook_type is FORWARD_PRE else output, keys)
-            shapes[path] = next((x.shape for x in tensors(value) if x.is_floating_point()), ())
-    outputs = {call: output for call, (_, output) in calls.items()}
-    scores = own_token_scores(outputs["", 0])
-    makers = [path for (path, _), output in outputs.items() if output is scores]
-    linear = [path for path in makers if isinstance(nn.Module.get_submodule(model, path), nn.Linear)]
-    is_called_once = len(linear) == 1 and (linear[0], 1) not in outputs
-    numbers = [x.numel() for output in outputs.values() for x in tensors(output) if x is not scores]
-    return Scouted(
-        grows,
-        Counter(path for path, _ in calls),
-        shapes,
-        linear[0] if is_called_once else None,
-        max(numbers, default=0) // rows,
-        0 if scores is None else scores.numel() // rows,
-    )
+            floats = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
+            shapes[path] = floats[0].shape if floats else ()
+    return shapes
+
+
+def _head(model: nn.Module, outputs: Mapping[tuple[str, int], Any], scores: Tensor | None) -> str | None:
+    """The linear layer, called once, whose output is the model's scores for tokens; None: there is none."""
+    linear = list[str]()
+    for (path, _), output in outputs.items():
+        if output is scores and isinstance(nn.Module.get_submodule(model, path), nn.Linear):
+            linear.append(path)
+    return linear[0] if len(linear) == 1 and (linear[0], 1) not in outputs else None
+
+
+def _largest(outputs: Iterable[Any], scores: Tensor | None) -> int:
+    """The largest number of elements of a tensor, the scores left out."""
+    largest = 0
+    for output in outputs:
+        for tensor in tensors(output):
+            if tensor is not scores:
+                largest = max(largest, tensor.numel())
+    return largest
 
 
 def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:
     """For each tensor whether its first dimension alone grows with the batch; None where anything else does."""
-    before, after = members(small), members(large)
+    before = members(small)
+    after = members(large)
     if len(before) != len(after):  # such as a list of one tensor for each sample
         return None
     grows = list[bool]()
@@ -107,19 +134,21 @@ class Replay:
     The outputs are those of `forward` itself: forward hooks run on them again. A module is called for its stored output
     only as long as the calls come in the order of the unedited pass; afterwards everything is computed.
 
-    paths: number of a job -> the modules that it hooks
+    paths: number of a trial -> the modules that it hooks
     """
 
     def __init__(self, model: nn.Module, scouted: Scouted, paths: Mapping[int, Sequence[str]]) -> None:
-        self._modules, self._scouted, self._paths = dict(model.named_modules()), scouted, paths
-        self._hooked = {path for hooked in paths.values() for path in hooked}
+        self._modules = dict(model.named_modules())
+        self._scouted = scouted
+        self._paths = paths
+        self._hooked = set[str]().union(*paths.values())
         # path, output and growing tensors of the calls that have ended, without those inside another of them
         self._ended = list[tuple[str, Any, Sequence[bool]]]()
         # hooked module -> the calls that had ended when the hook fired there first
         self._before = dict[str, list[tuple[str, Any, Sequence[bool]]]]()
         self._keeps_state: bool | None = None
 
-    def reach(self, path: str) -> None:
+    def note_fired(self, path: str) -> None:
         """Note that the hook at the module fires in the unedited pass."""
         self._before.setdefault(path, list(self._ended))
 
@@ -139,35 +168,47 @@ class Replay:
                 self._ended[inside:] = [(path, rebuild(output, partial(repeated, 1)), grows)]
             return output
 
-        before = list(_states(self._modules)) if self._keeps_state is None else None
+        before = None
+        if self._keeps_state is None:
+            before = list(_states(self._modules))
         with _forwards(self._modules, {path: partial(store, path) for path, _ in self._scouted.grows}):
             yield
         if before is not None:
             self._keeps_state = before != list(_states(self._modules))
 
     def groups(self) -> dict[str | None, list[int]]:
-        """The hooked module that ran first in the unedited pass -> its jobs, in the order of the pass.
+        """The hooked module that ran first in the unedited pass -> its trials, in the order of the pass.
 
-        None: modules of these jobs did not run, there or in the run of the copy, which data-dependent branches end.
+        None: modules of these trials did not run, there or in the run of the copy, which data-dependent branches end.
         """
         order = {path: place for place, path in enumerate(self._before) if path in self._scouted.shapes}
         groups: dict[str | None, list[int]] = {path: [] for path in (None, *order)}
         for number, hooked in self._paths.items():
-            is_known = hooked and all(path in order for path in hooked)
-            groups[min(hooked, key=order.__getitem__) if is_known else None].append(number)
+            first = None
+            if hooked and order.keys() >= set(hooked):
+                first = min(hooked, key=order.__getitem__)
+            groups[first].append(number)
         return groups
 
     @contextmanager
     def from_entry(self, path: str | None, copies: int) -> Iterator[None]:
         """A pass over `copies` of the batch, one after the other, that computes only what runs after the entry."""
-        ahead = deque(self._before[path] if path is not None and not self._keeps_state else ())
+        ahead = deque[tuple[str, Any, Sequence[bool]]]()
+        if path is not None and not self._keeps_state:
+            ahead.extend(self._before[path])
 
         def answer(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not ahead or ahead[0][0] != name:
                 return forward(*args, **kwargs)
             _, output, grows = ahead.popleft()
-            times = (copies if each else 1 for each in grows)
-            return rebuild(output, lambda x: repeated(next(times), x) if isinstance(x, Tensor) else x)
+            of_tensors = iter(grows)
+
+            def repeat(leaf: Any) -> Any:
+                if not isinstance(leaf, Tensor):
+                    return leaf
+                return repeated(copies if next(of_tensors) else 1, leaf)
+
+            return rebuild(output, repeat)
 
         with _forwards(self._modules, {name: partial(answer, name) for name, *_ in ahead}):
             yield
@@ -176,13 +217,13 @@ class Replay:
 @contextmanager
 def _forwards(modules: Mapping[str, nn.Module], instead: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Within the block the function runs in place of the module's forward, which is its first argument."""
-    own = {path: vars(modules[path]).get("forward") for path in instead}
+    before = {path: vars(modules[path]).get("forward") for path in instead}
     try:
         for path, function in instead.items():
             vars(modules[path])["forward"] = partial(function, modules[path].forward)
         yield
     finally:
-        for path, forward in own.items():
+        for path, forward in before.items():
             vars(modules[path]).pop("forward", None)
             if forward is not None:
                 vars(modules[path])["forward"] = forward
@@ -192,7 +233,9 @@ def repeated(times: int, leaf: Any) -> Any:
     """A tensor so many times along its first dimension, in memory of its own."""
     if not isinstance(leaf, Tensor):
         return leaf
-    return leaf.repeat(times, *[1] * (leaf.dim() - 1)) if leaf.dim() else leaf.clone()
+    if not leaf.dim():
+        return leaf.clone()
+    return leaf.repeat(times, *[1] * (leaf.dim() - 1))
 
 
 _OF_TORCH = {"_parameters", "_buffers", "_modules", "forward"}
@@ -205,6 +248,9 @@ def _states(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
         for name, value in vars(module).items():
             if name in _OF_TORCH or name.endswith("_hooks"):
                 continue
-            inside = value.values() if isinstance(value, dict) else value
-            held = [id(each) for each in inside] if isinstance(value, dict | list | set | tuple) else []
-            yield name, id(value), held
+            inside = list[int]()
+            if isinstance(value, dict):
+                inside += map(id, value.values())
+            elif isinstance(value, list | set | tuple):
+                inside += map(id, value)
+            yield name, id(value), inside

@@ -19,7 +19,6 @@ from hookrun.errors import (
     first_lines,
     listed,
     nearest,
-    problems_where,
     refuse,
 )
 from hookrun.studies.effects.over import (
@@ -107,13 +106,17 @@ class EffectsTask(TaskOfOneSplit):
 
         Without `select` it has the listed modules, or every one.
         """
-        if not isinstance(hooks, Mapping) or not isinstance(body := hooks.get(self.hook), Mapping):
+        if not isinstance(hooks, Mapping) or not isinstance(hooks.get(self.hook), Mapping):
             return hooks
-        listed = {key: values for key, values in (self.over or {}).items() if isinstance(values, tuple)}
-        first = {key: values[0] for key, values in listed.items() if key not in (MODULE, CALL, *body)}
-        if MODULE in (self.over or {}) and body.get("select") is None:
-            first["select"] = list(listed.get(MODULE, [EVERY]))
-        return {**hooks, self.hook: {**body, **first}}
+        body = dict(hooks[self.hook])
+        over = self.over or {}
+        for key, values in over.items():
+            if isinstance(values, tuple) and key not in (MODULE, CALL):
+                body.setdefault(key, values[0])
+        if MODULE in over and body.get("select") is None:
+            modules = over[MODULE]
+            body["select"] = list(modules) if isinstance(modules, tuple) else [EVERY]
+        return {**hooks, self.hook: body}
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
@@ -123,144 +126,155 @@ class EffectsTask(TaskOfOneSplit):
         Raises SpecError or CompileError with all mistakes found.
         """
         from hookrun.engine.prove.trial import prove
-        from hookrun.studies.effects.grid import Grid
-        from hookrun.studies.effects.moved import Moved
+        from hookrun.studies.effects.grid import SiteGrid
+        from hookrun.studies.effects.moved import MovedHook
 
         first = self._with_first_values(experiment)
         try:
             prepared = super().prepare(first, trust=trust, cache=cache)
         except Refusal as error:
-            raise self._refused(error) from error
-        grid = Grid(prepared, str(self.hook), self.over or {}, self.splits[0])
+            raise self._at_task(error) from error
+        grid = SiteGrid(prepared, str(self.hook), self.over or {}, self.splits[0])
         try:
             proven = prove(
-                prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried
+                prepared.plan,
+                prepared.model,
+                grid.example,
+                training=False,
+                backward=False,
+                around=grid.try_every_cell,
             )
         except Refusal as error:
-            keys = [key for key in self.over or () if key != MODULE]
-            raise self._refused(error, f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE) from error
-        jobs = grid.jobs(dict.fromkeys(self.method, self.seeds), self.placebo)
-        sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+            raise self._at_task(error, self._place_of_cells()) from error
+        trials = grid.trials(dict.fromkeys(self.method, self.seeds), self.placebo)
         if prepared.metrics[0].over is not None:
-            refuse(self._over_split_problems(prepared, len(jobs)))
-        line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
-        unchecked = [] if proven.unchecked is None else [f"cells unchecked: {proven.unchecked}"]
-        metrics = tuple(replace(metric, where="task.metric") for metric in prepared.metrics)
-        lines = (*prepared.lines, line, *unchecked)
-        return replace(prepared, lines=lines, around=Moved(grid, jobs), metrics=metrics)
+            refuse(self._over_split_problems(prepared, len(trials)))
+        sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+        lines = [
+            *prepared.lines,
+            f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each",
+        ]
+        if proven.unchecked is not None:
+            lines.append(f"cells unchecked: {proven.unchecked}")
+        metrics = [replace(metric, where="task.metric") for metric in prepared.metrics]
+        moved = MovedHook(grid, trials)
+        return replace(prepared, lines=tuple(lines), around=moved, metrics=tuple(metrics))
 
-    def _refused(self, error: Refusal, cells: str = "") -> Refusal:
-        """The mistakes at the places where the values of the hook were given. cells: the place of those in cells."""
-        hook, problems = str(self.hook), list[Problem]()
-        for each in error.errors:
-            where = place_of(each.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
-            problems.append(replace(each, where=cells if cells and where == f"hooks.{hook}" else where))
+    def _place_of_cells(self) -> str:
+        """The key path at which a mistake in a cell is told: the only key of `over` beside the modules, or `over`."""
+        keys = [key for key in self.over or () if key != MODULE]
+        return f"{WHERE}.{keys[0]}" if len(keys) == 1 else WHERE
+
+    def _at_task(self, error: Refusal, place_of_cells: str = "") -> Refusal:
+        """The mistakes at the places where the values of the hook were given."""
+        hook = str(self.hook)
+        problems = list[Problem]()
+        for problem in error.errors:
+            where = place_of(problem.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
+            if place_of_cells and where == f"hooks.{hook}":
+                where = place_of_cells
+            problems.append(replace(problem, where=where))
         return type(error)(problems, error.notes)
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
         """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""
-        problems = [
-            Problem(f"task.{key}", "is not given", hint)
-            for key, hint in _NEEDED.items()
-            if getattr(self, key) is None
-        ]
-        enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
-        if self.hook is not None and self.hook not in enabled:
-            problems.append(
-                Problem(
-                    "task.hook",
-                    f"found {self.hook!r}, which is not an enabled hook of the experiment",
-                    nearest(self.hook, enabled),
-                )
-            )
-        problems += self._settings_problems(experiment.settings)
-        problems += [
-            Problem(
-                f"{hook.where}.{field}",
-                f"{value}: the task leaves out parts of passes, also captures",
-                "take the value from a run",
-            )
-            for hook in enabled.values()
-            for field, value in hook.action.outside_values().items()
-            if isinstance(value, PassValue)
-        ]
-        if self.hook in enabled and self.over is not None:
-            problems += problems_of(self.over, enabled[self.hook])
-            problems += self._hook_problems(enabled[self.hook])
+        problems = list(self._problems(experiment))
         if problems or self.hook is None or self.over is None:
             raise SpecError(problems)
-        values = {
-            key: first_value(key, values)
-            for key, values in self.over.items()
-            if key != MODULE or isinstance(values, tuple)
-        }
-        first, problems = varied(enabled[self.hook], values)
-        refuse(problems)
-        hooks = [first if hook.name == self.hook else hook for hook in experiment.hooks.hooks]
+        values = dict[str, Any]()
+        for key, of_key in self.over.items():
+            if key != MODULE or isinstance(of_key, tuple):
+                values[key] = first_value(key, of_key)
+        hooks = list(experiment.hooks.hooks)
+        for place, hook in enumerate(hooks):
+            if hook.name == self.hook:
+                hooks[place], problems = varied(hook, values)
+                refuse(problems)
         return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
 
-    def _settings_problems(self, settings: Settings) -> list[Problem]:
-        is_exact, steps = EXACT in self.method, [each.name for each in self.metrics if each.name in _STEPS]
-        return problems_where(
-            (
-                settings.compute.compile,
+    def _problems(self, experiment: Experiment) -> Iterator[Problem]:
+        """The mistakes that are seen without the model."""
+        for key, hint in _NEEDED.items():
+            if getattr(self, key) is None:
+                yield Problem(f"task.{key}", "is not given", hint)
+        enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
+        if self.hook is not None and self.hook not in enabled:
+            yield Problem(
+                "task.hook",
+                f"found {self.hook!r}, which is not an enabled hook of the experiment",
+                nearest(self.hook, enabled),
+            )
+        yield from self._settings_problems(experiment.settings)
+        for hook in enabled.values():
+            for field, value in hook.action.outside_values().items():
+                if isinstance(value, PassValue):
+                    yield Problem(
+                        f"{hook.where}.{field}",
+                        f"{value}: the task leaves out parts of passes, also captures",
+                        "take the value from a run",
+                    )
+        if self.hook in enabled and self.over is not None:
+            yield from problems_of(self.over, enabled[self.hook])
+            yield from self._hook_problems(enabled[self.hook])
+
+    def _settings_problems(self, settings: Settings) -> Iterator[Problem]:
+        if settings.compute.compile:
+            yield Problem(
                 "compute.compile",
                 "a compiled graph has one hook, and here it changes from pass to pass",
                 "leave it out",
-            ),
-            (
-                GRADIENT in self.method and steps,
+            )
+        if GRADIENT in self.method and self.metric is not None and self.metric.name in _STEPS:
+            yield Problem(
                 "task.method",
-                f"the gradient of {''.join(steps)} is 0 almost everywhere",
+                f"the gradient of {self.metric.name} is 0 almost everywhere",
                 "use loss, probability or logit_difference",
-            ),
-            (
-                not is_exact and (self.placebo or self.against is not None),
+            )
+        if EXACT not in self.method and (self.placebo or self.against is not None):
+            yield Problem(
                 "task.method",
                 "placebos, and what is restored, are computed exactly",
                 "add exact, or leave out placebo and against",
-            ),
-        )
+            )
 
-    def _over_split_problems(self, prepared: Prepared, jobs: int) -> Iterator[Problem]:
+    def _over_split_problems(self, prepared: Prepared, trials: int) -> Iterator[Problem]:
         """Why a metric over the whole split cannot be computed for this grid."""
         from hookrun.studies.kit.passes import too_many_rows
 
-        metric, size = prepared.metrics[0], prepared.data.sizes[self.splits[0]]
-        rows = (samples_of_a_pass(prepared.settings, size) or 0) * (jobs + 1)
+        metric = prepared.metrics[0]
+        samples = samples_of_a_pass(prepared.settings, prepared.data.sizes[self.splits[0]])
         if GRADIENT in self.method:
-            what = f"{metric.name!r} is computed over the whole split, and has no gradient"
-            yield Problem("task.method", what, "use exact")
-        yield from too_many_rows(metric, rows, self.max_rows)
+            yield Problem(
+                "task.method",
+                f"{metric.name!r} is computed over the whole split, and has no gradient",
+                "use exact",
+            )
+        yield from too_many_rows(metric, (samples or 0) * (trials + 1), self.max_rows)
 
-    def _hook_problems(self, hook: HookSpec) -> list[Problem]:
+    def _hook_problems(self, hook: HookSpec) -> Iterator[Problem]:
         """Why the hook cannot be moved, or cannot be repeated with other values."""
-        kind, action = hook.hook_type, hook.action
-        values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
-        per_sample, draws = (
-            any(isinstance(value, dict) or holds(value) for value in values)
-            for holds in (is_by_sample, is_drawn)
-        )
-        return problems_where(
-            (
-                kind.phase != "forward" or kind.until_backward or action.observes or action.of_call,
+        kind = hook.hook_type
+        action = hook.action
+        if kind.phase != "forward" or kind.until_backward or action.observes or action.of_call:
+            yield Problem(
                 "task.hook",
                 f"{action.action_name} on {kind} does not edit a value that a forward pass computes",
                 "move an edit on forward or forward_pre",
-            ),
-            (
-                self.placebo and not per_sample,
+            )
+        values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
+        if self.placebo and not any(isinstance(value, dict) or is_by_sample(value) for value in values):
+            yield Problem(
                 "task.placebo",
                 "a placebo takes the values of other samples, and the hook has the same value for all samples",
                 "use a value with sample: same, or leave it out",
-            ),
-            (
-                self.seeds > 1 and not (action.draws or hook.keys.when.probability < 1 or draws),
+            )
+        draws = action.draws or hook.keys.when.probability < 1
+        if self.seeds > 1 and not draws and not any(isinstance(v, dict) or is_drawn(v) for v in values):
+            yield Problem(
                 "task.seeds",
                 f"{action.action_name} draws no random numbers, so all seeds are equal",
                 "leave it out",
-            ),
-        )
+            )
 
     def lines(self, prepared: Prepared) -> list[str]:
         """What is moved."""
@@ -268,34 +282,35 @@ class EffectsTask(TaskOfOneSplit):
         of_what = "each sample" if metric.over is None else "the whole split"
         moved = f"{self.hook} is moved over {', '.join(self.over or ())}; {metric.name} of {of_what}"
         observers = [hook.spec.name for hook in prepared.plan.hooks if hook.spec.action.observes]
-        see = f"{listed(observers)}: in the pass without {self.hook} only"
-        return [moved, *([see] if observers else [])]
+        if not observers:
+            return [moved]
+        return [moved, f"{listed(observers)}: in the pass without {self.hook} only"]
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def perform(self, context: RunContext) -> None:
         """Compute every cell for every batch, and write the files."""
         from hookrun.studies.effects.cells import Cells
-        from hookrun.studies.effects.moved import Moved
-        from hookrun.studies.effects.records import write_effects
+        from hookrun.studies.effects.moved import MovedHook
+        from hookrun.studies.effects.records import PLAIN, write_effects
         from hookrun.studies.kit.passes import Batches
 
         moved = context.prepared.around
-        assert isinstance(moved, Moved)
+        assert isinstance(moved, MovedHook)
         batches = Batches(context.prepared, self.splits[0])
         names = context.sample_names({self.splits[0]: batches})
         samples = samples_of_a_pass(context.settings, batches.samples)
         assert samples is not None
-        cells = Cells(context, moved, None if self.against is None else self.against.run, samples)
-        with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
+        values = Cells(context, moved, None if self.against is None else self.against.run, samples)
+        with context.evaluating(batches, self.name, {"cells": values, "names": names}) as (passed, _):
             for batch in passed:
-                names.write(batch, cells.compute(batch))
+                names.write(batch, values.compute(batch))
                 context.hooks.step()
         names.write_pictures()
-        effects = cells.effects(self.splits[0])
+        effects = values.effects(self.splits[0])
         write_effects(context.run_dir.path, effects)
         context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
-        context.conclude(self.split, {"unedited": float(effects["unedited"]), "cells": len(moved.grid.cells)})
+        context.conclude(self.split, {"unedited": float(effects[PLAIN]), "cells": len(moved.grid.cells)})
 
 
 _NEEDED = {

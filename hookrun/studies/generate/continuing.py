@@ -24,20 +24,21 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     """The tokens of each sample without padding, at most the first `most`. HookrunError if a sample has no tokens."""
     inputs: Any = batch.inputs
     tokens, mask = read_together([inputs[IDS], inputs.get(MASK, torch.ones_like(inputs[IDS]))])
-    prompts: list[list[int]] = [
-        row[real].tolist()[:most] for row, real in zip(tokens, mask != 0, strict=True)
-    ]
-    for sample, ids in zip(batch.ids.tolist(), prompts, strict=True):
-        if not ids:
-            at = batch.data.file(sample)
-            name = f"sample {sample} of the {batch.split} split" + (f" ({at})" if at else "")
+    prompts = list[list[int]]()
+    for sample, row, is_real in zip(batch.ids.tolist(), tokens, mask != 0, strict=True):
+        prompts.append(row[is_real].tolist()[:most])
+        if not prompts[-1]:
+            name = f"sample {sample} of the {batch.split} split"
+            if file := batch.data.file(sample):
+                name += f" ({file})"
             raise HookrunError(f"{name} has no tokens to continue: leave it out of the data")
     return prompts
 
 
 def padded(prompts: Sequence[list[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
     """Tokens and attention mask, both [n, length of the longest prompt] int64, padded on the left or on the right."""
-    rows, side = [torch.tensor(ids) for ids in prompts], "left" if left else "right"
+    rows = [torch.tensor(ids) for ids in prompts]
+    side = "left" if left else "right"
     tokens = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
     masks = [torch.ones_like(row) for row in rows]
     return tokens, pad_sequence(masks, batch_first=True, padding_side=side)
@@ -65,7 +66,8 @@ def continue_prompts(
     cache: keep keys and values from token to token, if the model can
     """
     tokens = padded(prompts, choosing.pad, left=not (generates(model) and has_encoder(model)))
-    input_ids, mask = (on_device(each, device) for each in tokens)
+    input_ids = on_device(tokens[0], device)
+    mask = on_device(tokens[1], device)
     if generates(model):
         _generate(model, input_ids, mask, choosing, cache=cache)
     else:
@@ -113,9 +115,11 @@ def _generate(model: Any, input_ids: Tensor, mask: Tensor, choosing: NextTokens,
         bos_token_id=own.bos_token_id,
         decoder_start_token_id=own.decoder_start_token_id,
     )
-    given = {IDS: input_ids, MASK: mask} if MASK in parameters_of(model) else {IDS: input_ids}
+    inputs = {IDS: input_ids}
+    if MASK in parameters_of(model):
+        inputs[MASK] = mask
     try:
-        model.generate(**given, generation_config=model.generation_config, logits_processor=[choose])
+        model.generate(**inputs, generation_config=model.generation_config, logits_processor=[choose])
     finally:
         model.generation_config = own
 
@@ -135,14 +139,18 @@ class LoopContinuer(nn.Module):
         """Append tokens until all sequences end; input_ids and mask: [B, T], padded on the left."""
         # hooks with `tokens` read this variable
         generation_config = SimpleNamespace(eos_token_id=sorted(choosing.stop))  # noqa: F841
-        batch_size, names = len(input_ids), parameters_of(self.model)
+        batch_size = len(input_ids)
+        names = parameters_of(self.model)
         while not choosing.is_over:
-            named = {MASK: mask} if MASK in names else {}
+            named = dict[str, Tensor]()
+            if MASK in names:
+                named[MASK] = mask
             if POSITIONS in names:
                 named[POSITIONS] = (mask.cumsum(-1) - 1).clamp(min=0)
-            output = (
-                self.model(input_ids=input_ids, **named) if IDS in names else self.model(input_ids, **named)
-            )
+            inputs = [input_ids]
+            if IDS in names:
+                named[IDS] = inputs.pop()
+            output = self.model(*inputs, **named)
             chosen = on_device(choosing.choose(next_scores(output, input_ids)), input_ids.device)
             input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
             mask = torch.cat([mask, mask.new_ones(batch_size, 1)], dim=1)
@@ -198,8 +206,12 @@ class NextTokens:
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in seeds]
         self.first: Tensor | None = None
-        self._sampling, self._seeds = sampling, seeds
-        self.stop, self.most, self.pad, self._begins = frozenset(stop), most, pad, begins
+        self._sampling = sampling
+        self._seeds = seeds
+        self.stop = frozenset(stop)
+        self.most = most
+        self.pad = pad
+        self._begins = begins
         self._open = [True] * len(seeds)
         self._step = 0
 
@@ -222,8 +234,11 @@ class NextTokens:
             return torch.full((len(self.tokens),), self.pad)
         best = logits.max(-1)
         wanted = [best.values.isfinite(), self._chosen(logits, best.indices)]
-        finite, tokens, *first = read_together(wanted if self._step else [*wanted, logits.clone()])
-        self.first = first[0] if first else self.first
+        if self._step == 0:
+            wanted.append(logits.clone())
+        finite, tokens, *scores = read_together(wanted)
+        if scores:
+            self.first = scores[0]
         for row, is_finite in enumerate(finite.tolist()):
             if self._open[row] and not is_finite:
                 raise HookrunError(
@@ -285,7 +300,8 @@ def most_probable(scores: Tensor, count: int) -> list[tuple[int, float]]:
 
 def divergence(of: Tensor, other: Tensor) -> float:
     """KL(P || Q) in nats: P the softmax of the scores `of` [V], Q that of `other`."""
-    p, q = (_precise(scores)[None] for scores in (of, other))
+    p = _precise(of)[None]
+    q = _precise(other)[None]
     values = kl(RowPart(q, p.new_zeros(1, dtype=torch.int64), others=p))
     assert values is not None
     return float(values)

@@ -26,7 +26,6 @@ from hookrun.studies.kit.passes import (
     DataInfo,
     FromFolder,
     RunContext,
-    buffers_kept,
     generator_states,
     set_generators,
 )
@@ -37,17 +36,22 @@ NEXT = 10
 SHOWN = 8
 """The number of samples in the terminal's table."""
 
-_MOST_TOKEN, _MOST_SHOWN = 20, 160
-"""How many characters of a token and of a text are shown there."""
+_MOST_TOKEN = 20
+"""How many characters of a token are shown there."""
+
+_MOST_SHOWN = 160
+"""How many of a text."""
 
 
 class Generation:
     """Continues the prompts of a run, one batch at a time, as its `GenerateTask` says."""
 
     def __init__(self, context: RunContext) -> None:
-        model, info = context.model, context.prepared.data
+        model = context.model
+        info = context.prepared.data
         task: Any = context.prepared.task
-        self._task, self._context = task, context
+        self._task = task
+        self._context = context
         self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)
         self._stop = stop_tokens(task.stop, model, info)
         self._begins = _config_value(model, "forced_bos_token_id")
@@ -55,33 +59,39 @@ class Generation:
 
     def records(self, batch: Batch) -> list[dict[str, Any]]:
         """The lines of generations.jsonl for the samples of the batch, in their order."""
-        context, texts = self._context, self._texts
+        context = self._context
+        texts = self._texts
         prompts = prompts_of(batch, self._task.prompt_tokens)
         without: list[Continuation | None] = [None] * len(prompts)
         if self._task.without_hooks:
             states = generator_states()
-            with context.hooks.paused(), buffers_kept(context.model):
+            with context.silently(edit=False):
                 without[:] = self._continued(batch, prompts)
             set_generators(states)  # so that random numbers that the model itself draws are the same
         now = self._continued(batch, prompts)
-        chosen = [continuation for continuation in (*now, *without) if continuation is not None]
-        context.sink.log_texts(texts.one, {token for continuation in chosen for token in continuation.ids})
-        return [
-            {"sample": sample, "split": batch.split, **record_of(prompt, one, texts, other)}
-            for sample, prompt, one, other in zip(batch.ids.tolist(), prompts, now, without, strict=True)
-        ]
+        tokens = set[int]()
+        for continuation in (*now, *without):
+            if continuation is not None:
+                tokens.update(continuation.ids)
+        context.sink.log_texts(texts.one, tokens)
+        records = list[dict[str, Any]]()
+        for row, sample in enumerate(batch.ids.tolist()):
+            record = record_of(prompts[row], now[row], texts, without[row])
+            records.append({"sample": sample, "split": batch.split, **record})
+        return records
 
     def _continued(self, batch: Batch, prompts: Sequence[list[int]]) -> list[Continuation]:
         """The continuation of each prompt; prompts run together, or those of each length by themselves."""
-        context, task, samples = self._context, self._task, batch.ids.tolist()
+        context = self._context
+        task = self._task
+        samples = batch.ids.tolist()
         lengths = [0 if runs_together(context.model) else len(ids) for ids in prompts]
         continued = dict[int, Continuation]()
         for length in dict.fromkeys(lengths):
-            rows = [row for row, each in enumerate(lengths) if each == length]
+            rows = [row for row, of_row in enumerate(lengths) if of_row == length]
             context.set_batch(replace(batch, ids=batch.ids[rows], labels=batch.labels[rows]))
-            seeds = [
-                derived_seed(context.settings.seed, "generation", batch.split, samples[row]) for row in rows
-            ]
+            numbers = [samples[row] for row in rows]
+            seeds = [derived_seed(context.settings.seed, "generation", batch.split, each) for each in numbers]
             choosing = NextTokens(
                 task.sampling,
                 seeds,
@@ -90,10 +100,12 @@ class Generation:
                 begins=self._begins,
                 pad=self._pad,
             )
-            group, device = [prompts[row] for row in rows], context.prepared.device
+            group = [prompts[row] for row in rows]
+            device = context.prepared.device
             with context.autocast():
                 continue_prompts(context.model, group, choosing, device, cache=task.cache)
-            continued |= {row: choosing.continuation(place) for place, row in enumerate(rows)}
+            for place, row in enumerate(rows):
+                continued[row] = choosing.continuation(place)
         return [continued[row] for row in range(len(prompts))]
 
 
@@ -102,11 +114,16 @@ def stop_tokens(given: Sequence[int] | None, model: nn.Module, info: DataInfo) -
     if given is not None:
         return tuple(given)
     vocabulary = vocabulary_of(model, info)
-    named = _config_value(model, "eos_token_id")
-    numbers = named if isinstance(named, list | tuple) else [named]
-    own = tuple(each for each in numbers if isinstance(each, int) and 0 <= each < (vocabulary or each + 1))
-    end = info.tokenizer.separator if isinstance(info.tokenizer, FromFolder) else None
-    return own or (() if end is None else (end,))
+    configured = _config_value(model, "eos_token_id")
+    if not isinstance(configured, list | tuple):
+        configured = [configured]
+    stop = list[int]()
+    for token in configured:
+        if isinstance(token, int) and 0 <= token < (vocabulary or token + 1):
+            stop.append(token)
+    if not stop and isinstance(info.tokenizer, FromFolder) and info.tokenizer.separator is not None:
+        stop.append(info.tokenizer.separator)
+    return tuple(stop)
 
 
 def vocabulary_of(model: nn.Module, info: DataInfo) -> int | None:
@@ -117,8 +134,11 @@ def vocabulary_of(model: nn.Module, info: DataInfo) -> int | None:
 
 def _config_value(model: nn.Module, name: str) -> Any:
     """The value of an option in the model's generation_config, or in its config; None if neither has it."""
-    configs = (getattr(model, each, None) for each in ("generation_config", "config"))
-    return next((found for each in configs if (found := getattr(each, name, None)) is not None), None)
+    for config in ("generation_config", "config"):
+        value = getattr(getattr(model, config, None), name, None)
+        if value is not None:
+            return value
+    return None
 
 
 # ---- records ---------------------------------------------------------------------------------------------------
@@ -152,19 +172,22 @@ def record_of(
     now:     its continuation under the hooks
     without: its continuation without the hooks; None: not compared
     """
-    record: dict[str, Any] = {"prompt": texts.of(prompt), "prompt_ids": prompt}
-    for continuation, suffix in ((now, ""), (without, "_without")):
-        if continuation is not None:
-            record |= {
-                f"text{suffix}": texts.of(continuation.ids),
-                f"ids{suffix}": continuation.ids,
-                f"reason{suffix}": "end" if continuation.is_over else "length",
-                f"next{suffix}": [
-                    [token, texts.one(token), probability]
-                    for token, probability in most_probable(continuation.first, NEXT)
-                ],
-            }
-    return record if without is None else {**record, "kl_first": divergence(without.first, now.first)}
+    record = {"prompt": texts.of(prompt), "prompt_ids": prompt, **_entries(now, texts, "")}
+    if without is not None:
+        record |= _entries(without, texts, "_without")
+        record["kl_first"] = divergence(without.first, now.first)
+    return record
+
+
+def _entries(continuation: Continuation, texts: Texts, suffix: str) -> dict[str, Any]:
+    """What a record says of one continuation."""
+    most = most_probable(continuation.first, NEXT)
+    return {
+        f"text{suffix}": texts.of(continuation.ids),
+        f"ids{suffix}": continuation.ids,
+        f"reason{suffix}": "end" if continuation.is_over else "length",
+        f"next{suffix}": [[token, texts.one(token), probability] for token, probability in most],
+    }
 
 
 @dataclass
@@ -217,31 +240,54 @@ def _differs(record: Mapping[str, Any]) -> bool:
 
 def show(sums: Sums, console: Console, *, compared: bool) -> None:
     """Print the samples that changed most, or without a comparison the first ones."""
-    first = [each for each in sums.top if compared and each["kl_first"] > 0]
-    later = [each for each in sums.top if not compared or _differs(each)]
+    if not compared:
+        _show_continuations(sums.top, console, compared=False)
+        return
+    first = [record for record in sums.top if record["kl_first"] > 0]
+    later = [record for record in sums.top if _differs(record)]
     if first:
-        title = "first new token: the samples that changed most (KL in nats, top token without hooks → with)"
-    elif later:
-        title = "the first new token is the same as without hooks; later tokens changed:"
+        console.print(
+            "first new token: the samples that changed most (KL in nats, top token without hooks → with)"
+        )
+        table = Table.grid(padding=(0, 2))
+        for record in first:
+            change = f"{_next(record, '_without')} → {_next(record, '')}"
+            table.add_row(_name(record), f"{record['kl_first']:.3g}", change, _prompt(record))
+        console.print(table, soft_wrap=False)
+        return
+    if later:
+        console.print("the first new token is the same as without hooks; later tokens changed:")
     else:
-        title = "the hooks changed neither the first new token's probabilities nor a continuation"
-    if compared:
-        console.print(title)
-    table = Table.grid(padding=(0, 2 if first else 1))
-    for sample in first or later:
-        name, prompt = f"  {sample['split']} {sample['sample']}", repr(sample["prompt"] or "")
-        if len(prompt) > _MOST_SHOWN:  # the end, from a word on
-            prompt = f"… {prompt[-_MOST_SHOWN:].partition(' ')[2]}"
-        if first:
-            (one, old, p), (two, new, q) = sample["next_without"][0], sample["next"][0]
-            change = f"{_token(one, old)} {p:.1%} → {_token(two, new)} {q:.1%}"
-            table.add_row(name, f"{sample['kl_first']:.3g}", change, prompt)
-            continue
-        table.add_row(f"{name}:", prompt)
+        console.print("the hooks changed neither the first new token's probabilities nor a continuation")
+    _show_continuations(later, console, compared=True)
+
+
+def _show_continuations(records: Sequence[Mapping[str, Any]], console: Console, *, compared: bool) -> None:
+    table = Table.grid(padding=(0, 1))
+    for record in records:
+        table.add_row(f"{_name(record)}:", _prompt(record))
         if compared:
-            table.add_row("      without:", _beginning(sample, "_without"))
-        table.add_row("      with:" if compared else "      →", _beginning(sample, ""))
+            table.add_row("      without:", _beginning(record, "_without"))
+        table.add_row("      with:" if compared else "      →", _beginning(record, ""))
     console.print(table, soft_wrap=False)
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    return f"  {record['split']} {record['sample']}"
+
+
+def _prompt(record: Mapping[str, Any]) -> str:
+    """The end of the prompt, from a word on."""
+    prompt = repr(record["prompt"] or "")
+    if len(prompt) > _MOST_SHOWN:
+        prompt = f"… {prompt[-_MOST_SHOWN:].partition(' ')[2]}"
+    return prompt
+
+
+def _next(record: Mapping[str, Any], which: str) -> str:
+    """The most probable first new token."""
+    token, text, probability = record[f"next{which}"][0]
+    return f"{_token(token, text)} {probability:.1%}"
 
 
 def _token(token: int, text: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
 def _order(record: Mapping[str, Any]) -> tuple[float, bool]:
     """A sort key: the largest change first; a KL that is not a number comes last."""
     kl = record.get("kl_first") or 0.0
-    return (-kl if kl == kl else 0.0, not _differs(record))
+    return (0.0 if math.isnan(kl) else -kl, not _differs(record))
 
 
 def _differs(record: Mapping[str, Any]) -> bool:
@@ -69,49 +70,56 @@ def _is_compared(record: Mapping[str, Any]) -> bool:
 
 def _sample(record: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, Any]:
     """One sample. is_changed: the hooks changed the text or a probability, or there is nothing to compare it with."""
-    pieces, without = _pieces(record["ids"], record["text"], texts), None
+    pieces = _pieces(record["ids"], record["text"], texts)
     marks = [False] * len(pieces)
+    without = None
     if _is_compared(record):
-        other = _pieces(record["ids_without"], record.get("text_without"), texts)
-        marks, marks_without = changed_places(pieces, other)
-        without = _continuation(other, marks_without, record["reason_without"])
-    prompt = record["prompt"]
-    if prompt is None:
-        prompt = " ".join(map(str, record["prompt_ids"][-MOST_PIECES:]))
+        others = _pieces(record["ids_without"], record.get("text_without"), texts)
+        marks, marks_of_others = changed_places(pieces, others)
+        without = _continuation(others, marks_of_others, record["reason_without"])
     now = _continuation(pieces, marks, record["reason"])
-    tokens = _next(record["next"], record.get("next_without") or [])
-    marked = [changed for side in (now, without) if side is not None for _, changed in side["pieces"]]
+    tokens = _next_tokens(record["next"], record.get("next_without") or [])
+    is_changed = without is None or _has_marks(now) or _has_marks(without)
+    for token in tokens:
+        is_changed |= token["now"] != token["without"]
     return {
         "name": f"{record['split']} {record['sample']}",
         "kl": record.get("kl_first"),
-        "prompt": prompt if len(prompt) <= MOST_PROMPT else f"…{prompt[-MOST_PROMPT:]}",
+        "prompt": _prompt(record),
         "now": now,
         "without": without,
         "next": tokens,
-        "is_changed": without is None
-        or any(marked)
-        or any(token["now"] != token["without"] for token in tokens),
+        "is_changed": is_changed,
     }
+
+
+def _prompt(record: Mapping[str, Any]) -> str:
+    """The end of the prompt."""
+    prompt: str | None = record["prompt"]
+    if prompt is None:
+        prompt = " ".join(map(str, record["prompt_ids"][-MOST_PIECES:]))
+    return prompt if len(prompt) <= MOST_PROMPT else f"…{prompt[-MOST_PROMPT:]}"
 
 
 def _continuation(pieces: Sequence[str], marks: Sequence[bool], reason: str) -> dict[str, Any]:
     """The pieces with their marks, why it ended, and how many pieces are not shown."""
-    return {
-        "pieces": list(zip(pieces[:MOST_PIECES], marks, strict=False)),
-        "reason": reason,
-        "left": max(len(pieces) - MOST_PIECES, 0),
-    }
+    shown = list(zip(pieces[:MOST_PIECES], marks, strict=False))
+    return {"pieces": shown, "reason": reason, "left": max(len(pieces) - MOST_PIECES, 0)}
+
+
+def _has_marks(continuation: Mapping[str, Any]) -> bool:
+    return any(is_marked for _, is_marked in continuation["pieces"])
 
 
 def _pieces(ids: Sequence[int], text: str | None, texts: Mapping[int, str]) -> list[str]:
     """The texts of the tokens if joining them, directly or with spaces, gives `text`; else the words of `text`."""
     if text is None:
         return [f"{token} " for token in ids]
-    known = [texts.get(token, "") for token in ids]
-    if "".join(known) == text:
-        return known
-    if " ".join(known) == text:
-        return [f"{piece} " for piece in known]
+    pieces = [texts.get(token, "") for token in ids]
+    if "".join(pieces) == text:
+        return pieces
+    if " ".join(pieces) == text:
+        return [f"{piece} " for piece in pieces]
     return _WORDS.findall(text[: 100 * MOST_PIECES])
 
 
@@ -121,42 +129,60 @@ def changed_places(one: Sequence[str], other: Sequence[str]) -> tuple[list[bool]
     Sides of equal length are compared piece by piece; else all between the common start and end counts as changed.
     """
     if len(one) == len(other):
-        marks = [a != b for a, b in zip(one, other, strict=True)]
+        marks = [piece != its_other for piece, its_other in zip(one, other, strict=True)]
         return marks, list(marks)
     start = common([one, other])
     end = min(common([one[::-1], other[::-1]]), len(one) - start, len(other) - start)
-    marks, marks_other = ([start <= at < len(side) - end for at in range(len(side))] for side in (one, other))
-    return marks, marks_other
+    return _marked_between(one, start, end), _marked_between(other, start, end)
 
 
-def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+def _marked_between(side: Sequence[str], start: int, end: int) -> list[bool]:
+    """A mark for each piece; those of the first `start` and the last `end` are False."""
+    marks = [False] * len(side)
+    marks[start : len(side) - end] = [True] * (len(side) - start - end)
+    return marks
+
+
+Tokens = Sequence[Sequence[Any]]
+"""Tokens, each with its text and its probability."""
+
+
+def _next_tokens(now: Tokens, without: Tokens) -> list[dict[str, Any]]:
     """The tokens that are probable on either side, by the larger probability: as text, and as the width of a bar.
 
     A token that one list does not have is less probable than the last token of that list.
     """
-    after, before = ({token: _share(share) for token, _, share in side} for side in (now, without))
-    least_after, least_before = (min((share for *_, share in side), default=0.0) for side in (now, without))
+    after = {token: _share(share) for token, _, share in now}
+    before = {token: _share(share) for token, _, share in without}
     texts = {token: text for token, text, _ in [*now, *without]}
-    tokens = sorted(texts, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
-    return [
-        {
+    by_share = sorted(texts, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
+    tokens = list[dict[str, Any]]()
+    for token in by_share[:MOST_NEXT]:
+        of_token = {
             "token": _token(token, texts[token]),
-            "without": _percent(before.get(token), least_before) if without else "",
-            "now": _percent(after.get(token), least_after),
+            "without": _percent(before.get(token), without) if without else "",
+            "now": _percent(after.get(token), now),
             "share_without": before.get(token, 0.0),
             "share": after.get(token, 0.0),
         }
-        for token in tokens[:MOST_NEXT]
-    ]
+        tokens.append(of_token)
+    return tokens
 
 
 def _share(value: float) -> float:
     """A probability between 0 and 1, whatever a file says."""
-    return min(max(float(value), 0.0), 1.0) if value == value else 0.0
+    share = float(value)
+    if math.isnan(share):
+        return 0.0
+    return min(max(share, 0.0), 1.0)
 
 
-def _percent(share: float | None, least: float) -> str:
-    return f"< {min(max(least, 0.001), 1.0):.1%}" if share is None else f"{share:.1%}"
+def _percent(share: float | None, tokens: Tokens) -> str:
+    """A probability; None: that of a token which is not among the most probable ones, `tokens`."""
+    if share is not None:
+        return f"{share:.1%}"
+    least = min((probability for *_, probability in tokens), default=0.0)
+    return f"< {min(max(least, 0.001), 1.0):.1%}"
 
 
 def _token(token: int, text: str | None) -> str:

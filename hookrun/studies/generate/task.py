@@ -55,13 +55,15 @@ class GenerateTask(TaskOfSplits):
     @classmethod
     def _old_name(cls, raw: Any) -> Any:
         is_old = isinstance(raw, Mapping) and raw.get("compare") is not None
-        return {**raw, "without_hooks": raw["compare"]} if is_old else raw
+        if is_old:
+            return {**raw, "without_hooks": raw["compare"]}
+        return raw
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The metrics of a comparison, if `without_hooks` is set."""
-        return (
-            {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.without_hooks else {}
-        )
+        if not self.without_hooks:
+            return {}
+        return {f"{self.split}/changed": None, f"{self.split}/kl_first": None}
 
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and data whose samples are not prompts."""
@@ -95,12 +97,14 @@ class GenerateTask(TaskOfSplits):
                 "use model.args.class=causal_lm or seq2seq_lm",
             )
         vocabulary = vocabulary_of(model, info)
-        if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
-            yield Problem(
-                "task.stop",
-                f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}",
-                "name tokens that the model has",
-            )
+        if vocabulary is not None:
+            beyond = [str(token) for token in self.stop or () if token >= vocabulary]
+            if beyond:
+                yield Problem(
+                    "task.stop",
+                    f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}",
+                    "name tokens that the model has",
+                )
         yield from self._too_long(info, model, encoder=has_encoder(model))
 
     def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> Iterator[Problem]:
@@ -110,19 +114,19 @@ class GenerateTask(TaskOfSplits):
         """
         from hookrun.studies.kit.passes import positions_of
 
-        limit, ids = positions_of(model), _input_ids(info)
+        limit = positions_of(model)
+        ids = _input_ids(info)
         if limit is None or ids is None or ids.shape[0] <= 0:
             return
         prompt = 1 if encoder else min(ids.shape[0], self.prompt_tokens or ids.shape[0])
-        needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
+        needed = prompt + self.max_new_tokens - 1
+        positions, where = limit
         if needed <= positions or prompt > positions:
             return
         most = positions - prompt + 1
-        hint = (
-            f"or take a model with more positions, such as model.args.length={needed}"
-            if info.tokenizer is not None and where == "pos_embed"
-            else "shorten the prompts (task.prompt_tokens), or take another model"
-        )
+        hint = "shorten the prompts (task.prompt_tokens), or take another model"
+        if info.tokenizer is not None and where == "pos_embed":
+            hint = f"or take a model with more positions, such as model.args.length={needed}"
         yield Problem(
             "task.max_new_tokens",
             f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, and the model "
@@ -133,9 +137,8 @@ class GenerateTask(TaskOfSplits):
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> Iterator[Problem]:
         """The common problems of the plan, and under `without_hooks` hooks that change the model itself."""
         yield from super().plan_problems(plan, settings)
-        for hook in (
-            planned.spec for planned in plan.hooks if self.without_hooks and planned.spec.keys.enabled
-        ):
+        hooks = [planned.spec for planned in plan.hooks if planned.spec.keys.enabled]
+        for hook in hooks if self.without_hooks else ():
             can_pause = hook.action.does == "freeze" or hook.action.adds(hook.name) is not None
             if hook.hook_type.phase == "installation" and not can_pause:
                 yield Problem(
@@ -160,9 +163,11 @@ class GenerateTask(TaskOfSplits):
 
     def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the length of the continuations and how tokens are chosen."""
-        how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
-        more = "; then once more without the hooks" if self.without_hooks else ""
-        yield f"each prompt is continued by up to {counted(self.max_new_tokens, 'token')}, {how}{more}"
+        line = f"each prompt is continued by up to {counted(self.max_new_tokens, 'token')}, "
+        line += "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
+        if self.without_hooks:
+            line += "; then once more without the hooks"
+        yield line
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
         """The common notes, and a note if `without_hooks` is set and there are no hooks."""
@@ -179,7 +184,8 @@ class GenerateTask(TaskOfSplits):
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
-        generation, sums = Generation(context), Sums()
+        generation = Generation(context)
+        sums = Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):
@@ -197,5 +203,7 @@ def _input_ids(info: DataInfo) -> TensorInfo | None:
     """The input `input_ids` of a sample, if it is a sequence."""
     from hookrun.studies.kit.passes import TensorInfo
 
-    ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+    if isinstance(info.inputs, TensorInfo):
+        return None
+    ids = info.inputs.get("input_ids")
     return ids if ids is not None and len(ids.shape) == 1 else None

@@ -22,6 +22,10 @@ from hookrun.run.experiment.metrics.metrics import (
     PERPLEXITY as PERPLEXITY,  # the name of the metric that is its exponential
 )
 from hookrun.run.experiment.metrics.metrics import kl as kl  # the KL divergence of each row
+from hookrun.run.experiment.metrics.metrics import row_values as row_values  # each metric of each row
+from hookrun.run.experiment.metrics.predictions import (
+    predicted_rows as predicted_rows,  # the outputs that another run has written
+)
 from hookrun.run.experiment.metrics.problems import (
     token_problems as token_problems,  # why tokens cannot be read in the data
 )
@@ -38,32 +42,23 @@ from hookrun.run.experiment.metrics.rows import (
 from hookrun.run.experiment.metrics.rows import (
     own_token_scores as own_token_scores,  # the scores for tokens in it, or None
 )
-from hookrun.run.experiment.observers import (
-    Exchange as Exchange,  # an action that puts other tensors in place of those of a value
-)
-from hookrun.run.experiment.observers import Observe as Observe  # an action that passes a value to a function
-from hookrun.run.experiment.observers import (
-    matches as matches,  # modules by their paths, as what hooks act on
-)
 from hookrun.run.experiment.observers import new_nodes as new_nodes  # the autograd nodes behind a value
-from hookrun.run.experiment.observers import planned as planned  # a hook with an action of hookrun itself
-from hookrun.run.experiment.prepare import EXAMPLE_BATCH as EXAMPLE_BATCH  # how many samples an example has
-from hookrun.run.experiment.prepare import (
+from hookrun.run.experiment.prepared import EXAMPLE_BATCH as EXAMPLE_BATCH  # how many samples an example has
+from hookrun.run.experiment.prepared import (
     Prepared as Prepared,  # an experiment with all that was built for it
 )
-from hookrun.run.experiment.prepare import as_call as as_call  # a batch as the arguments of the model
-from hookrun.run.experiment.prepare import missing_spans as missing_spans  # why samples lack a span
-from hookrun.run.experiment.prepare import (
+from hookrun.run.experiment.prepared import as_call as as_call  # a batch as the arguments of the model
+from hookrun.run.experiment.proving import (
     structure as structure,  # hooks without the numbers that do not matter for a trial
 )
 from hookrun.run.experiment.run_values import (
     RunReferences as RunReferences,  # the other runs that an experiment names
 )
+from hookrun.run.experiment.sample_checks import missing_spans as missing_spans  # why samples lack a span
 from hookrun.run.experiment.session import (
     generator_states as generator_states,  # the states of the random generators
 )
 from hookrun.run.experiment.session import set_generators as set_generators  # set them again
-from hookrun.run.passes.average import losses as losses  # the loss of each row
 from hookrun.run.passes.backward_pass import Scoring as Scoring  # the score of each sample, from the output
 from hookrun.run.passes.batches import (
     Batch as Batch,  # a batch on the device, with the numbers of its samples
@@ -72,18 +67,12 @@ from hookrun.run.passes.batches import Batches as Batches  # the batches of a sp
 from hookrun.run.passes.batches import (
     BatchesOfSplits as BatchesOfSplits,  # the batches of several splits, one after the other
 )
-from hookrun.run.passes.compile_check import (
-    buffers_kept as buffers_kept,  # passes that leave the buffers of a model as they are
-)
 from hookrun.run.passes.context import (
     RunContext as RunContext,  # an open run: forward, log, records, saved states
 )
 from hookrun.run.passes.measuring import Measuring as Measuring  # the rows of a batch, and sums over batches
 from hookrun.run.passes.measuring import (
     choose_tokens as choose_tokens,  # the tokens of a batch that a clause names
-)
-from hookrun.run.passes.measuring import (
-    predicted_rows as predicted_rows,  # the outputs that another run has written
 )
 from hookrun.run.passes.progress import Screen as Screen  # what a run prints
 from hookrun.run.passes.resuming import (

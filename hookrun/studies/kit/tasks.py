@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from hookrun.run.experiment.experiment import Experiment as Experiment  # the settings and hooks of a run
+from hookrun.run.experiment.model_task import (
+    samples_of_a_pass as samples_of_a_pass,  # how many samples `train.limit_batches` leaves
+)
 from hookrun.run.experiment.settings import (
     Settings as Settings,  # the sections of a configuration, without its hooks
 )
@@ -28,9 +31,6 @@ from hookrun.run.tasks.under_hooks import (
 )
 from hookrun.run.tasks.under_hooks import (
     TaskOfSplits as TaskOfSplits,  # base of a task that passes several splits through it
-)
-from hookrun.run.tasks.under_hooks import (
-    samples_of_a_pass as samples_of_a_pass,  # how many samples `train.limit_batches` leaves
 )
 from hookrun.store.objective import MOST_ROWS as MOST_ROWS  # the default of `max_rows`
 from hookrun.store.objective import Against as Against  # the type of a key that names a run to compare with

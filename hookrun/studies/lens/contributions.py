@@ -12,14 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hookrun.engine.hook_types import FORWARD, FORWARD_PRE
-from hookrun.engine.plan.plan import ResolvedPlan
-from hookrun.engine.runtime import Installation
-from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values.containers import tensors
 from hookrun.engine.values.tensors import computable, read_together
 from hookrun.errors import HookrunError
-from hookrun.studies.kit.passes import Observe, SumOfTwo, matches, not_finite, planned
+from hookrun.studies.kit.observing import Observers, paths_of
+from hookrun.studies.kit.passes import SumOfTwo, not_finite
 from hookrun.studies.lens.places import HeadsPlace, Places
 
 T = TypeVar("T")
@@ -69,10 +66,8 @@ class ObservedForward:
 
     def at(self, rows: slice) -> ObservedForward:
         """The same for some of the rows."""
-        inputs, outputs = (
-            {path: tensor[rows] for path, tensor in tensors.items()}
-            for tensors in (self.inputs, self.outputs)
-        )
+        inputs = {path: tensor[rows] for path, tensor in self.inputs.items()}
+        outputs = {path: tensor[rows] for path, tensor in self.outputs.items()}
         return replace(self, inputs=inputs, outputs=outputs)
 
 
@@ -88,23 +83,24 @@ class Observer:
         self._rows: Rows | None = None
         self._shape = (0, 0)
         self._seen = ObservedForward()
-        inner = {id(each) for path in places.blocks for each in model.get_submodule(path).modules()}
+        in_blocks = set[int]()
+        inner_paths = list[str]()
+        for block in places.blocks:
+            in_blocks |= {id(module) for module in model.get_submodule(block).modules()}
+            if inside:
+                inner_paths += children_of(model, block)
+        inner_paths += [heads.path for heads in places.heads]
         self.embeddings = [
-            path
-            for path, module in model.named_modules()
-            if isinstance(module, nn.Embedding) and id(module) not in inner
+            path for path in paths_of(model, nn.Embedding) if id(model.get_submodule(path)) not in in_blocks
         ]
-        children = [child for path in places.blocks for child in children_of(model, path)] if inside else []
-        inner_paths = [*children, *(heads.path for heads in places.heads)]
         inputs = dict.fromkeys([places.blocks[0], places.final_norm, *inner_paths])
         outputs = dict.fromkeys(
             [*self.embeddings, *inner_paths, *places.blocks, places.final_norm, places.unembed]
         )
-        hooks = (
-            planned("lens inputs", FORWARD_PRE, matches(model, inputs), Observe(see=self._entered)),
-            planned("lens outputs", FORWARD, matches(model, outputs), Observe(see=self._left)),
-        )
-        self.installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
+        observers = Observers(model)
+        observers.see_inputs(inputs, self._entered)
+        observers.see_outputs(outputs, self._left)
+        self.installation = observers.installation()
 
     def observe(
         self, forward: Callable[[], T], rows: Rows, shape: tuple[int, int]
@@ -113,9 +109,11 @@ class Observer:
 
         Raises HookrunError if a block, the norm or the unembedding did not run as expected.
         """
-        self._rows, self._shape, self._seen = rows, shape, ObservedForward()
+        self._rows = rows
+        self._shape = shape
+        self._seen = seen = ObservedForward()
         output = forward()
-        seen, self._rows = self._seen, None
+        self._rows = None
         places = self.places
         if seen.blocks != list(places.blocks):
             raise HookrunError(
@@ -137,12 +135,13 @@ class Observer:
             )
         return output, seen
 
-    def _entered(self, site: HookSite, value: Any) -> None:
+    def _entered(self, path: str, value: Any) -> None:
         if (tensor := self._by_position(value)) is not None:
-            self._seen.inputs[site.path] = tensor[self._rows]
+            self._seen.inputs[path] = tensor[self._rows]
 
-    def _left(self, site: HookSite, value: Any) -> None:
-        path, seen, tensor = site.path, self._seen, self._by_position(value)
+    def _left(self, path: str, value: Any) -> None:
+        seen = self._seen
+        tensor = self._by_position(value)
         if path in self.places.blocks and self._rows is not None:
             seen.blocks.append(path)
         if path == self.places.unembed:
@@ -151,7 +150,9 @@ class Observer:
         if tensor is None or (is_embedding and self.places.blocks[0] in seen.inputs):
             return  # an embedding may be used again, as an unembedding
         rows = tensor[self._rows]
-        seen.outputs[path] = seen.outputs[path] + rows if is_embedding and path in seen.outputs else rows
+        if is_embedding and path in seen.outputs:
+            rows = seen.outputs[path] + rows
+        seen.outputs[path] = rows
 
     def _by_position(self, value: Any) -> Tensor | None:
         """The first floating-point tensor [batch, length, ...] in a value, or None; None outside of `observe` too.
@@ -162,17 +163,13 @@ class Observer:
             return None
         batch, length = self._shape
         floats = [tensor.detach() for tensor in tensors(value) if tensor.is_floating_point()]
-        stacked = [
-            tensor.expand(batch, *tensor.shape[1:])
-            for tensor in floats
-            if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length
-        ]
-        flat = [
-            tensor.unflatten(0, self._shape)
-            for tensor in floats
-            if tensor.dim() == 2 and len(tensor) == batch * length
-        ]
-        return next(iter([*stacked, *flat]), None)
+        for tensor in floats:
+            if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length:
+                return tensor.expand(batch, *tensor.shape[1:])
+        for tensor in floats:
+            if tensor.dim() == 2 and len(tensor) == batch * length:
+                return tensor.unflatten(0, self._shape)
+        return None
 
 
 def children_of(model: nn.Module, block: str) -> list[str]:
@@ -209,48 +206,73 @@ def find_sources(
     """
     entered = seen.inputs[places.blocks[0]]
     used = [path for path in embeddings if path in seen.outputs]
-    adds_up = bool(used) and _adds_up([seen.outputs[path] for path in used], entered)
-    sources = [Source(Part(path), (path,)) for path in used] if adds_up else [Source(Part(EMBED))]
+    sources = [Source(Part(EMBED))]
+    if used and _adds_up([seen.outputs[path] for path in used], entered):
+        sources = [Source(Part(path), (path,)) for path in used]
     for layer, block in enumerate(places.blocks):
-        left, heads = seen.outputs[block], places.heads[layer] if places.heads else None
-        # Granite scales contributions.
-        factor = float(getattr(model.get_submodule(block), "residual_multiplier", 1.0))
-        chains = _chains(model, block, seen, left.shape)
-        added = [computable(seen.outputs[chain[-1]]) * factor for chain in chains]
-        if not _adds_up([entered, *added], left):
-            chains = ()
-        attention = [chain for chain in chains if heads is not None and any(map(heads.is_in, chain))][:1]
-        if heads is not None and not attention:
-            raise HookrunError(
-                f"task.heads: {heads.summed} is not part of what {block} adds to the residual stream; "
-                "task.parts=residual reads the stream itself"
-            )
-        for chain in chains:
-            name = next(path for path in reversed(chain) if _has_matrix(model, path))
-            sources.append(Source(Part(name, layer), chain, factor, heads if chain in attention else None))
-        if not chains:
-            sources.append(Source(Part(block, layer)))
+        left = seen.outputs[block]
+        sources += _sources_of_block(model, layer, block, entered, seen, places.heads)
         entered = left
     return sources
 
 
-def _chains(
-    model: nn.Module, block: str, seen: ObservedForward, shape: torch.Size
-) -> tuple[tuple[str, ...], ...]:
+def _sources_of_block(
+    model: nn.Module,
+    layer: int,
+    block: str,
+    entered: Tensor,
+    seen: ObservedForward,
+    heads_of_blocks: Sequence[HeadsPlace],
+) -> list[Source]:
+    """What a block adds to the stream that has entered it; the whole block if its parts cannot be told apart."""
+    left = seen.outputs[block]
+    # Granite scales contributions.
+    factor = float(getattr(model.get_submodule(block), "residual_multiplier", 1.0))
+    chains = _chains(model, block, seen, left.shape)
+    added = [computable(seen.outputs[chain[-1]]) * factor for chain in chains]
+    if not _adds_up([entered, *added], left):
+        chains = []
+    heads = heads_of_blocks[layer] if heads_of_blocks else None
+    attention: tuple[str, ...] | None = None
+    if heads is not None:
+        attention = next((chain for chain in chains if any(map(heads.is_in, chain))), None)
+        if attention is None:
+            raise HookrunError(
+                f"task.heads: {heads.summed} is not part of what {block} adds to the residual stream; "
+                "task.parts=residual reads the stream itself"
+            )
+    if not chains:
+        return [Source(Part(block, layer))]
+    sources = list[Source]()
+    for chain in chains:
+        name = next(path for path in reversed(chain) if _has_matrix(model, path))
+        sources.append(Source(Part(name, layer), chain, factor, heads if chain == attention else None))
+    return sources
+
+
+def _chains(model: nn.Module, block: str, seen: ObservedForward, shape: torch.Size) -> list[tuple[str, ...]]:
+    """Each module of a block with the modules that its output goes through; the longest chain to each end."""
     children = [path for path in children_of(model, block) if path in seen.outputs]
     by_last = dict[str, tuple[str, ...]]()
     for path in children:
         if not _has_matrix(model, path):
             continue
-        chain, taker = list[str](), path
-        while taker:
+        chain = [path]
+        while taker := _taker(seen, chain, children):
             chain.append(taker)
-            made = seen.outputs[taker]
-            others = (other for other in children if other not in chain and other in seen.inputs)
-            taker = next((other for other in others if torch.equal(seen.inputs[other], made)), "")
-        if made.shape == shape and len(chain) > len(by_last.get(chain[-1], ())):
-            by_last[chain[-1]] = tuple(chain)
-    return tuple(by_last.values())
+        last = chain[-1]
+        if seen.outputs[last].shape == shape and len(chain) > len(by_last.get(last, ())):
+            by_last[last] = tuple(chain)
+    return list(by_last.values())
+
+
+def _taker(seen: ObservedForward, chain: Sequence[str], children: Sequence[str]) -> str:
+    """The module that takes the output of the last one of the chain; "" if there is none."""
+    made = seen.outputs[chain[-1]]
+    for path in children:
+        if path not in chain and path in seen.inputs and torch.equal(seen.inputs[path], made):
+            return path
+    return ""
 
 
 def _has_matrix(model: nn.Module, path: str) -> bool:
@@ -288,11 +310,11 @@ def contributions(
     """
     streams = [seen.inputs[places.blocks[0]], *(seen.outputs[block] for block in places.blocks)]
     for source in sources:
-        part, chain, factor, heads = source
-        if heads is not None:
-            yield from _heads(model, seen, source, heads)
-        elif chain:
-            yield part, computable(seen.outputs[chain[-1]]) * factor
+        part = source.part
+        if source.heads is not None:
+            yield from _heads(model, seen, source, source.heads)
+        elif source.chain:
+            yield part, computable(seen.outputs[source.chain[-1]]) * source.factor
         elif part.layer is None:
             yield part, computable(streams[0])
         else:
@@ -301,13 +323,16 @@ def contributions(
 
 def _heads(model: nn.Module, seen: ObservedForward, source: Source, place: HeadsPlace) -> Iterator[PartRows]:
     """A part for each head, and one for the biases of the projection and of later norms."""
-    (_, layer, _), chain, factor, _ = source
+    layer = source.part.layer
+    chain = source.chain
+    factor = source.factor
     read = (seen.outputs if place.by_output else seen.inputs).get(place.path)
     if read is None:
         raise HookrunError(f"{place.path} was not called: name the projections with task.heads")
     each = _head_rows(model, place, read)
-    bias = model.get_parameter(place.bias).detach() if place.bias else None
-    constant = torch.zeros_like(each[:, 0]) if bias is None else computable(bias).expand(len(each), -1)
+    constant = torch.zeros_like(each[:, 0])
+    if place.bias:
+        constant = computable(model.get_parameter(place.bias).detach()).expand(len(each), -1)
     first = next(number for number, path in enumerate(chain) if place.is_in(path))
     for path in chain[first + 1 :]:
         module: Any = model.get_submodule(path)
@@ -330,8 +355,8 @@ def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
         return computable(read)
     module: Any = model.get_submodule(place.path)
     weight = computable(module.weight.detach())
-    # The weight of transformers' Conv1D is already [in, out].
-    weight = weight.T if isinstance(module, nn.Linear) else weight
+    if isinstance(module, nn.Linear):  # the weight of transformers' Conv1D is already [in, out]
+        weight = weight.T
     return torch.einsum(
         "nhd,hdw->nhw",
         computable(read).unflatten(-1, (place.count, -1)),
@@ -359,13 +384,19 @@ class FrozenNorm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The linear part, without the bias, of rows [N, D]."""
-        rows = rows - rows.mean(-1, keepdim=True) if self.centers else rows
+        if self.centers:
+            rows = rows - rows.mean(-1, keepdim=True)
         rows = rows * self.scale
-        return rows if self.weight is None else rows * self.weight
+        if self.weight is not None:
+            rows = rows * self.weight
+        return rows
 
     def whole(self, rows: Tensor) -> Tensor:
         """The result of the norm for rows [N, D], with the bias."""
-        return self(rows) if self.bias is None else self(rows) + self.bias
+        rows = self(rows)
+        if self.bias is not None:
+            rows = rows + self.bias
+        return rows
 
 
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
@@ -387,9 +418,8 @@ def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> Froz
     norms = list(_candidates(module, rows)) if rows.shape == expected.shape else []
     differences = [((norm.whole(rows) - expected).abs() / within).amax() for norm in norms]
     off = [float(difference) for difference in read_together(differences)]
-    best = min(range(len(norms)), key=off.__getitem__, default=None)
-    if best is not None and off[best] <= 1:
-        return norms[best]
+    if off and min(off) <= 1:
+        return norms[off.index(min(off))]
     if bad := not_finite(expected):
         raise HookrunError(
             f"{path} ({type(module).__name__}) returned {bad}, so its scale cannot be frozen; a `check` hook on the "
@@ -402,20 +432,32 @@ def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> Froz
 
 
 def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
-    given: Any = next(
-        (value for name in _EPS if isinstance(value := getattr(module, name, None), float)), None
-    )
-    known = (torch.finfo(rows.dtype).eps, 1e-5, 1e-6) if given is None else (given,)
-    parameters = [getattr(module, name, None) for name in ("weight", "bias")]
-    weight, bias = (computable(each.detach()) if isinstance(each, Tensor) else None for each in parameters)
+    """The norms that the module may compute on `rows`; none if its parameters are not those of a norm."""
+    weight = _parameter(module, "weight")
+    bias = _parameter(module, "bias")
     for parameter in (weight, bias):
-        last = 1 if parameter is None else parameter.shape[-1:].numel()
-        if parameter is not None and (parameter.numel() != last or last not in (1, rows.shape[-1])):
-            return  # it has neither one value, nor one for each of the features
+        if parameter is not None:
+            last = parameter.shape[-1:].numel()
+            if parameter.numel() != last or last not in (1, rows.shape[-1]):
+                return  # it has neither one value, nor one for each of the features
     mean = rows.mean(-1, keepdim=True)
     weights = (None,) if weight is None else (weight, 1 + weight)  # Gemma multiplies by 1 + weight
-    for eps, weighted in product(known, weights):
+    for eps, weighted in product(_epsilons(module, rows.dtype), weights):
         spread = ((rows - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
         yield FrozenNorm(True, spread, weighted, bias)
         size = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
         yield FrozenNorm(False, size, weighted, bias)
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor | None:
+    parameter = getattr(module, name, None)
+    return computable(parameter.detach()) if isinstance(parameter, Tensor) else None
+
+
+def _epsilons(module: nn.Module, dtype: torch.dtype) -> tuple[float, ...]:
+    """What the norm may add to the variance: what the module says, else the usual values."""
+    for name in _EPS:
+        value = getattr(module, name, None)
+        if isinstance(value, float):
+            return (value,)
+    return (torch.finfo(dtype).eps, 1e-5, 1e-6)

@@ -94,25 +94,22 @@ def find_places(
             "and the lens reads the residual stream of a decoder",
             "use a causal language model (model.args.class=causal_lm)",
         )
-    blocks = mistakes.tried(
-        lambda: selected(names, residual, "task.residual") if residual else _blocks(model)
-    )
+    blocks = mistakes.tried(_blocks, names, residual)
     if final_norm:
         norm = mistakes.tried(_required, names, final_norm, "task.final_norm")
     else:
         norm = mistakes.tried(_final_norm, model, blocks) if blocks else None
     scores = mistakes.tried(_unembed, names, unembed)
-    heads_of_blocks = list[HeadsPlace | None]()
+    heads_of_blocks = list[HeadsPlace]()
     if by_head and blocks:
-        chosen = mistakes.tried(lambda: selected(names, heads, "task.heads") if heads else None)
-        heads_of_blocks = [
-            mistakes.tried(_heads, model, block, chosen)
-            for block in blocks
-            if not heads or chosen is not None
-        ]
+        chosen = mistakes.tried(selected, names, heads, "task.heads") if heads else None
+        for block in blocks if chosen or not heads else ():
+            place = mistakes.tried(_heads, model, block, chosen)
+            if place is not None:
+                heads_of_blocks.append(place)
     mistakes.refuse()
     assert blocks and norm and scores
-    return Places(tuple(blocks), norm, scores, tuple(each for each in heads_of_blocks if each is not None))
+    return Places(tuple(blocks), norm, scores, tuple(heads_of_blocks))
 
 
 def _required(names: ModelNames, path: str, where: str) -> str:
@@ -123,26 +120,29 @@ def _required(names: ModelNames, path: str, where: str) -> str:
     return path
 
 
-def _blocks(model: nn.Module) -> list[str]:
-    """The paths of the blocks: the children of the outermost ModuleList whose length the config gives as layers.
+def _blocks(names: ModelNames, given: Selector | None) -> list[str]:
+    """The given blocks, or the children of the outermost ModuleList whose length the config gives as layers.
 
     Without a config: of the outermost ModuleList with a usual name.
     """
+    if given:
+        return selected(names, given, "task.residual")
+    model = names.model
     config = text_config(model)
-    counts = {value for name in _LAYERS if isinstance(value := getattr(config, name, None), int)}
-    fitting = {
-        path: len(each)
-        for path, each in model.named_modules()
-        if isinstance(each, nn.ModuleList) and len(each)
-        if (len(each) in counts if counts else path.rpartition(".")[2] in _LISTS)
-    }
-    outermost = [
-        path
-        for path in fitting
-        if not any(path != other and path.startswith(f"{other}." if other else "") for other in fitting)
-    ]
+    counts = set[int]()
+    for name in _LAYERS:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            counts.add(value)
+    lengths_of = dict[str, int]()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module):
+            fits = len(module) in counts if counts else path.rpartition(".")[2] in _LISTS
+            if fits:
+                lengths_of[path] = len(module)
+    outermost = [path for path in lengths_of if not any(_is_inside(path, other) for other in lengths_of)]
     if len(outermost) == 1:
-        return [f"{outermost[0]}.{number}" for number in range(fitting[outermost[0]])]
+        return [f"{outermost[0]}.{number}" for number in range(lengths_of[outermost[0]])]
     lengths = listed(map(str, sorted(counts)), 3)
     looked = f"a list of {lengths} modules" if counts else f"a list called {listed(_LISTS, 9)}"
     there = f"found {listed(outermost)}" if outermost else "there is none"
@@ -151,6 +151,11 @@ def _blocks(model: nn.Module) -> list[str]:
         f"the blocks of {type(model).__name__} were not found: looked for {looked}, {there}",
         "name them with a selector: task.residual='model.layers[:]'",
     )
+
+
+def _is_inside(path: str, other: str) -> bool:
+    """Whether a module is inside another one; "" is the model."""
+    return path != other and path.startswith(f"{other}." if other else "")
 
 
 def text_config(model: nn.Module) -> Any:
@@ -177,23 +182,16 @@ def _final_norm(model: nn.Module, blocks: list[str]) -> str:
 
 def _unembed(names: ModelNames, given: str | None) -> str:
     """The path of the layer that computes the logits: the given one, or the model's output embedding."""
-    model, where = names.model, "task.unembed"
-    if given is not None:
-        layer: Any = model.get_submodule(_required(names, given, where))
-    else:
-        getter: Any = getattr(model, "get_output_embeddings", None)
-        layer = getter() if callable(getter) else None
-        if layer is None:
-            layer = next(filter(None, (model._modules.get(name) for name in _UNEMBEDS)), None)
-    path = given or next((path for path, each in model.named_modules() if each is layer), None)
+    where = "task.unembed"
+    path = _path_of_unembed(names.model) if given is None else _required(names, given, where)
     if path is None:
         raise compile_error(
             where,
-            f"{type(model).__name__} has no output embedding: looked for "
+            f"{type(names.model).__name__} has no output embedding: looked for "
             f"get_output_embeddings() and the modules {listed(_UNEMBEDS, len(_UNEMBEDS))}",
             "the lens is for language models: name the module with task.unembed=PATH, or use another model",
         )
-    weight = getattr(layer, "weight", None)
+    weight = getattr(names.model.get_submodule(path), "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         raise compile_error(
             where,
@@ -201,6 +199,19 @@ def _unembed(names: ModelNames, given: str | None) -> str:
             "name the linear layer that computes the logits",
         )
     return path
+
+
+def _path_of_unembed(model: nn.Module) -> str | None:
+    """The path of the model's output embedding, or of a layer with a usual name; None: it has none."""
+    getter: Any = getattr(model, "get_output_embeddings", None)
+    layer = getter() if callable(getter) else None
+    for name in _UNEMBEDS:
+        if layer is None:
+            layer = model._modules.get(name)
+    for path, module in model.named_modules():
+        if module is layer:
+            return path
+    return None
 
 
 # ---- heads -----------------------------------------------------------------------------------------------------
@@ -211,10 +222,12 @@ def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace
 
     Raises CompileError if there is not exactly one, or it does not take the heads of an attention.
     """
+    paths = list[str]()
     if chosen is not None:
-        looked, paths = "one match", [path for path in chosen if path.startswith(f"{block}.")]
+        looked = "one match"
+        paths += [path for path in chosen if path.startswith(f"{block}.")]
     else:
-        looked, paths = f"a projection in its attention called {listed(_PROJECTIONS, 9)}", []
+        looked = f"a projection in its attention called {listed(_PROJECTIONS, 9)}"
         for path, module in model.get_submodule(block).named_modules():
             owner, _, name = path.rpartition(".")
             in_attention = any(word in owner for word in _ATTENTION)
@@ -237,7 +250,8 @@ def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace
 
 
 def _place(model: nn.Module, path: str) -> HeadsPlace | None:
-    module, owner = model.get_submodule(path), path.rpartition(".")[0]
+    module = model.get_submodule(path)
+    owner = path.rpartition(".")[0]
     if isinstance(module, FromHeads):  # of hookrun's own attention, with their sum in the module beside it
         return HeadsPlace(path, f"{owner}.out", f"{owner}.out.bias", module.weight.shape[0])
     bias = f"{path}.bias" if getattr(module, "bias", None) is not None else ""

@@ -20,7 +20,6 @@ from hookrun.engine.runtime.tokens.calls import CallReader
 from hookrun.engine.runtime.tokens.choice import Rule
 from hookrun.engine.values.tensors import computable, on_device, read_together
 from hookrun.errors import HookrunError
-from hookrun.studies.kit.files import RunDir
 from hookrun.studies.kit.passes import IGNORED, Batch, RunContext, as_call, choose_tokens, main_tensor
 from hookrun.studies.lens.contributions import (
     BIAS,
@@ -101,7 +100,10 @@ class Lens:
     ) -> None:
         self.parts = parts
         self.places = places
-        self._model, self._frozen, self._top, self._edited = model, frozen, top, edited
+        self._model = model
+        self._frozen = frozen
+        self._top = top
+        self._edited = edited
         self._unembed: Any = model.get_submodule(places.unembed)
         weight: Any = self._unembed.weight
         self._weight: Tensor = weight.detach()
@@ -113,7 +115,11 @@ class Lens:
                 self._factor *= float(value) ** power
 
     def read(
-        self, seen: ObservedForward, output: Tensor, asked: ScoredPositions, sources: Sequence[Source] | None
+        self,
+        seen: ObservedForward,
+        output: Tensor,
+        positions: ScoredPositions,
+        sources: Sequence[Source] | None,
     ) -> Readings:
         """Read the parts in blocks of positions.
 
@@ -125,9 +131,9 @@ class Lens:
         assert seen.scores is not None
         blocks = dict[Part | None, list[Reading]]()
         at_once = max(1, AT_ONCE // len(self._weight))
-        for start in range(0, len(asked.answer), at_once):
+        for start in range(0, len(positions.answer), at_once):
             places = slice(start, start + at_once)
-            some = asked.at(places)
+            some = positions.at(places)
             scores, expected, differs = self._compared(seen, output, some)
             within = rounding(seen.scores.dtype, scores)
             for part, logits in self._scored(seen.at(places), scores, expected, sources):
@@ -138,40 +144,35 @@ class Lens:
                 if part == REST:
                     read[_DIFFERS] = (logits.abs() > within).any(-1)
                 blocks.setdefault(part, []).append(read)
-        found = Readings()
-        for part, reads in blocks.items():
-            found[part] = {name: torch.cat([read[name] for read in reads]) for name in reads[0]}
-        arrived = iter(read_together(values for read in found.values() for values in read.values()))
-        for read in found.values():
-            read |= dict(zip(list(read), arrived, strict=False))
-        if found[None].pop(_DIFFERS).any():
+        readings = _joined(blocks)
+        if readings[None].pop(_DIFFERS).any():
             raise HookrunError(
                 f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
                 "does not know: name the module that computes the model's output with task.unembed"
             )
-        if REST in found and not found[REST].pop(_DIFFERS).any():
-            del found[REST]
-        return found
+        if REST in readings and not readings[REST].pop(_DIFFERS).any():
+            del readings[REST]
+        return readings
 
     def _compared(
-        self, seen: ObservedForward, output: Tensor, asked: ScoredPositions
+        self, seen: ObservedForward, output: Tensor, positions: ScoredPositions
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The model's logits [n, V] before a soft cap, and its output [n, V].
 
         And whether it is not what the lens computes from that of the unembedding, [n] bool.
         """
         assert seen.scores is not None
-        scores = asked.of(seen.scores) * self._factor
+        scores = positions.of(seen.scores) * self._factor
         if self._edited:
             if self._frozen and self.parts != "residual" and self._cap is not None:
                 raise HookrunError(
                     "a hook changes the model's output after the soft cap on the logits, but contributions add up "
                     f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
                 )
-            return scores, asked.of(output), torch.zeros_like(asked.answer, dtype=torch.bool)
+            return scores, positions.of(output), torch.zeros_like(positions.answer, dtype=torch.bool)
         if output.shape != seen.scores.shape:
-            return scores, scores, torch.ones_like(asked.answer, dtype=torch.bool)
-        expected = asked.of(output)
+            return scores, scores, torch.ones_like(positions.answer, dtype=torch.bool)
+        expected = positions.of(output)
         off = (self._capped(scores) - expected).abs() > rounding(output.dtype, expected)
         return scores, expected, off.any(-1)
 
@@ -184,11 +185,12 @@ class Lens:
         `(rest)`.
         """
         yield None, output
-        model, places = self._model, self.places
-        norm: Any = model.get_submodule(places.final_norm)
-        parts = (
-            residual(model, places, seen) if sources is None else contributions(model, places, sources, seen)
-        )
+        places = self.places
+        norm: Any = self._model.get_submodule(places.final_norm)
+        if sources is None:
+            parts = residual(self._model, places, seen)
+        else:
+            parts = contributions(self._model, places, sources, seen)
         if not self._frozen:  # by the model's own norm and unembedding, without their hooks
             dtype = seen.outputs[places.blocks[-1]].dtype
             for part, rows in parts:
@@ -197,8 +199,11 @@ class Lens:
         # The norm on the final stream, without the hooks on its output.
         final = seen.inputs[places.final_norm]
         linear = frozen(places.final_norm, norm, final, norm.forward(final))
-        weight, bias = computable(self._weight), getattr(self._unembed, "bias", None)
-        constant = weight.new_zeros(len(weight)) if bias is None else computable(bias.detach())
+        weight = computable(self._weight)
+        constant = weight.new_zeros(len(weight))
+        bias = getattr(self._unembed, "bias", None)
+        if bias is not None:
+            constant = computable(bias.detach())
         if linear.bias is not None:
             constant = constant + weight @ linear.bias.to(weight.dtype)
         total = torch.zeros_like(computable(final))
@@ -216,9 +221,11 @@ class Lens:
             yield Part(BIAS), (constant * self._factor).expand_as(logits)
 
     def _capped(self, logits: Tensor) -> Tensor:
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        if self._cap is None:
+            return logits
+        return torch.tanh(logits / self._cap) * self._cap
 
-    def _reading(self, scores: Tensor, asked: ScoredPositions, output: Tensor | None) -> Reading:
+    def _reading(self, scores: Tensor, positions: ScoredPositions, output: Tensor | None) -> Reading:
         """The reading of logits [n, V].
 
         output: the model's logits, with which their distribution is compared; None: not compared
@@ -226,7 +233,8 @@ class Lens:
         scores = computable(scores)
         logs = F.log_softmax(scores, dim=-1)
         best = logs.topk(min(max(self._top, 1), logs.shape[-1]), dim=-1)
-        answer, wrong = asked.answer.clamp_min(0), asked.wrong.clamp_min(0)
+        answer = positions.answer.clamp_min(0)
+        wrong = positions.wrong.clamp_min(0)
         read = {
             "top": best.indices[:, : self._top],
             "probabilities": best.values[:, : self._top].exp(),
@@ -238,6 +246,18 @@ class Lens:
             terms = F.kl_div(logs, F.log_softmax(output, dim=-1), reduction="none", log_target=True)
             read["kl"] = terms.sum(-1).clamp_min(0)
         return read
+
+
+def _joined(blocks: Mapping[Part | None, Sequence[Reading]]) -> Readings:
+    """The blocks of positions of each part one after the other, all read from the device together."""
+    columns = dict[tuple[Part | None, str], Tensor]()
+    for part, reads in blocks.items():
+        for name in reads[0]:
+            columns[part, name] = torch.cat([read[name] for read in reads])
+    readings = Readings()
+    for (part, name), values in zip(columns, read_together(columns.values()), strict=True):
+        readings.setdefault(part, {})[name] = values
+    return readings
 
 
 def cap_of(model: nn.Module) -> float | None:
@@ -259,20 +279,25 @@ class Reader:
         model = context.model
         self.means = PartMeans()
         self.observer = Observer(model, lens.places, inside=lens.parts != "residual")
-        self._context, self._lens, self._rule = context, lens, rule
+        self._context = context
+        self._lens = lens
+        self._rule = rule
         self._sources: Sequence[Source] | None = None
         self._calls = CallReader(model)
         self._decode = decoder_of(tokenizer_of(model, context.prepared.data.tokenizer).tokenizer)
 
     def read(self, batch: Batch) -> None:
         """Run the batch, write its lines, and add it to the means."""
-        context, observer, lens = self._context, self.observer, self._lens
+        context = self._context
+        observer = self.observer
+        lens = self._lens
         call = self._calls.read(*as_call(batch.inputs, context.model))
         if call is None:
             raise HookrunError(
                 "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
             )
-        chosen, shape = choose_tokens(self._rule, call, batch), (call.rows, call.columns)
+        chosen = choose_tokens(self._rule, call, batch)
+        shape = (call.rows, call.columns)
         if not len(chosen):  # none of the samples has such a token
             context.forward(batch)
             return
@@ -288,13 +313,15 @@ class Reader:
             answer = batch.labels[sequences, columns]
             if batch.wrong is not None:  # it stands beside an answer only
                 wrong = batch.wrong[sequences].masked_fill(answer == IGNORED, IGNORED)
-        asked = ScoredPositions(rows, answer, wrong)
-        there = ScoredPositions(rows, *(on_device(tokens, rows[0].device) for tokens in (answer, wrong)))
+        positions = ScoredPositions(rows, answer, wrong)
+        on_model = ScoredPositions(rows, on_device(answer, rows[0].device), on_device(wrong, rows[0].device))
         with context.autocast():
-            readings = lens.read(seen, main_tensor(output), there, self._sources)
+            readings = lens.read(seen, main_tensor(output), on_model, self._sources)
         for part, read in readings.items():
-            self.means.add(part, read, asked)
-        write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, readings, self._text)
+            self.means.add(part, read, positions)
+        lines = lines_of(batch.split, lens.parts, chosen.rows, positions, readings, self._text)
+        for line in lines:
+            context.run_dir.append(LENS, [line])
 
     def _text(self, token: int) -> str | None:
         return None if token < 0 or self._decode is None else self._decode(token)
@@ -302,9 +329,13 @@ class Reader:
 
 def changes_logits(plan: ResolvedPlan, unembed: str) -> bool:
     """Whether a hook changes the output of a module around the unembedding."""
-    edits = [each for each in plan.hooks if each.spec.hook_type is FORWARD and not each.spec.action.observes]
-    paths = [match.path for edit in edits for match in edit.matches]
-    return any(not path or unembed.startswith(f"{path}.") for path in paths)
+    for hook in plan.hooks:
+        if hook.spec.hook_type is not FORWARD or hook.spec.action.observes:
+            continue
+        for match in hook.matches:
+            if not match.path or unembed.startswith(f"{match.path}."):
+                return True
+    return False
 
 
 # ---- means and lines ----------------------------------------------------------------------------------------------
@@ -328,16 +359,15 @@ class PartMeans:
 
     sums: dict[Part | None, dict[str, float]] = field(default_factory=dict)
 
-    def add(self, part: Part | None, read: Reading, asked: ScoredPositions) -> None:
+    def add(self, part: Part | None, read: Reading, positions: ScoredPositions) -> None:
         """Add one batch of a part, which may be missing in other batches, such as a change by hooks.
 
-        asked: on the CPU
+        positions: on the CPU
         """
-        has_answer = asked.answer != IGNORED
-        has_pair = has_answer & (asked.wrong != IGNORED)
+        has_answer = positions.answer != IGNORED
+        has_pair = has_answer & (positions.wrong != IGNORED)
         difference = read["answer_logit"] - read["wrong_logit"]
-        sums = self.sums.setdefault(part, {})
-        for name, value in {
+        of_batch: dict[str, float] = {
             "positions": len(has_answer),
             "answers": int(has_answer.sum()),
             "pairs": int(has_pair.sum()),
@@ -345,58 +375,66 @@ class PartMeans:
             "accuracy": int((read["right"] & has_answer).sum()),
             "answer_logit": float(read["answer_logit"][has_answer].double().sum()),
             "logit_difference": float(difference[has_pair].double().sum()),
-        }.items():
-            sums[name] = sums.get(name, 0) + value
+        }
+        sums = self.sums.setdefault(part, dict.fromkeys(of_batch, 0))
+        for name, value in of_batch.items():
+            sums[name] += value
 
     def means(self, part: Part | None, names: Iterable[str] = tuple(_NUMBER)) -> dict[str, float]:
         """These means of a part; those without positions are left out."""
-        sums, whole = self.sums[part], self.sums[None]  # a part that is missing in a batch counts as 0 there
-        return {name: sums[name] / whole[_NUMBER[name]] for name in names if whole[_NUMBER[name]]}
+        sums = self.sums[part]
+        counts = self.sums[None]  # a part that is missing in a batch counts as 0 there
+        return {name: sums[name] / counts[_NUMBER[name]] for name in names if counts[_NUMBER[name]]}
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:
         """A line of metrics.jsonl for each part."""
         # A contribution is not compared with the output.
         names = _NUMBER if kind == "residual" else ("answer_logit", "logit_difference")
         for part, sums in self.sums.items():
-            if part is not None:
-                head = {} if part.head is None else {"head": part.head}
-                about = {"module": part.name, "kind": kind, "layer": part.layer, **head}
-                yield {**about, "positions": sums["positions"], **self.means(part, names)}
+            if part is None:
+                continue
+            line: dict[str, Any] = {"module": part.name, "kind": kind, "layer": part.layer}
+            if part.head is not None:
+                line["head"] = part.head
+            yield {**line, "positions": sums["positions"], **self.means(part, names)}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values."""
-        return {"sums": [[None if part is None else [*part], dict(sums)] for part, sums in self.sums.items()]}
+        sums = [[None if part is None else [*part], dict(sums)] for part, sums in self.sums.items()]
+        return {"sums": sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
         self.sums = {None if part is None else Part(*part): dict(sums) for part, sums in state["sums"]}
 
 
-def write_lines(
-    run_dir: RunDir,
+def lines_of(
     split: str,
     kind: str,
     rows: TokenRows,
-    asked: ScoredPositions,
+    positions: ScoredPositions,
     readings: Readings,
     text: Callable[[int], str | None],
-) -> None:
-    """Write the lines of a batch to lens.jsonl, ordered by sample, then part, then position.
+) -> Iterator[dict[str, Any]]:
+    """The lines of a batch for lens.jsonl, ordered by sample, then part, then position.
 
     kind: residual, layers or heads
     text: token -> its text, or None without a tokenizer
     """
-    numbers, positions, tokens = (each.tolist() for each in (rows.numbers, rows.positions, rows.token_ids))
-    answers, wrongs = asked.answer.tolist(), asked.wrong.tolist()
-    columns = {
-        part: {name: values.tolist() for name, values in read.items()}
-        for part, read in readings.items()
-        if part is not None
-    }
-    for _, of_sample in groupby(range(len(numbers)), rows.samples.tolist().__getitem__):
-        sample_rows = list(of_sample)
-        for part, read in columns.items():
-            for row in sample_rows:
+    samples = rows.samples.tolist()
+    numbers = rows.numbers.tolist()
+    places = rows.positions.tolist()
+    tokens = rows.token_ids.tolist()
+    answers = positions.answer.tolist()
+    wrongs = positions.wrong.tolist()
+    columns = dict[Part, dict[str, list[Any]]]()
+    for part, read in readings.items():
+        if part is not None:
+            columns[part] = {name: values.tolist() for name, values in read.items()}
+    for _, rows_of_sample in groupby(range(len(numbers)), samples.__getitem__):
+        of_sample = list(rows_of_sample)
+        for part, values in columns.items():
+            for row in of_sample:
                 line = {
                     "sample": numbers[row],
                     "split": split,
@@ -406,14 +444,14 @@ def write_lines(
                 }
                 if part.head is not None:
                     line["head"] = part.head
-                line |= {"position": positions[row], "token": tokens[row], "text": text(tokens[row])}
-                best = zip(read["top"][row], read["probabilities"][row], strict=True)
+                line |= {"position": places[row], "token": tokens[row], "text": text(tokens[row])}
+                best = zip(values["top"][row], values["probabilities"][row], strict=True)
                 line["top"] = [[token, text(token), probability] for token, probability in best]
-                answer, wrong = read["answer_logit"][row], read["wrong_logit"][row]
                 if answers[row] != IGNORED:
-                    line["answer_logit"] = answer
-                    if wrongs[row] != IGNORED:
-                        line |= {"wrong_logit": wrong, "logit_difference": answer - wrong}
-                if "kl" in read:
-                    line["kl_to_output"] = read["kl"][row]
-                run_dir.append(LENS, [line])
+                    line["answer_logit"] = values["answer_logit"][row]
+                if answers[row] != IGNORED and wrongs[row] != IGNORED:
+                    line["wrong_logit"] = values["wrong_logit"][row]
+                    line["logit_difference"] = line["answer_logit"] - line["wrong_logit"]
+                if "kl" in values:
+                    line["kl_to_output"] = values["kl"][row]
+                yield line

@@ -102,7 +102,9 @@ class LensTask(TaskOfOneSplit):
         from hookrun.studies.lens.reading import cap_of
 
         places = self._places(prepared.model)
-        blocks = f"{places.blocks[0]} to {places.blocks[-1]}" if len(places.blocks) > 1 else places.blocks[0]
+        blocks = places.blocks[0]
+        if len(places.blocks) > 1:
+            blocks += f" to {places.blocks[-1]}"
         norm = "its scale on the final stream" if self.frozen else "the statistics of each part"
         yield (
             f"lens: {self.parts} of {len(places.blocks)} blocks ({blocks}) through {places.final_norm}, with {norm}, "

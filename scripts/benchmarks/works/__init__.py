@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Result, Settings
-from benchmarks.works import capture, device, effects, hooks, lm, loop, peers, ranks, selectors, start, stats
+from benchmarks.works import (
+    capture,
+    device,
+    effects,
+    hooks,
+    install,
+    lm,
+    loop,
+    peers,
+    ranks,
+    selectors,
+    start,
+    stats,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,7 @@ DEVICE = "device"
 _ROWS = {
     ("selectors",): selectors.ROWS,
     ("start",): start.ROWS,
+    ("install",): install.ROWS,
     ("hooks", "peers"): hooks.WITH_PEERS,
     ("hooks",): hooks.ROWS,
     ("peers",): peers.ROWS,
@@ -43,6 +57,7 @@ WORKS = tuple(Work(measure, subjects) for subjects, rows in _ROWS.items() for me
 SUBJECTS = (
     "hooks",
     "start",
+    "install",
     "selectors",
     "capture",
     "stats",

@@ -17,10 +17,11 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.run.experiment.metrics.losses import LOSSES
 from hookrun.run.experiment.metrics.metrics import load_metrics
+from hookrun.run.experiment.metrics.predictions import predicted_rows
 from hookrun.run.experiment.metrics.rows import BatchRows, of_samples, of_tokens
 from hookrun.run.passes.average import Average
 from hookrun.run.passes.batches import Batch, Batches
-from hookrun.run.passes.measuring import Measuring, predicted_rows
+from hookrun.run.passes.measuring import Measuring
 from hookrun.run.tasks import parse_experiment, prepare
 from hookrun.store.format import PREDICTED
 from hookrun.store.reader import Run, open_run

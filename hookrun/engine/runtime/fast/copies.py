@@ -37,7 +37,8 @@ _is_usable = lazy_clone is not None
 def _alone() -> tuple[int, int, int]:
     """torch's reference counts of a storage with one tensor, of that tensor, and of a base with one view."""
     tensor = torch.empty(1, device="cpu")
-    storage, references = tensor.untyped_storage(), use_count(tensor)
+    storage = tensor.untyped_storage()
+    references = use_count(tensor)
     holders = storage_holders(storage._cdata)
     view = tensor.view(1)
     base = view._base
@@ -46,9 +47,6 @@ def _alone() -> tuple[int, int, int]:
 
 ALONE, UNSHARED, _BASE_OF_ONE = _alone() if _is_usable else (0, 0, 0)
 """torch's reference counts of a storage that has one tensor, and of a tensor that DLPack has not exported."""
-
-OF_GRADIENT = UNSHARED + 1
-"""torch's reference count of a gradient in a tensor hook: the backward pass refers to it too."""
 
 
 def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) -> bool:
@@ -139,10 +137,6 @@ _PARTS: Mapping[torch.layout, Sequence[str]] = {
 """Layout of a tensor that consists of others -> the methods that return these."""
 
 
-_DECIDED = torch.empty(0)
-"""Replaces the first captured value once it is no longer needed."""
-
-
 class KeptInMemory:
     """Appends copies of the values captured at one module to a list.
 
@@ -154,85 +148,80 @@ class KeptInMemory:
     """
 
     def __init__(self, values: list[Any], append_copy: Callable[[list[Any], Any], None]) -> None:
-        # the functions do not refer to self: no reference cycle keeps the captures alive
-        append = values.append
-        is_grad_enabled = torch.is_grad_enabled
-        copy, first, version = lazy_clone, None, 0
-
-        def keep(value: Any, references: int = UNSHARED) -> None:
-            if type(value) is Tensor and owned(value, whole=True, references=references):
-                keep_owned(value)
-            else:
-                append_copy(values, value)
-
-        def observer(
-            site: Any,
-            otherwise: Callable[[Any], Any],
-            *,
-            references: int = UNSHARED,
-            new: bool = False,
-        ) -> Callable[[Any], Any]:
-            def observe(value: Any) -> Any:
-                # The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
-                if (
-                    first is not _DECIDED
-                    or type(value) is not Tensor
-                    or functorch_level() is not None
-                    or forward_ad._current_level >= 0
-                    or value.is_quantized
-                    or graph._allow_mutation_on_saved_tensors_enabled
-                ):
-                    return otherwise(value)
-                try:
-                    storage = value.untyped_storage()
-                    if use_count(value) != references or not storage.resizable():
-                        return otherwise(value)
-                    if not new:
-                        holders = storage_holders(storage._cdata)
-                        is_shared = holders != ALONE and not held_by_torch_alone(value, holders)
-                        if is_shared or storage.nbytes() > value.nbytes:
-                            return otherwise(value)
-                    if value.requires_grad:
-                        grad = is_grad_enabled()
-                        set_grad_enabled(False)  # costs half as much as a detached alias
-                        try:
-                            kept = copy(value)
-                        finally:
-                            set_grad_enabled(grad)
-                    else:
-                        kept = copy(value)
-                except RuntimeError:  # sparse, shared memory, or memory of another library's allocator
-                    return otherwise(value)
-                site.fired += 1
-                append(kept)
-                return value
-
-            return observe
-
-        def keep_owned(value: Tensor) -> None:
-            nonlocal copy, first, version
-            if first is not _DECIDED:
-                if first is None and not value.is_inference():  # inference tensors have no version
-                    first, version = value.detach(), value._version
-                else:
-                    copy = torch.clone if first is not None and first._version != version else lazy_clone
-                    first = _DECIDED
-            try:
-                append(copy(value.detach() if value.requires_grad else value))
-            except RuntimeError:  # shared memory, or memory of another library's allocator
-                append(value.detach().clone())
-
-        self.keep = keep
-        """Append any value; references: see `observer`."""
-        self.observer = observer
-        """A faster op of a site than `otherwise`, its op for any value, which it calls for unusual values.
-
-        site:       the `HookSite`, whose firings it counts
-        references: torch's reference count of a tensor to which only Python and the caller of the hook refer
-        new:        the values are outputs of a torch module that returns a new tensor (unless torch's function was
-                    replaced)
-        """
+        self._values = values
+        self._append_copy = append_copy
+        self._copy = lazy_clone
+        self._is_decided = False
+        self._first: Tensor | None = None  # the first value, until it is known whether it gets written
+        self._version = 0
 
     def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
         """Append any value."""
-        self.keep(value)
+        if type(value) is not Tensor or not owned(value, whole=True):
+            self._append_copy(self._values, value)
+            return
+        if not self._is_decided:
+            self._decide(value)
+        try:
+            self._values.append(self._copy(value.detach() if value.requires_grad else value))
+        except RuntimeError:  # shared memory, or memory of another library's allocator
+            self._values.append(value.detach().clone())
+
+    def _decide(self, value: Tensor) -> None:
+        if self._first is None and not value.is_inference():  # inference tensors have no version
+            self._first = value.detach()
+            self._version = value._version
+            return
+        if self._first is not None and self._first._version != self._version:
+            self._copy = torch.clone
+        self._first = None
+        self._is_decided = True
+
+    def observer(
+        self, site: Any, otherwise: Callable[[Any], Any], *, new: bool = False
+    ) -> Callable[[Any], Any]:
+        """A faster op of a site than `otherwise`, its op for any value, which it calls for unusual values.
+
+        The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
+
+        site: the `HookSite`, whose firings it counts
+        new:  the values are outputs of a torch module that returns a new tensor (unless torch's function was replaced)
+        """
+        append = self._values.append
+        is_grad_enabled = torch.is_grad_enabled
+
+        def observe(value: Any) -> Any:
+            if (
+                not self._is_decided
+                or type(value) is not Tensor
+                or functorch_level() is not None
+                or forward_ad._current_level >= 0
+                or value.is_quantized
+                or graph._allow_mutation_on_saved_tensors_enabled
+            ):
+                return otherwise(value)
+            try:
+                storage = value.untyped_storage()
+                if use_count(value) != UNSHARED or not storage.resizable():
+                    return otherwise(value)
+                if not new:
+                    holders = storage_holders(storage._cdata)
+                    is_shared = holders != ALONE and not held_by_torch_alone(value, holders)
+                    if is_shared or storage.nbytes() > value.nbytes:
+                        return otherwise(value)
+                if value.requires_grad:
+                    grad = is_grad_enabled()
+                    set_grad_enabled(False)  # costs half as much as a detached alias
+                    try:
+                        kept = self._copy(value)
+                    finally:
+                        set_grad_enabled(grad)
+                else:
+                    kept = self._copy(value)
+            except RuntimeError:  # sparse, shared memory, or memory of another library's allocator
+                return otherwise(value)
+            site.fired += 1
+            append(kept)
+            return value
+
+        return observe

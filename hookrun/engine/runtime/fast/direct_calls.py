@@ -74,7 +74,7 @@ Nothing else refers to such an output when a forward hook runs.
 def maker(module: nn.Module) -> Callable[..., Any] | None:
     """The forward of such a module; None for any other module."""
     kind = type(module)
-    if kind not in _MAKERS or getattr(module, "inplace", False):
+    if kind not in _MAKERS or vars(module).get("inplace"):
         return None
     return kind.forward
 
@@ -107,8 +107,8 @@ def call_directly(
     number: int,
     fire: Callable[[Any], Any],
     made_by: Callable[..., Any] | None = None,
-) -> Callable[[], None] | None:
-    """Start direct calls of the module; returns a function that ends them, or None if the module does not allow them.
+) -> object | None:
+    """Start direct calls of the module; returns what `end` ends, or None if the module does not allow them.
 
     number:  the id of the forward hook's handle
     fire:    the hook's function, output -> output
@@ -119,12 +119,13 @@ def call_directly(
         return None
     call = _DirectCall(_direct_call(module, number, fire, made_by))
     module.__dict__[_NAME] = call
+    return call
 
-    def remove() -> None:
-        if module.__dict__.get(_NAME) is call:  # the module may have been compiled in the meantime
-            del module.__dict__[_NAME]
 
-    return remove
+def end(module: nn.Module, call: object) -> None:
+    """End the direct calls of the module that `call_directly` has started."""
+    if module.__dict__.get(_NAME) is call:  # the module may have been compiled in the meantime
+        del module.__dict__[_NAME]
 
 
 def call_through_torch(modules: Iterable[nn.Module]) -> None:

@@ -159,7 +159,8 @@ class _Buffer:
 
     def measure(self) -> None:
         """Complete the records and free the rows."""
-        records, self._waiting = self._waiting, []
+        records = self._waiting
+        self._waiting = []
         if not records:
             return
         statistics = Known(_STEPS, self._known, self._rows[: len(records)])
@@ -184,7 +185,8 @@ def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
 
     From Python's numbers: with so few rows a call of torch takes longer than the arithmetic.
     """
-    means, squares = known["mean"].tolist(), [norm * norm for norm in known["norm"].tolist()]
+    means = known["mean"].tolist()
+    squares = [norm * norm for norm in known["norm"].tolist()]
     spreads = [square - mean * mean * n for mean, square in zip(means, squares, strict=True)]
     spread = torch.tensor(spreads, dtype=torch.float64, device="cpu")
     least = n * LEAST_SQUARE

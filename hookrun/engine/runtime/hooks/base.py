@@ -27,14 +27,13 @@ from hookrun.engine.values.containers import tensors
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class BoundHook:
     """A site with its effect on a value, schedule included.
 
     op:        value -> value
     traced:    the same inside a compiled graph, see `in_graph_of`
-    op_of_new: a faster `op` for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
-               hooks; or None
+    op_of_new: a faster `op` for outputs in new memory, to which nothing else refers; or None
     """
 
     site: HookSite
@@ -86,7 +85,7 @@ class RegisteredHook:
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         self.firings = tuple(firings)
         self.shared = shared
-        self.reads_arguments = any(firing.site.reads_arguments for firing in firings)
+        self.reads_arguments = any([firing.site.reads_arguments for firing in firings])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (type(self),)  # for copies too
@@ -148,7 +147,7 @@ class ModuleHook(RegisteredHook):
         """Register the hooks that run after the module's forward."""
         return ()
 
-    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+    def call_directly(self, module: nn.Module, number: int) -> object | None:
         """Start direct calls of the module, if the hook with this number reads only the output; see `direct_calls`."""
         return None
 

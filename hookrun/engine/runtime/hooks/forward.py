@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE
 from hookrun.engine.runtime.compiled import tracing
-from hookrun.engine.runtime.fast.direct_calls import call_directly, maker
+from hookrun.engine.runtime.fast.direct_calls import call_directly
 from hookrun.engine.runtime.hooks.base import BoundHook, ModuleHook, fire
 from hookrun.engine.values.containers import arguments, call_with
 
@@ -56,7 +56,7 @@ class Forward(ModuleHook):
         """torch's forward hook, registered with kwargs."""
         return _with_arguments(self.firings, output, arguments(args, kwargs))
 
-    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+    def call_directly(self, module: nn.Module, number: int) -> object | None:
         """Start direct calls with the same actions, which get the output only.
 
         A single action has no loop, and its faster op where the module's output is always in new memory.
@@ -65,10 +65,10 @@ class Forward(ModuleHook):
             return None
         if len(self.firings) > 1:
             return call_directly(module, number, partial(self.forward, module, ()))
-        made_by, only = maker(module), self.firings[0]
-        if made_by is None or only.op_of_new is None:
+        only = self.firings[0]
+        if only.op_of_new is None:
             return call_directly(module, number, only.op)
-        return call_directly(module, number, only.op_of_new, made_by)
+        return call_directly(module, number, only.op_of_new, type(module).forward)
 
 
 def _with_arguments(firings: Sequence[BoundHook], value: Any, inputs: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -41,13 +41,13 @@ class OutputGrad(ModuleHook):
         """Register a hook that gets keyword arguments too."""
         yield nn.Module.register_forward_hook(module, self.attach, with_kwargs=True)
 
-    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+    def call_directly(self, module: nn.Module, number: int) -> object | None:
         """For a layer whose output is always in new memory: one tensor hook for all calls."""
         made_by, (firing, *others) = maker(module), self.firings
         site = firing.site
         if made_by is None or others or site.spec.keys.target is not None or site.clock.passes is not None:
             return None
-        op = firing.op if firing.op_of_new is None else firing.op_of_new
+        op = firing.op
         hook = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
 
         def attach(output: Any) -> Any:

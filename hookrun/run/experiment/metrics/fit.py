@@ -24,7 +24,7 @@ from hookrun.run.experiment.metrics.losses import WHERE as TRAIN_LOSS
 from hookrun.run.experiment.metrics.metrics import DEFAULT, LOSS, METRICS, WHERE, Metric
 from hookrun.run.experiment.metrics.output import WHERE as TRAIN_OUTPUT
 from hookrun.run.experiment.metrics.output import Place, at, named_tensors
-from hookrun.run.experiment.metrics.rows import Kind, RowPart, main_tensor, of_samples, of_tokens
+from hookrun.run.experiment.metrics.rows import BatchRows, Kind, RowPart, main_tensor, of_samples, of_tokens
 
 MOST_NUMBERS = 2**24
 """The largest output for which numbers are made; of a larger one only the shapes are checked."""
@@ -69,10 +69,11 @@ class SeenOutput:
 
     def see(self, samples: int, output: Any) -> None:
         """Take note of the output for a batch of so many samples."""
-        self.is_known, self.samples = True, samples
+        self.is_known = True
+        self.samples = samples
         self.made_by = {keys: _made_by(tensor) for keys, tensor in named_tensors(output)}
-        is_large = sum(tensor.numel() for tensor in tensors(output)) > MOST_NUMBERS
-        self.device = "meta" if is_large else self.device
+        if sum(tensor.numel() for tensor in tensors(output)) > MOST_NUMBERS:
+            self.device = "meta"
         with unset_fake_temporarily():
             self.output = rebuild(output, lambda leaf: _numbers_like(leaf, self.device, learns=self.learns))
 
@@ -82,7 +83,8 @@ def _numbers_like(leaf: Any, device: torch.device | str, classes: int = 2, *, le
     if not isinstance(leaf, Tensor) or leaf.is_nested:
         return leaf
     if not leaf.is_floating_point():
-        return (torch.arange(leaf.numel(), device="cpu") % classes).reshape(leaf.shape).to(device, leaf.dtype)
+        numbers = torch.arange(leaf.numel(), device="cpu") % classes
+        return numbers.reshape(leaf.shape).to(device, leaf.dtype)
     if device == "meta":
         return torch.empty_like(leaf, device=device)
     numbers = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0), device="cpu")
@@ -99,9 +101,12 @@ def _has_numbers(leaf: Any) -> bool:
 def _is_of_numbers(error: Exception) -> bool:
     """Whether other numbers might not raise it: a check of values that is not torch's own."""
     cause = error.__cause__ or error
-    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
-    is_of_torch = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("torch.")
-    return isinstance(cause, ValueError | AssertionError | ArithmeticError) and not is_of_torch
+    if not isinstance(cause, ValueError | AssertionError | ArithmeticError):
+        return False
+    module = ""
+    for frame, _ in traceback.walk_tb(cause.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+    return not module.startswith("torch.")
 
 
 def _made_by(tensor: Tensor) -> str:
@@ -134,7 +139,8 @@ class Fit(Mistakes):
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._reader, function = self.loss.reader, self.loss.function
+        function = self.loss.function
+        self._reader = self.loss.reader
         self._path = () if self._reader.path is None else self._reader.path.keys
         self._classes = self.info.vocab_size or self.info.num_classes
         self._target = rebuild(
@@ -157,21 +163,28 @@ class Fit(Mistakes):
         if self.metrics is DEFAULT:
             self._choose_default(wrong)
         for number, metric in enumerate(self.metrics):
-            self._check_metric(metric, f"{WHERE}.{number}")
+            where = f"{WHERE}.{number}"
+            try:
+                misfit = self._wrong_metric(metric, where)
+            except HookrunError as error:
+                self.note(f"{where}.of", str(error))
+                continue
+            if misfit is not None:
+                self.note(where, misfit, "leave it out, or name another tensor of the output: of")
         if self.problems:
             return
         if self.needed or any(metric.name == LOSS for metric in self.metrics):
             self.lines.append(f"loss: {self._name_of_loss()}")
             self._note_doubts()
         rows: Kind = "rows" if self.info.tokenizer is None else "tokens"
-        names = [
-            metric.name if metric.of_rows is None else f"{metric.name}{self._read(rows, metric.of)}"
-            for metric in self.metrics
-        ]
+        names = list[str]()
+        for metric in self.metrics:
+            reads = "" if metric.per_row is None else self._read(rows, metric.of)
+            names.append(f"{metric.name}{reads}")
         if names:
             self.lines.append(f"metrics: {', '.join(names)}")
 
-    def _found(self, kind: Kind | None, path: Target | None = None) -> tuple[Place, Tensor] | None:
+    def _fitting(self, kind: Kind | None, path: Target | None = None) -> tuple[Place, Tensor] | None:
         """Where the tensor is that fits the targets, and the tensor; None if none does or the output is not known."""
         if kind is None or not self.seen.is_known or self.info.target is None:
             return None
@@ -182,12 +195,14 @@ class Fit(Mistakes):
     def _read(self, kind: Kind | None, path: Target | None = None) -> str:
         """What is read, for the plan: `` of output[1] [2, 10]``."""
         keys = ("output", *(self._path if path is None else path.keys))
-        if (found := self._found(kind, path)) is not None:
-            place, tensor = found
-            is_moved = tensor.dim() > 1 and place.class_dim != 1
-            shape = list((tensor.movedim(1, place.class_dim) if is_moved else tensor).shape)
-            dim = ", classes in the last dimension" if is_moved else ""
-            return f" of {path_text((*keys, *place.keys))} {shape}{dim}"
+        fitting = self._fitting(kind, path)
+        if fitting is not None:
+            place, tensor = fitting
+            dim = ""
+            if tensor.dim() > 1 and place.class_dim != 1:
+                tensor = tensor.movedim(1, place.class_dim)
+                dim = ", classes in the last dimension"
+            return f" of {path_text((*keys, *place.keys))} {list(tensor.shape)}{dim}"
         if kind is not None and len(keys) == 1:
             return " of the first tensor that fits, which is not known before the run"
         return f" of {path_text(keys)}"
@@ -200,20 +215,22 @@ class Fit(Mistakes):
             read = main_tensor(named)
             keys = next(keys for keys, tensor in named_tensors(named) if tensor is read)
             return f"{self.loss.name} of {path_text(('output', *self._path, *keys))} {list(read.shape)}"
-        reads_output = self._kind is not None or self.loss.code is not None
-        return f"{self.loss.name}{self._read(self._kind) if reads_output else ''}"
+        if self._kind is None and self.loss.code is None:
+            return self.loss.name
+        return f"{self.loss.name}{self._read(self._kind)}"
 
     def _wrong_loss(self) -> str | None:
         """Why the loss cannot be computed; None: it can, or that is not known."""
-        target, there = self.info.target, f"the data {self.info.name!r} has no targets"
-        if target is None and self.info.collated is not None:
-            there = f"{there} that are one tensor"
+        target = self.info.target
+        has = f"the data {self.info.name!r} has no targets"
         if target is not None:
-            there = f"the targets are {str(target.dtype).removeprefix('torch.')} {list(self._target.shape)}"
+            has = f"the targets are {str(target.dtype).removeprefix('torch.')} {list(self._target.shape)}"
+        elif self.info.collated is not None:
+            has = f"{has} that are one tensor"
         if not self.loss.name:
-            return f"is not given, and {there}"
+            return f"is not given, and {has}"
         if target is None and self._kind is not None:
-            return f"{self.loss.name!r} needs targets, and {there}"
+            return f"{self.loss.name!r} needs targets, and {has}"
         if not self.seen.is_known or self.loss.name == ACTIVATION:
             return None
         wrong = self._failure(self.loss, self.seen.output, self._target, TRAIN_LOSS)
@@ -221,14 +238,19 @@ class Fit(Mistakes):
         is_embedding = self._kind == "scores" and beyond > 0 and not self.needed and not self.is_given
         if wrong is None and (beyond < 0 or is_embedding):
             wrong = f"{self._name_of_loss()} does not have the {self._classes} classes of the data"
-        return wrong if wrong is None or self.is_given else f"is not given, {there}, and {wrong}"
+        if wrong is None or self.is_given:
+            return wrong
+        return f"is not given, {has}, and {wrong}"
 
     def _scores_beyond(self) -> int:
         """How many more scores the tensor of the loss has than the data has classes; 0 if that is not known."""
-        found = self._found(self._kind) if self._kind in ("scores", "tokens") else None
-        if found is None or self._classes is None:
+        if self._classes is None or self._kind not in ("scores", "tokens"):
             return 0
-        return found[1].shape[1 if self._kind == "scores" else -1] - self._classes
+        fitting = self._fitting(self._kind)
+        if fitting is None:
+            return 0
+        _, scores = fitting
+        return scores.shape[1 if self._kind == "scores" else -1] - self._classes
 
     def _failure(
         self, function: Callable[[Any, Any], Any], output: Any, target: Any, where: str
@@ -243,8 +265,8 @@ class Fit(Mistakes):
         except Exception as error:  # torch's functions raise many types
             if is_own and (_is_of_numbers(error) or not all(map(_has_numbers, members(output)))):
                 return None
-            said = str(error) if isinstance(error, HookrunError) else reason(error)
-            return said.removeprefix(f"{where}=").removeprefix(f"{where}: ")
+            text = str(error) if isinstance(error, HookrunError) else reason(error)
+            return text.removeprefix(f"{where}=").removeprefix(f"{where}: ")
         return None
 
     def _what_fits(self) -> str:
@@ -256,9 +278,9 @@ class Fit(Mistakes):
         if self.info.target is None:
             return "use output, output_mean, output_sum or a function of your own, or name a target"
         fitting = list[str]()
-        if not self.seen.is_known or self._found("values") is not None:
+        if not self.seen.is_known or self._fitting("values") is not None:
             fitting += OF_VALUES[:-1]
-        if self._found("scores") is not None:
+        if self._fitting("scores") is not None:
             fitting.append("cross_entropy")
         if not fitting and self.info.target.dtype.is_floating_point:
             return "use a function of your own, or integers if these are labels of classes"
@@ -266,25 +288,26 @@ class Fit(Mistakes):
 
     def _note_doubts(self) -> None:
         """Note what may be meant otherwise, and scores that are probabilities already."""
-        if (found := self._found(self._kind)) is None:
+        fitting = self._fitting(self._kind)
+        if fitting is None:
             return
-        place, scores = found
-        text, is_value = f"{TRAIN_LOSS}: {self._name_of_loss()}", self._kind == "values"
+        place, scores = fitting
+        text = f"{TRAIN_LOSS}: {self._name_of_loss()}"
         if place.others:
             other = place.others[0]
             self.notes.append(
                 f"{text}: {listed(place.others)} would fit too; train.output: {other!r} takes it"
             )
-        if (
-            self._kind == "scores"
-            and len(self._reader.class_dims(scores, self._target)) > 1
-            and scores.dim() > 2
-        ):
-            self.notes.append(f"{text}: the last dimension may have the classes too; class_dim: -1 takes it")
-        if (beyond := self._scores_beyond()) > 0 and self._kind == "scores":
-            self.notes.append(f"{text}: these are {beyond} scores more than the data has classes")
+        if self._kind == "scores":
+            if scores.dim() > 2 and len(self._reader.class_dims(scores, self._target)) > 1:
+                self.notes.append(
+                    f"{text}: the last dimension may have the classes too; class_dim: -1 takes it"
+                )
+            beyond = self._scores_beyond()
+            if beyond > 0:
+                self.notes.append(f"{text}: these are {beyond} scores more than the data has classes")
         made_by = self.seen.made_by.get((*self._path, *place.keys))
-        if made_by and (not is_value or self.loss.name.startswith("bce")):
+        if made_by and (self._kind != "values" or self.loss.name.startswith("bce")):
             takes = "log-probabilities" if self.loss.name == "nll" else "the numbers before it"
             self.notes.append(f"{text}: these come from a {made_by}, and this loss takes {takes}")
 
@@ -300,33 +323,27 @@ class Fit(Mistakes):
         elif not has_labels or self.loss.name in OF_VALUES or self._wrong_metric(METRICS["accuracy"]):
             self.metrics = (METRICS[LOSS],)
 
-    def _check_metric(self, metric: Metric, where: str) -> None:
-        """Note why a metric cannot be computed."""
-        try:
-            wrong = self._wrong_metric(metric, where)
-        except HookrunError as error:
-            self.note(f"{where}.of", str(error))
-            return
-        if wrong is not None:
-            self.note(where, wrong, "leave it out, or name another tensor of the output: of")
-
     def _wrong_metric(self, metric: Metric, where: str = WHERE) -> str | None:
         """Why a metric cannot be computed; None: it can, or that is not known. HookrunError if `of` is not there."""
         if not self.seen.is_known or self.info.target is None or metric.name == LOSS:
             return None
         if self.info.tokenizer is not None and self.seen.device == "meta":
             return None  # tokens cannot be chosen without numbers
-        output, target, rows = self.seen.output, self._target, None
+        output = self.seen.output
+        target = self._target
         named = self._reader.named(output) if metric.of is None else at(output, metric.of)
+        rows: BatchRows | None
         if self.info.tokenizer is None:
-            rows = of_samples(named, target if target.dim() else target[None], target, self._reader.scores)
+            targets = target if target.dim() else target[None]
+            rows = of_samples(named, targets, target, self._reader.scores)
         else:
             rows = of_tokens(named, target, torch.ones_like(target) > 0, torch.zeros_like(target))
         if rows is not None and metric.of_batch is not None:
             return self._failure(metric.of_batch, *rows.whole(), where)
-        if rows is not None and rows.scores is not None and metric.of_rows is not None:
-            scores, nothing = computable(rows.scores), torch.zeros_like(rows.targets, dtype=torch.int64)
-            if metric.of_rows(RowPart(scores, rows.targets, nothing, nothing, scores)) is not None:
+        if rows is not None and rows.scores is not None and metric.per_row is not None:
+            scores = computable(rows.scores)
+            answers = torch.zeros_like(rows.targets, dtype=torch.int64)
+            if metric.per_row(RowPart(scores, rows.targets, answers, answers, scores)) is not None:
                 return None
-        there = f"the model returned {describe(named)} for targets {list(target.shape)} {target.dtype}"
-        return f"{metric.name!r} needs {metric.needs}, and {there}"
+        seen = f"the model returned {describe(named)} for targets {list(target.shape)} {target.dtype}"
+        return f"{metric.name!r} needs {metric.needs}, and {seen}"

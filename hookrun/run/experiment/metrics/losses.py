@@ -19,7 +19,7 @@ from hookrun.engine.runtime.part import Part
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.trust.callables import Code
 from hookrun.engine.trust.load import LOSSES as KIND
-from hookrun.engine.trust.load import Trusted, load
+from hookrun.engine.trust.load import METRICS, Trusted, load
 from hookrun.engine.validation import Section, parameters, unknown_arguments, validated, wrong_call
 from hookrun.engine.values.containers import children, tensors
 from hookrun.engine.values.index import AnyIndex
@@ -65,10 +65,12 @@ class TorchLoss:
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor without dimensions. HookrunError if the output does not fit the targets."""
         scores = main_tensor(output)
-        shape, there = list(scores.shape), f"{list(target.shape)} {str(target.dtype).removeprefix('torch.')}"
+        shape = list(scores.shape)
+        where = f"{WHERE}={self.name}"
         if not fits(scores, target, self.kind):
+            dtype = str(target.dtype).removeprefix("torch.")
             raise HookrunError(
-                f"{WHERE}={self.name}: the model returned shape {shape} for targets of shape {there}, and "
+                f"{where}: the model returned shape {shape} for targets of shape {list(target.shape)} {dtype}, and "
                 f"{_TAKES[self.kind]}"
             )
         if self.kind == "values":
@@ -76,21 +78,21 @@ class TorchLoss:
         elif not target.is_floating_point():
             target = target.long()
         try:
-            return self.function(scores, target, **(placed(self.args, output, target) if self.args else {}))
+            return self.function(scores, target, **placed(self.args, output, target))
         except IndexError as error:  # a label beyond the scores; torch does not say how many scores there are
             classes = shape[-1 if self.kind == "tokens" or len(shape) == 1 else 1]
-            labels = target[target != self.ignored]
+            lowest, highest = target[target != self.ignored].aminmax()
             raise HookrunError(
-                f"{WHERE}={self.name}: the labels of this batch go from {int(labels.min())} to {int(labels.max())}, "
-                f"and the model returned shape {shape}, scores of the labels 0 to {classes - 1}; "
-                "give the model as many classes as the data has, such as model.args.num_classes"
+                f"{where}: the labels of this batch go from {lowest} to {highest}, and the model returned shape "
+                f"{shape}, scores of the labels 0 to {classes - 1}; give the model as many classes as the data has, "
+                "such as model.args.num_classes"
             ) from error
         except (RuntimeError, ValueError, TypeError) as error:
             if not self.args:
                 raise
             raise HookrunError(
-                f"{WHERE}={self.name} with {', '.join(self.args)}: {error}; for an output of shape {shape}, targets of "
-                f"shape {list(target.shape)}"
+                f"{where} with {', '.join(self.args)}: {error}; for an output of shape {shape}, targets of shape "
+                f"{list(target.shape)}"
             ) from error
 
     @property
@@ -101,8 +103,10 @@ class TorchLoss:
 
 def placed(args: Mapping[str, Any], output: Any, target: Tensor) -> dict[str, Any]:
     """The arguments of a loss, with tensors among them moved to the output's device and dtype."""
-    like = next(tensors(output), target)
-    place = like if like.is_floating_point() else like.device
+    if not args:
+        return {}
+    first = next(tensors(output), target)
+    place = first if first.is_floating_point() else first.device
     return {key: value.to(place) if isinstance(value, Tensor) else value for key, value in args.items()}
 
 
@@ -118,7 +122,7 @@ def _next_token(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) ->
     return total / (target != IGNORED).sum().clamp(min=1)
 
 
-def _own_loss(output: Any, target: Tensor) -> Tensor:
+def _loss_of_model(output: Any, target: Tensor) -> Tensor:
     loss = main_tensor(dict(children(output)).get("loss", output))
     if loss.numel() != 1:
         raise HookrunError(
@@ -142,7 +146,7 @@ _OF_TORCH = (
 
 LOSSES: Mapping[str, Loss] = {
     **{loss.name: loss for loss in _OF_TORCH},
-    "output": _own_loss,
+    "output": _loss_of_model,
     "output_mean": lambda output, target: main_tensor(output).mean(),
     "output_sum": lambda output, target: main_tensor(output).sum(),
 }
@@ -175,24 +179,19 @@ def _wrong_arguments(loss: Loss, name: str, args: Mapping[str, Any]) -> list[Pro
     """A problem for each argument that one of hookrun's losses does not take, or whose value it refuses."""
     if not isinstance(loss, TorchLoss):
         return unknown_arguments(args, (), WHERE, name)
-    known = [key for key in list(parameters(loss.function) or {})[2:] if key not in _NOT_OURS]
-    problems = unknown_arguments(args, known, WHERE, name)
+    allowed = [key for key in list(parameters(loss.function) or {})[2:] if key not in _NOT_OURS]
+    problems = unknown_arguments(args, allowed, WHERE, name)
     if problems:
         return problems
-    classes = max((each.numel() for each in args.values() if isinstance(each, Tensor)), default=3)
+    classes = max((value.numel() for value in args.values() if isinstance(value, Tensor)), default=3)
     output = torch.full((2, 1, classes) if loss.kind == "tokens" else (2, classes), 0.5)
     target = output if loss.kind == "values" else torch.zeros(output.shape[:-1], dtype=torch.int64)
     for key, value in args.items():
         try:
             loss.function(output, target, **{key: value})
         except Exception as error:  # torch's functions raise many types for wrong arguments
-            problems.append(
-                Problem(
-                    f"{WHERE}.{key}",
-                    f"found {value!r}, which '{name}' refuses: {reason(error)}",
-                    "correct the value",
-                )
-            )
+            what = f"found {value!r}, which '{name}' refuses: {reason(error)}"
+            problems.append(Problem(f"{WHERE}.{key}", what, "correct the value"))
     return problems
 
 
@@ -219,23 +218,19 @@ class ActivationLoss:
     """
 
     def __init__(self, args: Mapping[str, Any], where: str) -> None:
-        keys = validated(ActivationKeys, args, where)
-        self.keys, self._where = keys, where
-        self._part = None if keys.index is None else Part(keys.index)
+        self.keys = validated(ActivationKeys, args, where)
+        self._where = where
+        self._part = None if self.keys.index is None else Part(self.keys.index)
         self._seen: Tensor | None = None
 
     def problems(self, model: nn.Module) -> list[Problem]:
         """A problem if the model has no such module."""
+        module = self.keys.module
         paths = [path for path, _ in model.named_modules()]
-        if self.keys.module in paths:
+        if module in paths:
             return []
-        return [
-            Problem(
-                f"{self._where}.module",
-                f"the model has no module {self.keys.module!r}",
-                nearest(self.keys.module, paths),
-            )
-        ]
+        hint = nearest(module, paths)
+        return [Problem(f"{self._where}.module", f"the model has no module {module!r}", hint)]
 
     def watching(self, model: nn.Module) -> Installation:
         """An installation within which the loss sees the module's outputs."""
@@ -248,13 +243,15 @@ class ActivationLoss:
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor without dimensions. HookrunError if the module did not run."""
-        seen, self._seen = self._seen, None
+        seen = self._seen
+        self._seen = None
         if seen is None or not seen.is_floating_point():
             raise HookrunError(
                 f"{self._where}=activation: {self.keys.module} returned no floating-point tensor"
             )
         try:
-            mean = (seen if self._part is None else self._part.of(seen)).mean()
+            part = seen if self._part is None else self._part.of(seen)
+            mean = part.mean()
         except (IndexError, ValueError) as error:
             raise HookrunError(f"{self._where}.index: {error}") from error
         return -mean if self.keys.maximize else mean
@@ -323,7 +320,9 @@ def load_loss(named: Named | None, reader: OutputReader | None = None, *, tokens
     reader = reader or OutputReader()
     if named is None:
         return TrainLoss("", _no_loss, reader=reader)
-    name = NEXT_TOKEN if tokens and named.name == "cross_entropy" else named.name
+    name = named.name
+    if tokens and name == "cross_entropy":
+        name = NEXT_TOKEN
     args = {key: _as_tensor(key, value) for key, value in named.args.items()}
     if name in ("cross_entropy", "nll") and "class_dim" in args:
         reader.class_dim = validated(ClassKeys, {"class_dim": args.pop("class_dim")}, WHERE).class_dim
@@ -339,12 +338,13 @@ def load_loss(named: Named | None, reader: OutputReader | None = None, *, tokens
         loss = LOSSES[name]
         if args:
             refuse(_wrong_arguments(loss, name, args))
-        loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
+        if isinstance(loss, TorchLoss):
+            loss = replace(loss, args=args)
         return TrainLoss(name, loss, sums=name in SUMS, reader=reader)
-    own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
-    function = UserFunction.of(own, args, WHERE)
+    trusted = load(name, KIND, f"{WHERE}.name" if args else WHERE)
+    function = UserFunction.of(trusted, args, WHERE)
     module = function.call if isinstance(function.call, nn.Module) else None
-    return TrainLoss(own.name, function.loss, own.code, module=module, reader=reader)
+    return TrainLoss(trusted.name, function.loss, trusted.code, module=module, reader=reader)
 
 
 def _as_tensor(key: str, value: Any) -> Any:
@@ -365,39 +365,39 @@ class UserFunction:
     args: further arguments of the function
     """
 
-    own: Trusted
+    trusted: Trusted
     where: str
     call: Callable[..., Any]
     args: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, own: Trusted, args: Mapping[str, Any], where: str) -> Self:
+    def of(cls, trusted: Trusted, args: Mapping[str, Any], where: str) -> Self:
         """The function with these arguments. Raises SpecError if it cannot be called or constructed with them."""
-        target: Any = own.target
+        target: Any = trusted.target
         is_class = isinstance(target, type)
-        refuse(wrong_call(target, args, where, own.text, first=0 if is_class else 2))
+        refuse(wrong_call(target, args, where, trusted.text, first=0 if is_class else 2))
         if not is_class:
-            return cls(own, where, target, args)
-        with own.refused(where), torch.random.fork_rng(devices=[]):
-            made = own(**args)
+            return cls(trusted, where, target, args)
+        with trusted.refused(where), torch.random.fork_rng(devices=[]):
+            made = trusted(**args)
         if not callable(made):
             raise spec_error(
                 where,
-                f"'{own.text}' is a class whose objects cannot be called",
+                f"'{trusted.text}' is a class whose objects cannot be called",
                 "give it a method __call__, or `forward` of a torch.nn.Module",
             )
         call = made.forward if isinstance(made, nn.Module) else made
-        refuse(wrong_call(call, (), where, own.text, first=2))
-        return cls(own, where, made)
+        refuse(wrong_call(call, (), where, trusted.text, first=2))
+        return cls(trusted, where, made)
 
     def _value(self, output: Any, target: Tensor) -> Any:
         """What the function returns. Raises HookrunError if it fails."""
         try:
-            return self.call(output, target, **(placed(self.args, output, target) if self.args else {}))
+            return self.call(output, target, **placed(self.args, output, target))
         except HookrunError:
             raise
         except Exception as error:
-            raise HookrunError(f"{self.where}: {self.own.failure(error)}") from error
+            raise HookrunError(f"{self.where}: {self.trusted.failure(error)}") from error
 
     def loss(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor without dimensions. HookrunError if the function does not return one."""
@@ -417,11 +417,13 @@ class UserFunction:
 
         Raises HookrunError if the function returns anything else.
         """
-        value = _as_numbers(returned := self._value(output, target))
-        if value is not None and value.dim() and value.numel() == len(target):
-            return value.reshape(-1)
-        if value is not None and value.numel() == 1:
-            return value.reshape(())
+        returned = self._value(output, target)
+        value = _as_numbers(returned)
+        if value is not None:
+            if value.dim() and value.numel() == len(target):
+                return value.reshape(-1)
+            if value.numel() == 1:
+                return value.reshape(())
         raise self._wrong(
             returned,
             f"expected one number, the mean over the batch, or one for each of the {len(target)} samples",
@@ -430,7 +432,12 @@ class UserFunction:
     def _wrong(self, value: Any, expected: str) -> HookrunError:
         is_tensor = isinstance(value, Tensor)
         shown = f"a tensor of shape {list(value.shape)} {value.dtype}" if is_tensor else repr(value)
-        return HookrunError(f"{self.where}: '{self.own.text}' returned {shown[:200]}, {expected}")
+        return HookrunError(f"{self.where}: '{self.trusted.text}' returned {shown[:200]}, {expected}")
+
+
+def score_function(name: str, where: str) -> Callable[[Any, Tensor], Tensor]:
+    """A user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
+    return UserFunction.of(load(name, METRICS, where), {}, where).loss
 
 
 def _as_numbers(value: Any) -> Tensor | None:
@@ -439,4 +446,6 @@ def _as_numbers(value: Any) -> Tensor | None:
         numbers = torch.as_tensor(value)
     except (RuntimeError, ValueError, TypeError):
         return None
-    return None if numbers.is_complex() else numbers.to(precise_dtype(numbers))
+    if numbers.is_complex():
+        return None
+    return numbers.to(precise_dtype(numbers))

@@ -47,7 +47,7 @@ CLASSES_NEEDED = (
     "class scores [batch, classes] and labels [batch] below classes, or one score for each target 0 or 1"
 )
 
-OfRows = Callable[[RowPart], Tensor | None]
+PerRow = Callable[[RowPart], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Metric:
     """A metric: a mean over all samples, or over all predicted tokens; or a value of the whole split.
 
     name:      its name in metrics.jsonl
-    of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
+    per_row:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
                this function, since it is computed anyway. For a metric over the whole split: their scores
     over:      of a metric over the whole split: all rows -> its value, or one for each class; NaN: not defined
-    fits:      whether the values of the targets fit, as far as `of_rows` does not say it; None: any do
+    fits:      whether the values of the targets fit, as far as `per_row` does not say it; None: any do
     by_class:  it has one value for each class, ``name_0``, ``name_1`` and so on
     needs:     a description of the output and the targets that it needs
     rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
                only samples and tokens that have one; `all`: also tokens without a target
-    of_batch:  a user's own function in place of `of_rows`, (output, targets) of a batch -> a value for each row [n], or
+    of_batch:  a user's own function in place of `per_row`, (output, targets) of a batch -> a value for each row [n], or
                one for the batch, without dimensions
     shown:     mean -> the value that is logged
     direction: whether to maximize or minimize it; None: not known
@@ -75,7 +75,7 @@ class Metric:
     """
 
     name: str
-    of_rows: OfRows | None = None
+    per_row: PerRow | None = None
     needs: str = "targets"
     rows: Literal["tokens", "labels", "all"] = "tokens"
     of_batch: Callable[[Any, Tensor], Tensor] | None = None
@@ -92,14 +92,16 @@ class Metric:
 
     def misfit(self, rows: BatchRows) -> HookrunError:
         """The error that it cannot be computed from these rows."""
-        there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
+        text = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
         if rows.scores is not None:
-            there += f", the scores {list(rows.scores.shape)}"
-        return HookrunError(f"{self.where}: {self.name!r} needs {self.needs}; {there}")
+            text += f", the scores {list(rows.scores.shape)}"
+        return HookrunError(f"{self.where}: {self.name!r} needs {self.needs}; {text}")
 
     def keys(self, classes: int) -> list[str]:
         """Its keys in metrics.jsonl."""
-        return [f"{self.name}_{number}" for number in range(classes)] if self.by_class else [self.name]
+        if not self.by_class:
+            return [self.name]
+        return [f"{self.name}_{number}" for number in range(classes)]
 
     def of_split(self, rows: SplitRows) -> dict[str, float]:
         """Its values over the whole split by their keys; NaN if it is not defined."""
@@ -107,12 +109,36 @@ class Metric:
         if self.code is not None:
             return {self.name: self.over(rows)[0]}
         keys = self.keys(rows.classes)
-        values = self.over(rows) if rows.is_finite else [NOT_DEFINED] * len(keys)
-        return dict(zip(keys, values, strict=True))
+        if not rows.is_finite:
+            return dict.fromkeys(keys, NOT_DEFINED)
+        return dict(zip(keys, self.over(rows), strict=True))
 
     def needs_target(self, *, of_tokens: bool) -> bool:
         """Whether it is computed from the rows alone that have a target."""
         return self.rows == "labels" or (of_tokens and self.rows == "tokens")
+
+
+def row_values(metrics: Sequence[Metric], rows: BatchRows) -> dict[str, Tensor]:
+    """Name -> [n], the value of the metric at each row; [] if a function of the user's own has one for the batch.
+
+    Metrics that do not fit the rows are left out.
+    """
+    columns = dict[str, list[Tensor]]()
+    for part in rows.parts():
+        for metric in metrics:
+            column = None if metric.per_row is None else metric.per_row(part)
+            if column is not None:
+                columns.setdefault(metric.name, []).append(column)
+    for metric in metrics:
+        if metric.of_batch is not None and len(rows):
+            with torch.no_grad():
+                columns[metric.name] = [metric.of_batch(*rows.whole())]
+    values = dict[str, Tensor]()
+    for metric in metrics:
+        if metric.name in columns and (metric.fits is None or metric.fits(rows)):
+            parts = columns[metric.name]
+            values[metric.name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return values
 
 
 # ---- functions of rows ---------------------------------------------------------------------------------------------
@@ -120,7 +146,9 @@ class Metric:
 
 def is_right(part: RowPart) -> Tensor | None:
     """1 if the target has the largest score, else 0; of several labels (pixels), the fraction that is right."""
-    return _of_each(part.scores.argmax(1) == part.targets, part.targets) if part.fits_labels else None
+    if not part.fits_labels:
+        return None
+    return _right_share(part.scores.argmax(1) == part.targets, part.targets)
 
 
 def is_among(most: int, part: RowPart) -> Tensor | None:
@@ -128,15 +156,15 @@ def is_among(most: int, part: RowPart) -> Tensor | None:
     if not part.fits_labels:
         return None
     largest = part.scores.topk(min(most, part.scores.shape[1]), dim=1).indices
-    return _of_each((largest == part.targets.unsqueeze(1)).any(1), part.targets)
+    return _right_share((largest == part.targets.unsqueeze(1)).any(1), part.targets)
 
 
-def _of_each(right: Tensor, targets: Tensor) -> Tensor:
+def _right_share(right: Tensor, targets: Tensor) -> Tensor:
     """[n]: the share of the labels of each row that are right, of those that are to be predicted."""
     if right.dim() == 1:
         return right
-    known = (targets != IGNORED).flatten(1).sum(1)
-    return right.flatten(1).sum(1) / known.clamp(min=1)
+    predicted = (targets != IGNORED).flatten(1).sum(1)
+    return right.flatten(1).sum(1) / predicted.clamp(min=1)
 
 
 def difference(measure: Callable[[Tensor], Tensor], part: RowPart) -> Tensor | None:
@@ -149,12 +177,16 @@ def difference(measure: Callable[[Tensor], Tensor], part: RowPart) -> Tensor | N
 
 def surprisal(part: RowPart) -> Tensor | None:
     """The negative logarithm of the target's probability, in nats; `perplexity` is exp of its mean."""
-    return -part.at(part.log_probabilities, part.targets) if part.of_labels else None
+    if not part.of_labels:
+        return None
+    return -part.at(part.log_probabilities, part.targets)
 
 
 def probability(part: RowPart) -> Tensor | None:
     """The target's probability: softmax over all classes or tokens."""
-    return part.at(part.log_probabilities, part.targets).exp() if part.of_labels else None
+    if not part.of_labels:
+        return None
+    return part.at(part.log_probabilities, part.targets).exp()
 
 
 def rank(part: RowPart) -> Tensor | None:
@@ -176,8 +208,8 @@ def kl(part: RowPart) -> Tensor | None:
     if part.scores.dim() != 2:
         return None
     assert part.others is not None  # `Measuring` sets them
-    ours, theirs = part.log_probabilities, F.log_softmax(part.others, dim=1)
-    terms = theirs.exp() * (theirs - ours)
+    theirs = F.log_softmax(part.others, dim=1)
+    terms = theirs.exp() * (theirs - part.log_probabilities)
     # A class with probability 0 in P adds 0, whatever its probability in Q.
     terms = torch.where(theirs == -torch.inf, 0.0, terms)
     # Rounding may give a value below 0; NaN stays NaN.
@@ -198,26 +230,27 @@ LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 OfClasses = partial(Metric, needs=CLASSES_NEEDED, rows="labels", fits=are_classes)
 OfValues = partial(Metric, needs="one score for each target", rows="labels")
 
+_METRICS = (
+    Metric(LOSS),
+    Metric("accuracy", is_right, LABELS_NEEDED),
+    Metric("top5_accuracy", partial(is_among, 5), LABELS_NEEDED),
+    Metric("mean_absolute_error", partial(difference, torch.abs), VALUES_NEEDED),
+    Metric("mean_squared_error", partial(difference, torch.square), VALUES_NEEDED),
+    Metric(PERPLEXITY, surprisal, ROWS_NEEDED, "labels", shown=_exp),
+    Metric(PROBABILITY, probability, ROWS_NEEDED, "labels"),
+    Metric(RANK, rank, ROWS_NEEDED, "labels"),
+    Metric(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
+    Metric(KL, kl, ROWS_NEEDED, "all"),
+    OfClasses("auroc", class_scores, over=partial(ranked, "roc_auc_score")),
+    OfClasses("average_precision", class_scores, over=partial(ranked, "average_precision_score")),
+    OfClasses("f1", class_scores, over=partial(decided, "f1_score")),
+    OfClasses("balanced_accuracy", one_class_scores, over=balanced_accuracy),
+    OfValues("r2", value_scores, over=r2),
+    OfValues("spearman", value_scores, over=spearman),
+)
+
 METRICS: Mapping[str, Metric] = {
-    metric.name: replace(metric, direction=direction_of(metric.name))
-    for metric in (
-        Metric(LOSS),
-        Metric("accuracy", is_right, LABELS_NEEDED),
-        Metric("top5_accuracy", partial(is_among, 5), LABELS_NEEDED),
-        Metric("mean_absolute_error", partial(difference, torch.abs), VALUES_NEEDED),
-        Metric("mean_squared_error", partial(difference, torch.square), VALUES_NEEDED),
-        Metric(PERPLEXITY, surprisal, ROWS_NEEDED, "labels", shown=_exp),
-        Metric(PROBABILITY, probability, ROWS_NEEDED, "labels"),
-        Metric(RANK, rank, ROWS_NEEDED, "labels"),
-        Metric(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
-        Metric(KL, kl, ROWS_NEEDED, "all"),
-        OfClasses("auroc", class_scores, over=partial(ranked, "roc_auc_score")),
-        OfClasses("average_precision", class_scores, over=partial(ranked, "average_precision_score")),
-        OfClasses("f1", class_scores, over=partial(decided, "f1_score")),
-        OfClasses("balanced_accuracy", one_class_scores, over=balanced_accuracy),
-        OfValues("r2", value_scores, over=r2),
-        OfValues("spearman", value_scores, over=spearman),
-    )
+    metric.name: replace(metric, direction=direction_of(metric.name)) for metric in _METRICS
 }
 """Every metric of hookrun by its name."""
 
@@ -259,36 +292,43 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     """
     if names is None:
         return DEFAULT
-    metrics, mistakes = list[Metric](), Mistakes()
+    metrics = list[Metric]()
+    mistakes = Mistakes()
     for place, keys in enumerate(names):
-        entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
-        metric = mistakes.tried(_load, entry, where)
+        if isinstance(keys, str):
+            keys = MetricKeys(name=keys)
+        metric = mistakes.tried(_load, keys, f"{WHERE}.{place}")
         if metric is None:
             continue
-        # The same metric may be listed by position, by sample and for the total.
-        for other in metrics:
-            if other.keys(1) != metric.keys(1):
-                continue
-            is_same = (other.against, other.code, other.of) == (metric.against, metric.code, metric.of)
-            if not is_same or other.by == metric.by:
-                mistakes.note(
-                    where,
-                    f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl",
-                    "leave one out; a function of your own may have another name",
-                )
-                break
+        if any(_clash(metric, other) for other in metrics):
+            mistakes.note(
+                metric.where,
+                f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl",
+                "leave one out; a function of your own may have another name",
+            )
         metrics.append(metric)
     mistakes.refuse()
     return tuple(metrics)
 
 
+def _clash(metric: Metric, other: Metric) -> bool:
+    """Whether two metrics have the same key. One may be listed by position, by sample and for the total."""
+    if other.keys(1) != metric.keys(1):
+        return False
+    is_same = (other.against, other.code, other.of) == (metric.against, metric.code, metric.of)
+    return not is_same or other.by == metric.by
+
+
 def _with_keys(metric: Metric, keys: MetricKeys, where: str) -> Metric:
     """The metric with the other keys of its entry. Raises SpecError for those that it does not take."""
-    given = {"average": keys.average, "threshold": keys.threshold}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = dict[str, Any]()
+    if keys.average is not None:
+        given["average"] = keys.average
+    if keys.threshold is not None:
+        given["threshold"] = keys.threshold
     over = metric.over
-    known = () if over is None else (parameters(over) or {}).keys() - {"rows"}
-    refuse(unknown_arguments(given, known, where, metric.name))
+    allowed = set[str]() if over is None else (parameters(over) or {}).keys() - {"rows"}
+    refuse(unknown_arguments(given, allowed, where, metric.name))
     if over is not None:
         over = partial(over, **given)
         if keys.by is not None:
@@ -301,32 +341,42 @@ def _with_keys(metric: Metric, keys: MetricKeys, where: str) -> Metric:
 
 
 def _load(keys: MetricKeys, where: str) -> Metric:
-    return _with_keys(METRICS.get(keys.name) or _own(keys.name, where), keys, where)
+    return _with_keys(METRICS.get(keys.name) or _user_metric(keys.name, where), keys, where)
 
 
-def _own(name: str, where: str) -> Metric:
-    own = load(name, KIND, where)
-    if own.name in COLUMNS or own.name in METRICS:
+def _user_metric(name: str, where: str) -> Metric:
+    trusted = load(name, KIND, where)
+    if trusted.name in COLUMNS or trusted.name in METRICS:
         raise spec_error(
             where,
-            f"'{own.text}' would have the key '{own.name}' in metrics.jsonl, which has another meaning there",
+            f"'{trusted.text}' would have the key '{trusted.name}' in metrics.jsonl, which has another meaning there",
             "give the function another name",
         )
-    direction = getattr(own.target, "direction", None)
+    direction = getattr(trusted.target, "direction", None)
     if direction not in ("maximize", "minimize", None):
         raise spec_error(
             where,
-            f"'{own.text}' has the attribute direction={direction!r}",
+            f"'{trusted.text}' has the attribute direction={direction!r}",
             "expected 'maximize' or 'minimize'",
         )
-    function, over = UserFunction.of(own, {}, where), getattr(own.target, "over", None)
-    metric = Metric(own.name, of_batch=function.values, direction=direction, code=own.code)
+    function = UserFunction.of(trusted, {}, where)
+    over = getattr(trusted.target, "over", None)
     if over is None:
-        return metric
+        return Metric(trusted.name, of_batch=function.values, direction=direction, code=trusted.code)
     if over != "split":
-        raise spec_error(where, f"'{own.text}' has the attribute over={over!r}", "expected 'split'")
-    over = lambda rows: [float(function.values(rows.scores, rows.targets).mean())]  # noqa: E731
-    return replace(metric, of_batch=None, of_rows=lambda part: part.scores, rows="labels", over=over)
+        raise spec_error(where, f"'{trusted.text}' has the attribute over={over!r}", "expected 'split'")
+
+    def of_split(rows: SplitRows) -> list[float]:
+        return [float(function.values(rows.scores, rows.targets).mean())]
+
+    return Metric(
+        trusted.name,
+        lambda part: part.scores,
+        rows="labels",
+        over=of_split,
+        direction=direction,
+        code=trusted.code,
+    )
 
 
 def measured(
@@ -349,18 +399,23 @@ def measured(
 
     Raises SpecError for metrics that cannot be loaded.
     """
-    target, metrics, loss = info.target, load_metrics(names), loss_of(train, info)
+    target = info.target
+    metrics = list(load_metrics(names))
     if names is None:
+        loss = loss_of(train, info)
         has_labels = target is not None and not target.dtype.is_floating_point
         if loss is None:
-            metrics = ()
+            metrics = []
         elif not has_labels or loss.name == "output" or loss.name in OF_VALUES:
-            metrics = (METRICS[LOSS],)
-    classes = info.num_classes or max(math.prod(() if target is None else target.shape), 2)
-    return {
-        f"{split}/{key}": metric.direction
-        for split in splits
-        for metric in (*metrics, *([METRICS[LOSS]] if with_loss else []))
-        if metric.over is None or split != training
-        for key in metric.keys(classes)
-    }
+            metrics = [METRICS[LOSS]]
+    if with_loss:
+        metrics.append(METRICS[LOSS])
+    classes = info.num_classes
+    if not classes:
+        classes = 2 if target is None else max(math.prod(target.shape), 2)
+    directions = dict[str, Direction | None]()
+    for split in splits:
+        for metric in metrics:
+            if metric.over is None or split != training:
+                directions.update((f"{split}/{key}", metric.direction) for key in metric.keys(classes))
+    return directions

@@ -42,8 +42,8 @@ class Place:
 
     def of(self, output: Any) -> Tensor:
         """The tensor, with its classes in dimension 1; in the only dimension of a sample that is not batched."""
-        found: Tensor = get(output, self.keys)
-        return found if self.class_dim < 2 else found.movedim(self.class_dim, 1)
+        tensor: Tensor = get(output, self.keys)
+        return tensor if self.class_dim < 2 else tensor.movedim(self.class_dim, 1)
 
 
 @dataclass(eq=False)
@@ -62,24 +62,24 @@ class OutputReader:
     def __post_init__(self) -> None:
         self._places = dict[Any, Place | None]()
 
-    def named(self, output: Any, own: Target | None = None) -> Any:
+    def named(self, output: Any, path: Target | None = None) -> Any:
         """The tensor at `train.output`, or at a metric's own path; without a path the whole output.
 
         A model that returns one tensor in evaluation and several in training has nothing else to name then.
 
         Raises HookrunError if there is no tensor at the path.
         """
-        path = own or self.path
+        path = path or self.path
         if path is None or isinstance(output, Tensor):
             return output
         return at(output, path)
 
     def place(self, output: Any, target: Tensor, kind: Kind) -> Place | None:
         """Where the tensor is that fits the targets; None if none does."""
-        there = list(named_tensors(output))
-        form = (kind, *((keys, tensor.dim()) for keys, tensor in there))
+        members = list(named_tensors(output))
+        form = (kind, *((keys, tensor.dim()) for keys, tensor in members))
         if form not in self._places:
-            self._places[form] = self._chosen(there, target, kind)
+            self._places[form] = self._chosen(members, target, kind)
         return self._places[form]
 
     def read(self, output: Any, target: Tensor, kind: Kind) -> Tensor:
@@ -98,53 +98,60 @@ class OutputReader:
             return [1] if are_classes(scores, target) else []
         if scores.dim() < 2:
             return [0] if are_labels(scores, target) else []
-        asked = (1, -1) if self.class_dim is None else (self.class_dim,)
-        dims = dict.fromkeys(dim % scores.dim() for dim in asked if -scores.dim() <= dim < scores.dim())
-        return [dim for dim in dims if are_labels(scores.movedim(dim, 1), target)]
+        dims = (1, -1) if self.class_dim is None else (self.class_dim,)
+        fitting = list[int]()
+        for dim in dims:
+            is_there = -scores.dim() <= dim < scores.dim()
+            if is_there and are_labels(scores.movedim(dim, 1), target) and dim % scores.dim() not in fitting:
+                fitting.append(dim % scores.dim())
+        return fitting
 
     def _chosen(
-        self, there: list[tuple[tuple[Key, ...], Tensor]], target: Tensor, kind: Kind
+        self, members: list[tuple[tuple[Key, ...], Tensor]], target: Tensor, kind: Kind
     ) -> Place | None:
-        shapes = {keys: tensor.shape for keys, tensor in there}
-        fitting = dict[tuple[Key, ...], int]()
-        for keys, tensor in there:
-            class_dim = self._fit(tensor, target, kind) if tensor.is_floating_point() else None
-            if class_dim is not None:
-                fitting[keys] = class_dim
-        closest = list(fitting)
-        if any(self._is_exact(shapes[keys], target, class_dim) for keys, class_dim in fitting.items()):
-            closest = [keys for keys in closest if self._is_exact(shapes[keys], target, fitting[keys])]
+        shapes = dict[tuple[Key, ...], torch.Size]()
+        class_dims = dict[tuple[Key, ...], int]()
+        exact = list[tuple[Key, ...]]()
+        for keys, tensor in members:
+            class_dim = self._fit(tensor, target, kind)
+            if class_dim is None:
+                continue
+            shapes[keys] = tensor.shape
+            class_dims[keys] = class_dim
+            # one score for each class of the data, or the shape of the targets
+            if tensor.shape == target.shape or self.classes in tensor.shape[class_dim : class_dim + 1]:
+                exact.append(keys)
+        closest = exact or list(class_dims)
         if not closest:
             return None
         named = [keys for keys in closest if keys[-1:] in _PREFERRED]
         best = (named or closest)[0]
         others = [keys for keys in closest if keys != best and (not named or shapes[keys] == shapes[best])]
-        return Place(best, fitting[best], tuple(map(path_text, others)))
-
-    def _is_exact(self, shape: torch.Size, target: Tensor, class_dim: int) -> bool:
-        """Whether the tensor has one score for each class of the data, or the shape of the targets."""
-        return shape == target.shape or self.classes in shape[class_dim : class_dim + 1]
+        return Place(best, class_dims[best], tuple(map(path_text, others)))
 
     def _fit(self, tensor: Tensor, target: Tensor, kind: Kind) -> int | None:
         """The dimension of the classes in a tensor that fits; None: it does not."""
-        dims = []
+        if not tensor.is_floating_point():
+            return None
         if kind == "scores" or (kind == "rows" and not target.is_floating_point()):
             dims = self.class_dims(tensor, target)
-        if not dims and kind != "scores":
-            dims = [1] if fits(tensor, target, "tokens" if kind == "tokens" else "values") else []
-        return dims[0] if dims else None
+            if dims:
+                return dims[0]
+        if kind != "scores" and fits(tensor, target, "tokens" if kind == "tokens" else "values"):
+            return 1
+        return None
 
 
 def at(output: Any, path: Target) -> Tensor:
     """The tensor of an output at a path. HookrunError if there is none, with the nearest paths."""
     try:
-        found = get(output, path.keys)
+        member = get(output, path.keys)
     except TargetError as error:
         raise HookrunError(str(error)) from error
-    if not isinstance(found, Tensor):
-        inside = [path_text(keys) for keys, _ in named_tensors(found, path.keys)]
+    if not isinstance(member, Tensor):
+        inside = [path_text(keys) for keys, _ in named_tensors(member, path.keys)]
         raise HookrunError(f"{str(path)!r} is not a tensor, and holds {listed(inside)}")
-    return found
+    return member
 
 
 def named_tensors(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Tensor]]:

@@ -90,7 +90,9 @@ class SplitRows:
         if self.several_labels:
             return scores - threshold, targets == 1
         if self.classes == 2:
-            above = scores[:, 1:] - scores[:, :1] if scores.shape[1] == 2 else scores - threshold
+            above = scores - threshold
+            if scores.shape[1] == 2:
+                above = scores[:, 1:] - scores[:, :1]
             scores = torch.cat([-above, above], 1)
         return scores, targets == torch.arange(self.classes)
 
@@ -98,8 +100,8 @@ class SplitRows:
         """Why a metric of these rows is not defined."""
         if not self.is_finite:
             return "scores are NaN or infinite"
-        there = listed(f"{value:g}" for value in self.values[1].unique().tolist())
-        return f"all or none of the rows are of one class, or all values are equal; targets: {there}"
+        targets = listed(f"{value:g}" for value in self.values[1].unique().tolist())
+        return f"all or none of the rows are of one class, or all values are equal; targets: {targets}"
 
 
 # ---- the metrics ----------------------------------------------------------------------------------------------------
@@ -111,14 +113,17 @@ def ranked(function: str, rows: SplitRows, average: Average = "macro") -> list[f
 
     scores, truth = rows.by_class()
     if rows.classes > 2 and not rows.several_labels:
-        if bool((scores >= 0).all()) and torch.allclose(scores.sum(1), torch.ones(()).double(), atol=1e-2):
+        sums = scores.sum(1)
+        if bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
             rows.notes.append("the scores of each row add up to 1, and are taken as probabilities")
         else:
             scores = scores.softmax(1)
     elif average != "none" and not rows.several_labels:
-        scores, truth = scores[:, 1:], truth[:, 1:]
+        scores = scores[:, 1:]
+        truth = truth[:, 1:]
     if average == "micro":
-        scores, truth = scores.reshape(-1, 1), truth.reshape(-1, 1)
+        scores = scores.reshape(-1, 1)
+        truth = truth.reshape(-1, 1)
     values = _of_columns(getattr(metrics, function), scores, truth)
     return values if average == "none" else [float(np.mean(values))]
 
@@ -130,17 +135,22 @@ def decided(
     from sklearn import metrics
 
     scores, truth = rows.by_class(threshold)
-    own, targets = rows.values
-    is_one_each = own.shape == targets.shape
-    if is_one_each and threshold == 0 and bool(((own >= 0) & (own <= 1)).all()):
+    values, targets = rows.values
+    is_one_each = values.shape == targets.shape
+    if is_one_each and threshold == 0 and bool(((values >= 0) & (values <= 1)).all()):
         rows.notes.append(
             "all scores lie between 0 and 1, and those above 0 count as 1; for probabilities set threshold: 0.5"
         )
-    predicted = scores > 0 if rows.several_labels else one_hot(scores.argmax(1), rows.classes)
-    labels = truth.long().numpy(), predicted.long().numpy()
-    way = None if average == "none" else average
-    found = getattr(metrics, function)(*labels, average=way, zero_division=np.nan)
-    return [float(value) for value in np.atleast_1d(found)]
+    predicted = scores > 0
+    if not rows.several_labels:
+        predicted = one_hot(scores.argmax(1), rows.classes)
+    result = getattr(metrics, function)(
+        truth.long().numpy(),
+        predicted.long().numpy(),
+        average=None if average == "none" else average,
+        zero_division=np.nan,
+    )
+    return [float(value) for value in np.atleast_1d(result)]
 
 
 def balanced_accuracy(rows: SplitRows, threshold: float = 0.0) -> list[float]:
@@ -168,15 +178,18 @@ def spearman(rows: SplitRows) -> list[float]:
 
 def _of_columns(function: OfColumn, scores: Tensor, truth: Tensor) -> list[float]:
     """function(truth, scores) of each column; not defined where the truth is all equal."""
-    return [
-        NOT_DEFINED if column.min() == column.max() else float(function(column, of_scores))
-        for column, of_scores in zip(truth.numpy().T, scores.numpy().T, strict=True)
-    ]
+    values = list[float]()
+    for column, column_scores in zip(truth.numpy().T, scores.numpy().T, strict=True):
+        is_constant = column.min() == column.max()
+        values.append(NOT_DEFINED if is_constant else float(function(column, column_scores)))
+    return values
 
 
 def in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor | list[Tensor]:
     """The rows of all parts in this order; a list if their shapes differ."""
     if len({part.shape[1:] for part in parts}) == 1:
         return torch.cat(list(parts))[order]
-    rows = [row for part in parts for row in part]
+    rows = list[Tensor]()
+    for part in parts:
+        rows += part
     return [rows[place] for place in order.tolist()]

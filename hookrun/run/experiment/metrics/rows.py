@@ -105,20 +105,25 @@ class BatchRows:
         kept = self.targets != IGNORED
         if bool(kept.all()):
             return self
-        found = {name: getattr(self, name) for name in ("samples", "positions", "answers", "wrong")}
-        columns: dict[str, Any] = {
-            name: None if column is None else column[kept] for name, column in found.items()
-        }
-        columns["counts"] = None  # each row that is left has one target
-        everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
-        return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
+        columns = dict[str, Any]()
+        for name in ("samples", "positions", "answers", "wrong"):
+            column = getattr(self, name)
+            if column is not None:
+                columns[name] = column[kept]
+        chosen = self.chosen
+        if chosen is None:
+            chosen = torch.arange(len(self), device=kept.device)
+        # each row that is left has one target
+        return replace(self, targets=self.targets[kept], chosen=chosen[kept], counts=None, **columns)
 
     def whole(self) -> tuple[Any, Any]:
         """The output and the targets of all rows; of tokens, their scores [N, classes] in the model's dtype."""
         if self.samples is None:
             return self.output, self.targets if self.given is None else self.given
         assert self.scores is not None
-        return self.scores if self.chosen is None else self.scores[self.chosen], self.targets
+        if self.chosen is None:
+            return self.scores, self.targets
+        return self.scores[self.chosen], self.targets
 
     def of_sample(self, number: int) -> tuple[Any, Tensor]:
         """Output and target of one sample as a batch of one; half precision becomes float32."""
@@ -126,10 +131,22 @@ class BatchRows:
         def row(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(self):
                 return leaf
-            own = leaf[number : number + 1]
-            return computable(own) if own.is_floating_point() else own
+            part = leaf[number : number + 1]
+            return computable(part) if part.is_floating_point() else part
 
         return rebuild(self.output, row), self.targets[number : number + 1]
+
+    def one_by_one(self, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        """[N]: a function of a batch, of each sample as a batch of one, or of each token as a sequence of length 1."""
+        if self.samples is None:
+            values = [function(*self.of_sample(number)).reshape(()) for number in range(len(self))]
+            return torch.stack(values)
+        of_token = torch.func.vmap(function)
+        columns = list[Tensor]()
+        for part in self.parts():
+            scores = part.scores[:, None, None]
+            columns.append(of_token(scores, part.targets[:, None, None]))
+        return torch.cat(columns) if columns else torch.zeros(0)
 
     def parts(self) -> Iterator[RowPart]:
         """The rows in parts of at most `MOST_NUMBERS` scores; none if there are no scores."""
@@ -143,13 +160,13 @@ class BatchRows:
         for start in range(0, len(self), step):
             part = slice(start, start + step)
             rows = part if self.chosen is None else self.chosen[part]
-            yield RowPart(
-                computable(self.scores[rows]),
-                self.targets[part],
-                None if self.answers is None else self.answers[part],
-                None if self.wrong is None else self.wrong[part],
-                None if self.others is None else computable(self.others[rows]),
-            )
+            columns = dict[str, Tensor]()
+            if self.answers is not None and self.wrong is not None:
+                columns["answers"] = self.answers[part]
+                columns["wrong"] = self.wrong[part]
+            if self.others is not None:
+                columns["others"] = computable(self.others[rows])
+            yield RowPart(computable(self.scores[rows]), self.targets[part], **columns)
 
 
 def main_tensor(output: Any) -> Tensor:
@@ -160,7 +177,8 @@ def main_tensor(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     members = dict(children(output))
-    for member in (*map(members.get, ("logits", "out", "loss")), *members.values()):
+    preferred = [members.get(name) for name in ("logits", "out", "loss")]
+    for member in (*preferred, *members.values()):
         if isinstance(member, Tensor):
             return member
     raise HookrunError(
@@ -191,7 +209,8 @@ def are_values(scores: Tensor, target: Tensor) -> bool:
     batched = scores.dim() > 0 and target.dim() > 0
     if scores.numel() != target.numel() or (batched and len(scores) != len(target)):
         return False
-    ours, theirs = ([size for size in each.shape[1:] if size != 1] for each in (scores, target))
+    ours = [size for size in scores.shape[1:] if size != 1]
+    theirs = [size for size in target.shape[1:] if size != 1]
     return ours == theirs or len(ours) == 1 or len(theirs) == 1
 
 
@@ -201,7 +220,9 @@ def fits(scores: Tensor, target: Tensor, kind: Kind) -> bool:
         return scores.dim() > 2 and scores.shape[:-1] == target.shape
     if kind == "values":
         return are_values(scores, target)
-    return are_classes(scores, target) if target.is_floating_point() else are_labels(scores, target)
+    if target.is_floating_point():
+        return are_classes(scores, target)
+    return are_labels(scores, target)
 
 
 def label_counts(labels: Tensor) -> Tensor | None:
@@ -209,10 +230,12 @@ def label_counts(labels: Tensor) -> Tensor | None:
 
     labels: [B, ...], or one label; IGNORED where nothing is to be predicted
     """
-    known = labels != IGNORED
-    if labels.is_floating_point() or (labels.dim() < 2 and bool(known.all())):
+    is_predicted = labels != IGNORED
+    if labels.is_floating_point() or (labels.dim() < 2 and bool(is_predicted.all())):
         return None
-    return known.reshape(len(labels) if labels.dim() else 1, -1).sum(1)
+    if not labels.dim():
+        return is_predicted.reshape(1).long()
+    return is_predicted.reshape(len(labels), -1).sum(1)
 
 
 def precise_dtype(value: Tensor) -> torch.dtype:
@@ -230,17 +253,24 @@ def own_token_scores(output: Any) -> Tensor | None:
 
     None if the output has named members without `logits`: another tensor may have the same shape by chance.
     """
+    if isinstance(output, Tensor):
+        return output
     members = dict(children(output))
-    found = output if isinstance(output, Tensor) else members.get("logits")
-    if found is None and all(isinstance(key, int) for key in members):
-        found = next((member for member in members.values() if isinstance(member, Tensor)), None)
-    return found if isinstance(found, Tensor) else None
+    logits = members.get("logits")
+    if isinstance(logits, Tensor):
+        return logits
+    if logits is None and all(isinstance(key, int) for key in members):
+        for member in members.values():
+            if isinstance(member, Tensor):
+                return member
+    return None
 
 
 def first_tensor(output: Any, target: Tensor) -> Tensor | None:
     """The main tensor; None if the output has none."""
-    held = [output, *(member for _, member in children(output))]
-    return main_tensor(output) if any(isinstance(each, Tensor) for each in held) else None
+    if isinstance(output, Tensor) or any(isinstance(member, Tensor) for _, member in children(output)):
+        return main_tensor(output)
+    return None
 
 
 def of_samples(
@@ -256,11 +286,12 @@ def of_samples(
     given: the targets as the data gives them; None: `target`
     """
     scores = read(output, given if isinstance(given, Tensor) else target)
-    scores = None if scores is None else scores.detach()
-    if scores is not None and scores.dim() == 1 and isinstance(given, Tensor) and not given.dim():
-        scores = scores[None]
-    if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
-        scores = None
+    if scores is not None:
+        scores = scores.detach()
+        if scores.dim() == 1 and isinstance(given, Tensor) and not given.dim():
+            scores = scores[None]
+        if scores.dim() == 0 or scores.shape[0] != target.shape[0]:
+            scores = None
     return BatchRows(scores, target, output=output, given=given)
 
 
@@ -277,7 +308,9 @@ def of_tokens(
     scores = own_token_scores(output)
     if scores is None or scores.dim() != 3 or scores.shape[:2] != target.shape:
         return None
-    samples, columns = (on_device(indices, scores.device) for indices in chosen.nonzero(as_tuple=True))
+    samples, columns = chosen.nonzero(as_tuple=True)
+    samples = on_device(samples, scores.device)
+    columns = on_device(columns, scores.device)
     return BatchRows(
         scores.detach().flatten(0, 1),
         target[samples, columns],

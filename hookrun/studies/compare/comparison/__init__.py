@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from hookrun.errors import Lookup
 from hookrun.studies.compare.comparison.rows import (
@@ -54,47 +55,62 @@ def compare_captures(
 
     trains: the weights change from step to step, so that the first step that differs counts before the first module
     """
-    rows, unpaired, paired = list[Row](), list[Row](), set[StoredCapture]()
-    firsts = list[tuple[int, int, Row]]()
+    rows = list[Row]()
+    unpaired = list[Row]()
+    paired = set[StoredCapture]()
+    first: Row | None = None
+    first_time = (math.inf, 0)
     for capture in _in_order(captures):
-        leaf = others[capture.hook].get(capture.module) if capture.hook in others else None
-        partner = leaf.get(capture.path) if isinstance(leaf, Lookup) else None if capture.path else leaf
+        partner = _partner(capture, others)
         if partner is None:
             unpaired.append({**_about(capture), "only": "run"})
             continue
         paired.add(partner)
         comparison = compared(capture, partner, samples, tolerance, by_token="tokens" in by)
-        rows += [_about(capture) | row for row in _rows(comparison, cka)]
-        found = [each.first for each in comparison.by_token.values() if each.first is not None]
-        if found or comparison.other_shape:
-            time, sample, token = min(found, default=(0, -1, -1))
+        for row in _rows(comparison, cka):
+            rows.append(_about(capture) | row)
+        if comparison.first is None:
+            continue
+        time, sample, token = comparison.first
+        place = (time if trains else 0, capture.number)
+        if place < first_time:
+            first_time = place
             first = {"module": capture.module, "sample": known(sample), "token": known(token)}
-            firsts.append((time if trains else 0, capture.number, first))
-    unpaired += [{**_about(each), "only": "other"} for each in _in_order(others) if each not in paired]
-    return min(firsts, default=(0, 0, None), key=lambda first: first[:2])[2], rows, unpaired
+    for capture in _in_order(others):
+        if capture not in paired:
+            unpaired.append({**_about(capture), "only": "other"})
+    return first, rows, unpaired
 
 
 def _in_order(captures: Lookup[Lookup[Leaf]]) -> list[StoredCapture]:
     return sorted(captured_tensors(captures), key=lambda capture: capture.number)
 
 
+def _partner(capture: StoredCapture, others: Lookup[Lookup[Leaf]]) -> StoredCapture | None:
+    """The capture of the same value in the other run, or None."""
+    if capture.hook not in others:
+        return None
+    leaf = others[capture.hook].get(capture.module)
+    if isinstance(leaf, Lookup):
+        return leaf.get(capture.path)
+    return None if capture.path else leaf
+
+
 def _about(capture: StoredCapture) -> Row:
     return {"hook": capture.hook, "module": capture.module, "path": capture.path}
 
 
-def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
+def _rows(comparison: Compared, cka: Cka | None) -> Iterator[Row]:
     """The rows of the table of captures; a single one with the reason if no values were compared."""
-    similarity = cka(*comparison.pairs[0]) if cka is not None and len(comparison.pairs) == 1 else None
-    return [
-        {
-            "token": known(token),
-            **(found.numbers() if comparison.by_token else {**dict.fromkeys(found.numbers()), "rows": 0}),
-            "cka": similarity,
-            "differs": comparison.other_shape or found.first is not None,
-            "note": "; ".join(comparison.notes),
-        }
-        for token, found in sorted((comparison.by_token or {-1: Difference()}).items())
-    ]
+    similarity = None
+    if cka is not None and len(comparison.pairs) == 1:
+        similarity = cka(*comparison.pairs[0])
+    more: Row = {"cka": similarity, "differs": comparison.other_shape, "note": "; ".join(comparison.notes)}
+    if not comparison.by_token:
+        yield {"token": None, **dict.fromkeys(Difference().numbers()), "rows": 0, **more}
+    for token, difference in sorted(comparison.by_token.items()):
+        differs = comparison.other_shape or difference.first is not None
+        yield {"token": known(token), **difference.numbers(), **more, "differs": differs}
 
 
 # ---- records
@@ -106,73 +122,75 @@ _KEPT = ("last", "best", "ema")
 
 def metrics(lines: Lines) -> dict[str, float]:
     """``split/name`` -> the last value of each metric of a whole pass; ``split/name module`` for those of a module."""
-    of_passes = (line for line in lines if not (is_batch(line) or is_part(line)))
-    places = (
-        (line, [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]) for line in of_passes
-    )
-    values = {
-        " ".join([f"{line.get('split')}/{name}", *place]): float(line[name])
-        for line, place in places
-        for name in line.keys() - ABOUT - OF_PARTS
-        if isinstance(line[name], int | float)  # True and False too
-    }
+    values = dict[str, float]()
+    for line in lines:
+        if is_batch(line) or is_part(line):
+            continue
+        place = [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]
+        for name in line.keys() - ABOUT - OF_PARTS:
+            if isinstance(line[name], int | float):  # True and False too
+                values[" ".join([f"{line.get('split')}/{name}", *place])] = float(line[name])
     return dict(sorted(values.items()))
 
 
 def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
     """A row for each key of two mappings."""
-    return [
-        {
-            "key": key,
-            "run": before.get(key),
-            "other": now.get(key),
-            "differs": is_apart(before.get(key), now.get(key), tolerance),
-        }
-        for key in dict.fromkeys([*before, *now])
-    ]
+    rows = list[Row]()
+    for key in dict.fromkeys([*before, *now]):
+        old = before.get(key)
+        new = now.get(key)
+        rows.append({"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)})
+    return rows
 
 
 def is_apart(value: Any, other: Any, tolerance: float) -> bool:
     """Whether two values differ, numbers by more than the tolerance relative to the larger one; NaN equals NaN."""
-    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in (value, other)):
-        return bool(value != other)
-    is_close = math.isclose(value, other, rel_tol=tolerance)
-    return not is_close and not (math.isnan(value) and math.isnan(other))
+    for each in (value, other):
+        if isinstance(each, bool) or not isinstance(each, int | float):
+            return bool(value != other)
+    if math.isnan(value) and math.isnan(other):
+        return False
+    return not math.isclose(value, other, rel_tol=tolerance)
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0) -> list[Row]:
     """A row for each key path at which two nested mappings differ."""
-    return [
-        {"key": key, "run": old, "other": new}
-        for key, old, new in differences(before, now)
-        if is_apart(old, new, tolerance)
-    ]
+    rows = list[Row]()
+    for key, old, new in differences(before, now):
+        if is_apart(old, new, tolerance):
+            rows.append({"key": key, "run": old, "other": new})
+    return rows
 
 
 def statistics(lines: Lines) -> dict[str, dict[str, Any]]:
     """Hook, module and moment of each line of stats.jsonl -> its numbers."""
-    return {
-        " ".join(f"{key} {line[key]}" for key in _OF_RECORD if line.get(key) not in (None, "")): {
-            key: value for key, value in line.items() if key not in _OF_RECORD
-        }
-        for line in lines
-    }
+    numbers = dict[str, dict[str, Any]]()
+    for line in lines:
+        place = [f"{key} {line[key]}" for key in _OF_RECORD if line.get(key) not in (None, "")]
+        numbers[" ".join(place)] = {key: value for key, value in line.items() if key not in _OF_RECORD}
+    return numbers
 
 
 def plan(content: Mapping[str, Any]) -> dict[str, Any]:
     """plan.json with hooks by name and modules by path, without its hash."""
-    hooks = {
-        hook["name"]: {**hook, "targets": {target["path"]: target for target in hook.get("targets", [])}}
-        for hook in content.get("hooks", [])
-    }
-    return {**{key: value for key, value in content.items() if key != "hash"}, "hooks": hooks}
+    hooks = dict[str, Any]()
+    for hook in content.get("hooks", []):
+        targets = {target["path"]: target for target in hook.get("targets", [])}
+        hooks[hook["name"]] = {**hook, "targets": targets}
+    named = {**content, "hooks": hooks}
+    named.pop("hash", None)
+    return named
 
 
 def weights_file(run: Path, source: Any) -> Path | None:
     """The file with the weights of a run at its end: a checkpoint, or `source`, from which the weights came."""
     files = [run / CHECKPOINTS / f"{name}.safetensors" for name in _KEPT]
-    files += [Path(source)] if isinstance(source, str) else []
-    return next((file for file in files if file.suffix and file.is_file()), None)
+    if isinstance(source, str):
+        files.append(Path(source))
+    for file in files:
+        if file.suffix and file.is_file():
+            return file
+    return None
 
 
 def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[list[Row], str]:
@@ -182,26 +200,29 @@ def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[li
     """
     if file is None or other is None:
         return [], "not compared: a run has neither a checkpoint nor a file that its weights come from"
-    here, there, rows = read_weights(file), read_weights(other), list[Row]()
-    for name in dict.fromkeys([*here, *there]):
-        left, right = here.get(name), there.get(name)
-        if left is None or right is None or left.shape != right.shape:
-            shapes = ["none" if side is None else str(list(side.shape)) for side in (left, right)]
-            rows.append({"weight": name, "differs": True, "note": f"shape {shapes[0]}, other {shapes[1]}"})
-        elif left.numel():
-            sums, apart, differs = measured(left.reshape(1, -1), right.reshape(1, -1), tolerance)
-            found = Difference(sums[0], float(apart.max()))
-            if found.relative_l2 != 0:
-                rows.append(
-                    {
-                        "weight": name,
-                        "differs": bool(differs),
-                        "note": "",
-                        "relative_l2": found.relative_l2,
-                        "largest": found.largest,
-                    }
-                )
+    before = read_weights(file)
+    after = read_weights(other)
+    rows = list[Row]()
+    for name in dict.fromkeys([*before, *after]):
+        row = _compared_weight(before.get(name), after.get(name), tolerance)
+        if row is not None:
+            rows.append({"weight": name, **row})
     return rows, f"{file} and {other}"
+
+
+def _compared_weight(before: Tensor | None, after: Tensor | None, tolerance: float) -> Row | None:
+    """How far a tensor differs; None if it does not."""
+    if before is None or after is None or before.shape != after.shape:
+        shape, other = ("none" if side is None else str(list(side.shape)) for side in (before, after))
+        return {"differs": True, "note": f"shape {shape}, other {other}"}
+    if not before.numel():
+        return None
+    sums, apart, differs = measured(before.reshape(1, -1), after.reshape(1, -1), tolerance)
+    difference = Difference(sums[0], float(apart.max()))
+    if difference.relative_l2 == 0:
+        return None
+    numbers = {"relative_l2": difference.relative_l2, "largest": difference.largest}
+    return {"differs": bool(differs), "note": "", **numbers}
 
 
 # ---- predictions
@@ -214,8 +235,8 @@ Predicted = Mapping[tuple[str, int], Any]
 
 
 def predictions(
-    here: Predicted,
-    there: Predicted,
+    before: Predicted,
+    after: Predicted,
     outputs: Leaf | None,
     others: Leaf | None,
     samples: SampleTable,
@@ -228,20 +249,23 @@ def predictions(
     kl:          the mean of KL(P || Q) in nats, P of the first run, Q of the other one; None: there are no scores
     relative_l2: of all outputs; `largest`: the largest difference of two outputs
     """
-    common = [place for place in here if place in there]
-    changes = [
-        _change(*place, None, here[place], there[place]) for place in common if here[place] != there[place]
-    ]
+    common = [place for place in before if place in after]
+    changes = list[Row]()
+    for place in common:
+        if before[place] != after[place]:
+            changes.append(_change(*place, None, before[place], after[place]))
     if outputs is not None and others is not None:
         comparison = compared(_main(outputs), _main(others), samples.by_sample, tolerance)
     else:
-        is_one = outputs is not None or others is not None
-        comparison = Compared([], {}, ["only one of the runs wrote its outputs"] if is_one else [], False)
-    divergences, difference = list[float](), comparison.by_token.get(-1)
+        comparison = Compared([], {}, [], False)
+        if outputs is not None or others is not None:
+            comparison.notes.append("only one of the runs wrote its outputs")
+    divergences = list[float]()
     for pair in comparison.pairs:
         of_pair, of_tokens = _scores(pair, samples, is_class=bool(common))
         divergences += of_pair
         changes += of_tokens
+    difference = comparison.by_token.get(-1)
     return {
         "compared": len(common) or len(divergences),
         "kl": sum(divergences) / len(divergences) if divergences else None,
@@ -254,30 +278,45 @@ def predictions(
     }
 
 
-def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[float], list[dict[str, Any]]]:
+def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[float], list[Row]]:
     """KL of each sample or token, and the changed predictions of tokens; empty if the rows are not scores of classes.
 
     is_class: a predicted class was recorded for each sample
     """
-    rows, (_, *shape) = pair.rows, pair.rows.shape
-    positions = positions_of(rows, samples.by_sample)
-    samples_of = list(zip(rows.splits, rows.sample_ids.tolist(), strict=True))
-    is_known = is_class and len(shape) == 1 if positions is None else len(shape) == 2
-    divergences, changes = list[float](), list[dict[str, Any]]()
-    for place in pair.places() if is_known and pair.other.shape == rows.shape and shape[-1] > 1 else ():
-        logs, others = (side[place].double().log_softmax(-1) for side in (pair.rows, pair.other))
+    shape = pair.rows.shape[1:]
+    positions = positions_of(pair.rows, samples.by_sample)
+    are_scores = is_class and len(shape) == 1 if positions is None else len(shape) == 2
+    if not are_scores or pair.other.shape != pair.rows.shape or shape[-1] == 1:
+        return [], []
+    divergences = list[float]()
+    changes = list[Row]()
+    for place in pair.places():
+        logs = pair.rows[place].double().log_softmax(-1)
+        others = pair.other[place].double().log_softmax(-1)
         if positions is not None:
             at = positions[place]
-            best, now = logs.argmax(-1), others.argmax(-1)
-            for row, column in ((best != now) & (at >= 0)).nonzero().tolist():
-                tokens = int(best[row, column]), int(now[row, column])
-                names = [samples.texts.get(token) or token for token in tokens]
-                split, sample = samples_of[place][row]
-                changes.append(_change(split, sample, int(at[row, column]), *names))
-            logs, others = logs[at >= 0], others[at >= 0]
+            changes += _changed_tokens(pair.rows, place, at, logs.argmax(-1), others.argmax(-1), samples)
+            logs = logs[at >= 0]
+            others = others[at >= 0]
         terms = torch.where(logs == -torch.inf, 0.0, logs.exp() * (logs - others))
         divergences += terms.sum(-1).clamp(min=0).tolist()
     return divergences, changes
+
+
+def _changed_tokens(
+    rows: StoredCapture, place: slice, at: Tensor, best: Tensor, now: Tensor, samples: SampleTable
+) -> Iterator[Row]:
+    """The tokens of the rows at `place` whose prediction has changed, by text if it is known.
+
+    at, best, now: [rows, tokens]: the position of each token, or -1, and its predictions by the two runs
+    """
+    splits = rows.splits[place]
+    ids = rows.sample_ids[place].tolist()
+    for row, column in ((best != now) & (at >= 0)).nonzero().tolist():
+        token = int(best[row, column])
+        other = int(now[row, column])
+        texts = samples.texts.get(token) or token, samples.texts.get(other) or other
+        yield _change(splits[row], ids[row], int(at[row, column]), *texts)
 
 
 def _change(split: str, sample: int, token: int | None, before: Any, now: Any) -> dict[str, Any]:
@@ -288,5 +327,8 @@ def _main(leaf: Leaf) -> StoredCapture:
     """The model's main output, as for its loss."""
     if isinstance(leaf, StoredCapture):
         return leaf
-    named = (leaf[path] for name in ("logits", "out") for path in leaf if path.strip(".") == name)
-    return next(named, next(iter(leaf.values())))
+    for name in ("logits", "out"):
+        for path in leaf:
+            if path.strip(".") == name:
+                return leaf[path]
+    return next(iter(leaf.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -40,7 +40,8 @@ def pairs(capture: StoredCapture, other: StoredCapture) -> Iterator[Pair]:
     sample is paired with the n-th of the other run.
     """
     for left, right in product(capture.by_kind(), other.by_kind()):
-        number = torch.cat([_keys(left), _keys(right)]).unique(dim=0, return_inverse=True)[1]
+        keys = torch.cat([_keys(left), _keys(right)])
+        _, number = keys.unique(dim=0, return_inverse=True)  # of each row, equal for rows of the same key
         numbers, others = number.split([len(left), len(right)])
         place = torch.full((len(number),), -1)
         place[others] = torch.arange(len(others))
@@ -53,16 +54,8 @@ def _keys(capture: StoredCapture) -> Tensor:
     """[rows, keys]: what identifies a row in any run; batches and ranks may be others there."""
     samples = capture.sample_ids
     steps = torch.where(samples == FIRING, capture.steps, 0)
-    named = [
-        capture.epochs,
-        steps,
-        capture.split_numbers,
-        samples,
-        capture.calls,
-        capture.positions,
-        capture.keys,
-    ]
-    keys = torch.stack(named, dim=1)
+    moments = [capture.epochs, steps, capture.split_numbers, samples, capture.calls]
+    keys = torch.stack([*moments, capture.positions, capture.keys], dim=1)
     _, group, counts = keys.unique(dim=0, return_inverse=True, return_counts=True)
     ordered = group.argsort(stable=True)
     repeated = torch.empty_like(group)
@@ -72,20 +65,20 @@ def _keys(capture: StoredCapture) -> Tensor:
 
 def positions_of(rows: StoredCapture, samples: Samples) -> Tensor | None:
     """[rows, tokens]: the position of each token in rows that hold whole sequences, -1 for padding; else None."""
-    _, *shape = rows.shape
-    if len(shape) < 2 or (
-        len(shape) > 2 and shape[0] == shape[1]
-    ):  # an attention pattern has its heads there
+    shape = rows.shape[1:]
+    is_pattern = len(shape) > 2 and shape[0] == shape[1]  # of attention: its heads are there
+    if len(shape) < 2 or is_pattern:
         return None
-    found = torch.full((len(rows), shape[0]), -1)
-    columns = rows.split_numbers.tolist(), rows.sample_ids.tolist()
-    for row, (split, sample) in enumerate(zip(*columns, strict=True)):
+    positions = torch.full((len(rows), shape[0]), -1)
+    samples_of = zip(rows.split_numbers.tolist(), rows.sample_ids.tolist(), strict=True)
+    for row, (split, sample) in enumerate(samples_of):
         line = samples.get((SPLITS[split], sample), {}) if split >= 0 else {}
-        count, (before, after) = len(line.get("tokens") or ()), line.get("padding", (0, 0))
+        count = len(line.get("tokens") or ())
+        before, after = line.get("padding", (0, 0))
         if not count or before + count + after != shape[0]:
             return None
-        found[row, before : before + count] = torch.arange(count)
-    return found
+        positions[row, before : before + count] = torch.arange(count)
+    return positions
 
 
 _ROWS, _PRODUCT, _SQUARE, _SQUARE_OTHER, _APART, _NANS, _NANS_OTHER, _BROKEN = range(8)
@@ -109,10 +102,30 @@ class Difference:
     @property
     def relative_l2(self) -> float:
         """The norm of the difference, divided by the norm of the first run's values; NaN if only one side has a NaN."""
-        norm, apart = math.sqrt(self.sums[_SQUARE]), math.sqrt(self.sums[_APART])
+        norm = math.sqrt(self.sums[_SQUARE])
+        apart = math.sqrt(self.sums[_APART])
         if self.sums[_BROKEN] and apart < math.inf:
             return math.nan
-        return apart / norm if norm > 0 else (math.inf if apart > 0 else 0.0)
+        if norm > 0:
+            return apart / norm
+        return math.inf if apart > 0 else 0.0
+
+    def add(self, cells: Tensor, sums: Tensor, apart: Tensor, differs: Tensor, shape: Sequence[int]) -> None:
+        """Add rows or tokens.
+
+        cells: [n, 3] the time, the sample and the token of each; sums, apart, differs: see `measured`
+        shape: of each
+        """
+        self.sums += sums.sum(0)
+        largest, at = apart.max(1)[0].max(0)
+        if largest > self.largest:
+            _, sample, token = cells[at].tolist()
+            index = torch.unravel_index(apart[at].argmax(), shape) if shape else ()
+            self.largest = float(largest)
+            self.where = known(sample), known(token), [int(each) for each in index]
+        for time, sample, token in cells[differs].tolist():
+            if self.first is None or (time, sample, token) < self.first:
+                self.first = (time, sample, token)
 
     def numbers(self) -> dict[str, Any]:
         """The measured columns of the table of captures; the cosine is None if one side is zero."""
@@ -144,6 +157,14 @@ class Compared:
     notes: list[str]
     other_shape: bool
 
+    @property
+    def first(self) -> tuple[int, int, int] | None:
+        """Time, sample and token of what differs first; -1 where it is not known; None if nothing differs."""
+        firsts = [each.first for each in self.by_token.values() if each.first is not None]
+        if firsts:
+            return min(firsts)
+        return (0, -1, -1) if self.other_shape else None
+
 
 def compared(
     capture: StoredCapture,
@@ -159,53 +180,64 @@ def compared(
     tolerance: the norm of a row's difference, divided by the norm of the first run's row, above which it differs
     by_token:  each position of a token by itself
     """
-    matched, found, notes = list(pairs(capture, other)), dict[int, Difference](), list[str]()
+    matched = list(pairs(capture, other))
+    by_position = dict[int, Difference]()
+    notes = list[str]()
     for pair in matched:
-        here, there = list(pair.rows.shape[1:]), list(pair.other.shape[1:])
-        if here != there:
-            notes.append(f"{len(pair.rows)} rows have shape {here}, other {there}")
-        elif math.prod(here):
-            _add(found, pair, positions_of(pair.rows, samples), tolerance, by_token=by_token)
-    other_shape, common = bool(notes), sum(len(pair.rows) for pair in matched)
-    only, only_other = len(capture) - common, len(other) - common
+        shape = list(pair.rows.shape[1:])
+        other_shape = list(pair.other.shape[1:])
+        if shape != other_shape:
+            notes.append(f"{len(pair.rows)} rows have shape {shape}, other {other_shape}")
+        elif math.prod(shape):
+            _add(by_position, pair, positions_of(pair.rows, samples), tolerance, by_token=by_token)
+    has_other_shape = bool(notes)
+    common = sum(len(pair.rows) for pair in matched)
+    only = len(capture) - common
+    only_other = len(other) - common
     if not common:
-        spans = [f"{len(each)} rows from {each.names[0]} to {each.names[-1]}" for each in (capture, other)]
-        notes.append(f"no sample in common: {spans[0]}, other {spans[1]}")
+        notes.append(f"no sample in common: {_span(capture)}, other {_span(other)}")
     elif only or only_other:
         notes.append(
             f"{only} of {len(capture)} rows are only here, {only_other} of {len(other)} only in the other run"
         )
-    return Compared(matched, found, notes, other_shape)
+    return Compared(matched, by_position, notes, has_other_shape)
+
+
+def _span(capture: StoredCapture) -> str:
+    return f"{len(capture)} rows from {capture.names[0]} to {capture.names[-1]}"
 
 
 def _add(
-    found: dict[int, Difference], pair: Pair, positions: Tensor | None, tolerance: float, *, by_token: bool
+    differences: dict[int, Difference],
+    pair: Pair,
+    positions: Tensor | None,
+    tolerance: float,
+    *,
+    by_token: bool,
 ) -> None:
     """Add the rows of a pair, or the tokens that the rows hold, to the differences, block by block."""
     rows = pair.rows
-    shape = rows.shape[1:] if positions is None else rows.shape[2:]
-    tokens = rows.positions[:, None] if positions is None else positions
+    if positions is None:
+        tokens = rows.positions[:, None]
+        shape = rows.shape[1:]
+    else:
+        tokens = positions
+        shape = rows.shape[2:]
     # an epoch is validated after its training
     passes = rows.epochs * (len(SPLITS) + 1) + rows.split_numbers + 1
     times = passes * 2**32 + rows.steps
-    of_rows = (column[:, None].expand_as(tokens) for column in (times, rows.sample_ids))
-    about = torch.stack([*of_rows, tokens], dim=2)
+    samples = rows.sample_ids
+    about = torch.stack([times[:, None].expand_as(tokens), samples[:, None].expand_as(tokens), tokens], dim=2)
     for place in pair.places():
         cells = about[place].reshape(-1, 3)
-        left, right = (side[place].reshape(len(cells), -1) for side in (pair.rows, pair.other))
+        left = rows[place].reshape(len(cells), -1)
+        right = pair.other[place].reshape(len(cells), -1)
         sums, apart, differs = measured(left, right, tolerance)
         groups = cells[:, 2] if by_token else torch.full((len(cells),), -1)
         for token in groups.unique().tolist():
-            difference, chosen = found.setdefault(token, Difference()), groups == token
-            difference.sums += sums[chosen].sum(0)
-            largest, at = apart[chosen].max(1)[0].max(0)
-            if largest > difference.largest:
-                sample, position = cells[chosen][at, 1:].tolist()
-                index = torch.unravel_index(apart[chosen][at].argmax(), shape) if shape else ()
-                difference.largest = float(largest)
-                difference.where = known(sample), known(position), [int(each) for each in index]
-            firsts = map(tuple, cells[chosen & differs].tolist())
-            difference.first = min((*firsts, *filter(None, [difference.first])), default=None)
+            chosen = groups == token
+            difference = differences.setdefault(token, Difference())
+            difference.add(cells[chosen], sums[chosen], apart[chosen], differs[chosen], shape)
 
 
 def known(number: int) -> int | None:
@@ -216,20 +248,32 @@ def known(number: int) -> int | None:
 def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     """Sums [cells, 8], absolute differences [cells, elements] and which cells differ [cells], of [cells, elements]."""
     dtype = torch.complex128 if rows.is_complex() or others.is_complex() else torch.float64
-    left, right = rows.to(dtype), others.to(dtype)
-    is_same = (left == right) | (left.isnan() & right.isnan())
+    left = rows.to(dtype)
+    right = others.to(dtype)
+    left_is_nan = left.isnan()
+    right_is_nan = right.isnan()
+    is_same = (left == right) | (left_is_nan & right_is_nan)
     is_finite = left.isfinite() & right.isfinite()
     # An infinity on one side only is infinitely far away; NaN has no distance.
     apart = torch.where(is_same, 0, left - right).abs().nan_to_num(nan=0.0, posinf=math.inf)
-    finite, finite_other = (torch.where(is_finite, side, 0) for side in (left, right))
-    square, square_apart = finite.abs().square(), apart.square()
+    left = torch.where(is_finite, left, 0)
+    right = torch.where(is_finite, right, 0)
+    square = left.abs().square()
+    square_apart = apart.square()
     broken = ~is_same & ~is_finite
-    product, ones = (finite.conj() * finite_other).real, torch.ones(len(rows), dtype=torch.float64)
-    parts = product, square, finite_other.abs().square(), square_apart, left.isnan(), right.isnan(), broken
-    sums = torch.stack([ones, *(part.sum(1) for part in parts)], dim=1)
+    sums = torch.zeros(len(rows), _BROKEN + 1, dtype=torch.float64)
+    sums[:, _ROWS] = 1
+    sums[:, _PRODUCT] = (left.conj() * right).real.sum(1)
+    sums[:, _SQUARE] = square.sum(1)
+    sums[:, _SQUARE_OTHER] = right.abs().square().sum(1)
+    sums[:, _APART] = square_apart.sum(1)
+    sums[:, _NANS] = left_is_nan.sum(1)
+    sums[:, _NANS_OTHER] = right_is_nan.sum(1)
+    sums[:, _BROKEN] = broken.sum(1)
     # Masked attention scores are so large that no other difference would count beside them.
     masked = _is_lowest(rows) & _is_lowest(others)
-    norm, norm_apart = (torch.where(masked, 0, each).sum(1).sqrt() for each in (square, square_apart))
+    norm = torch.where(masked, 0, square).sum(1).sqrt()
+    norm_apart = torch.where(masked, 0, square_apart).sum(1).sqrt()
     return sums, apart, (norm_apart > tolerance * norm) | broken.any(1)
 
 

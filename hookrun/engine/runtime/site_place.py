@@ -1,0 +1,105 @@
+"""What every part of a site knows: the hook, its place in the model, and the current firing."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.engine.actions.base import add_parameter
+from hookrun.engine.hook_types import OUTPUT_GRAD
+from hookrun.engine.plan.batch import BatchDims
+from hookrun.engine.plan.plan import PlannedHook
+from hookrun.engine.runtime.call_stack import Calls
+from hookrun.engine.runtime.clock import Clock, CurrentCall
+from hookrun.engine.runtime.part import TensorPart, part_of
+from hookrun.errors import HookError
+
+if TYPE_CHECKING:
+    from hookrun.engine.runtime.site_records import Sink
+
+
+class SitePlace:
+    """One hook at one module or parameter.
+
+    sink:       where records and captures go
+    has_values: tensors hold real values, which may be read; False in a trial run
+    current:    the state of the firing in each thread
+    part:       the part of a tensor that the action acts on; None: all of it
+    target_keys: where the target is in the value that the hook gets; None: the value itself
+    """
+
+    def __init__(
+        self,
+        hook: PlannedHook,
+        path: str,
+        module: nn.Module,
+        clock: Clock,
+        sink: Sink,
+        seed: int,
+        calls: Calls | None = None,
+        current: CurrentCall | None = None,
+    ) -> None:
+        self.spec = hook.spec
+        self.hook_name = hook.spec.name
+        self.hook_type = hook.spec.hook_type
+        self.path = path
+        self.module = module
+        self.clock = clock
+        self.sink = sink
+        self.has_values = sink.has_values
+        self.calls = calls
+        self.current = CurrentCall(path, clock, calls) if current is None else current
+        # output_grad is attached to the target itself
+        target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
+        self.target_keys = None if target is None else target.keys
+        self._hook = hook
+        self._given_seed = seed
+        self._values = {field: values[path] for field, values in hook.values.items() if path in values}
+        self.part: TensorPart | None = None
+        if self.spec.acts_on_part:
+            self.part = part_of(hook, path, self.current, self.batch, once=self.spec.action.observes)
+
+    @cached_property
+    def batch(self) -> BatchDims:
+        """Which dimension of the tensors is the batch."""
+        return self._hook.batch_of(self.path)
+
+    @cached_property
+    def captured(self) -> BatchDims:
+        """The same of what it captures."""
+        return self._hook.captured_of(self.path)
+
+    @cached_property
+    def where(self) -> str:
+        """Hook and place for messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
+        what = f"{self.hook_type}, {self.spec.action.action_name}"
+        return f"hook {self.hook_name!r} ({what}) on {self.path or '(root)'}"
+
+    def _require(self, member: str) -> None:
+        """Raise HookError if the action uses a member of the site that it does not declare."""
+        if member not in self.spec.action.uses:
+            raise HookError(f"{self.where}: the action uses `{member}` of its site: name it in `uses`")
+
+    @property
+    def call(self) -> int:
+        """The number of the module's call within the forward pass, from 0; a gradient has the number of its call."""
+        of_call = self.current.of_call
+        if of_call is not None:
+            return of_call
+        return 0 if self.calls is None else self.calls.now.number
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
+        parameters = chain(self.module.parameters(), self.clock.model.parameters())
+        return next(
+            (each for each in parameters if each.is_floating_point() and not each.is_meta), torch.empty(0)
+        )
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        if (problem := add_parameter(self.module, name, tensor)) is not None:
+            raise HookError(f"{self.where}: {problem}")

@@ -1,0 +1,148 @@
+"""What a site records and captures, and the sink that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookrun.engine.actions.base import RECORD_KEYS, Keeper, Measured
+from hookrun.engine.actions.check import LastPassed, verdict
+from hookrun.engine.runtime.checkpointing import repeating
+from hookrun.engine.runtime.rng import kept_samples
+from hookrun.engine.runtime.site_draws import SiteDraws
+from hookrun.engine.runtime.snapshot import copied
+from hookrun.engine.values.containers import plain, readable
+from hookrun.errors import CheckFailed, HookError
+
+if TYPE_CHECKING:
+    from hookrun.engine.actions.fields import Keep
+    from hookrun.engine.runtime.site import HookSite
+
+
+class Sink:
+    """Where records and captured values go; this one drops them.
+
+    There is one for the run directory, one for memory and one for trial runs.
+
+    wants_calls: it needs the number of each module call within the forward pass
+    has_values:  tensors hold real values, which may be read; False in a trial run
+    stores_rows: it stores captures by sample
+    stop:        why a check with policy `stop` asks for the end of the run, or None
+    last_good:   where each check passed last; only if it `has_values`
+    split:       the split of the current batch; None: not known
+    counted:     [B], row numbers for a batch whose sample ids are not known; None: they are not numbered
+    """
+
+    wants_calls = False
+    has_values = True
+    stores_rows = False
+    stop: str | None = None
+    last_good: LastPassed
+    split: str | None = None
+    counted: Tensor | None = None
+
+    def keeper(self, site: HookSite) -> Keeper:
+        """A function that stores the values that the site captures."""
+        return lambda value, rows=None, tokens=None: None
+
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
+        """Take a record, whose tensors may be read later. `show`: print it at once.
+
+        start: the values of RECORD_KEYS, with which the record begins
+        """
+
+    def settle(self) -> None:
+        """Read the tensors of pending records."""
+
+    def fail(self, site: HookSite, what: str) -> None:
+        """A site cannot do what its hook asks for: raises HookError that names both; a trial run notes it."""
+        raise HookError(f"{site.where}: {what}")
+
+    def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op of a site, whose exceptions end the run; in a trial run a version that notes them."""
+        return op
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+
+
+class SiteRecords(SiteDraws):
+    """What a hook records and captures at one module or parameter; see actions/base.py."""
+
+    def emit(
+        self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
+    ) -> None:
+        # an edit acts again in a recomputed call, and in passes that the task makes for itself
+        if self.spec.action.observes or (repeating() is None and not self.clock.stands_in):
+            self.sink.emit(self._start(path), data, show=show)
+
+    def _start(self, path: str | None = None) -> tuple[Any, ...]:
+        """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""
+        clock = self.clock
+        current = self.current
+        at = current.within + (current.at if path is None else path)
+        action = self.spec.action.action_name
+        return self.hook_name, self.path, at, action, clock.mode, clock._epoch, clock._step, self.call
+
+    def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
+        """A function shape -> the row numbers of the samples that `keep` chooses; in a trial run of all rows."""
+        if not self.has_values:
+            return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
+        is_kept = kept_samples(keep, self.clock, self._hook_seed, self.where)
+
+        def rows(shape: Sequence[int]) -> Tensor:
+            kept = is_kept()
+            chosen = self.current.chosen
+            holding = self.current.holding
+            places = None if chosen is None else chosen.rows.samples
+            if holding is not None:
+                places = holding if places is None else places[holding]
+            if places is not None:
+                return kept[places].nonzero().squeeze(1)
+            if not shape or shape[0] != len(kept):
+                raise HookError(
+                    f"{self.where}: it keeps only some samples and sees a tensor of shape {list(shape)} in a batch of "
+                    f"{len(kept)}"
+                )
+            return kept.nonzero().squeeze(1)
+
+        return rows
+
+    def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+        """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
+        result = readable(ok)
+        clock = self.clock
+        if result is None and self.has_values and not ok.is_meta:  # the model is being traced
+            return
+        # under `torch.vmap` there is one result for each mapped element
+        if result is not None and result is not ok:
+            with torch._C._DisableFuncTorch():
+                ok = result.all()
+                least = plain(least).min()
+                largest = plain(largest).max()
+        record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
+        if self.hook_type.of_rows and clock.rows is not None and clock.samples is not None:
+            record["samples"] = clock.samples.tolist()  # of this rank
+        record["class"] = type(self.module).__name__
+        if policy != "error" or not self.has_values:
+            self.emit(record)
+            return
+        record["ok"] = passed = bool(ok)  # read once: the host waits for it
+        checked = {**dict(zip(RECORD_KEYS, self._start(), strict=True)), **record}
+        record["last_good"] = self.sink.last_good.before(checked)
+        if not passed:
+            self.emit(record)
+            at = f" at {self.current.at}" if self.current.at else ""
+            raise CheckFailed(
+                f"{self.where} ({record['class']}){at}, epoch {clock.epoch}, step {clock.step}: {verdict(record)}"
+            )
+
+    def rebuild(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        return copied(value, change)
