@@ -295,7 +295,8 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
             record["sample"] = str(number)
     label_of = dict[tuple[str, ...], str]()
     for record in records:
-        label_of[tuple(record[key].strip() for key in keys)] = record[column].strip()
+        cells = tuple(record[key].strip() for key in keys)
+        label_of[cells] = record[column].strip()
     if len(label_of) < len(records):
         raise spec_error(
             _FILE, f"{path} has several lines for the same {', '.join(keys)}", "leave one of them"

@@ -506,13 +506,17 @@ class Cells:
                 f"the metric {reading.metric.name!r} has no gradient with respect to the values of the hook",
                 "use a metric that changes smoothly, such as loss, probability or logit_difference; or method: exact",
             )
-        tensors = [tensor for activation in kept for tensor in activation.tensors]
-        gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
-        sites = [(activation, [next(gradients) for _ in activation.tensors]) for activation in kept]
+        tensors = list[Tensor]()
+        for activation in kept:
+            tensors += activation.tensors
+        gradients = torch.autograd.grad(total, tensors, allow_unused=True)
         for number in self._estimated:
             trial = moved.trials[number]
             value = self.plain[batch.ids]
-            for activation, of_tensors in sites:
+            first = 0
+            for activation in kept:
+                of_tensors = gradients[first : first + len(activation.tensors)]
+                first += len(activation.tensors)
                 if activation.site.path in trial.cell.paths:
                     value = value + self._change(trial, activation, of_tensors, len(batch.ids))
             self.values[number, batch.ids] = value

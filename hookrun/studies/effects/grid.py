@@ -279,11 +279,18 @@ class SiteGrid:
 
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, how many channels, or how often it is called."""
+        counts = dict[str, int]()
         if key == CALL:
-            return {path: self.scouted.calls[path] for path in self._paths if path in self.scouted.calls}
+            for path in self._paths:
+                if path in self.scouted.calls:
+                    counts[path] = self.scouted.calls[path]
+            return counts
         if key == INDEX:
-            return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
-        counts = {path: heads.counts[0] for path, heads in self.hook.heads.items()}
+            for path, shape in self.scouted.shapes.items():
+                counts[path] = shape[1] if len(shape) > 1 else 0
+            return counts
+        for path, of_path in self.hook.heads.items():
+            counts[path] = of_path.counts[0]
         heads = self.hook.spec.keys.heads
         assert heads is not None  # the hook has the first value of each axis
         for path, shape in self.scouted.shapes.items():

@@ -181,7 +181,10 @@ def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
     rows: the sizes of the first dimension that a tensor for one copy may have
     """
     pieces = [_pieces(leaf, parts, rows) for leaf in members(value)]
-    return [_with(value, [of_leaf[part] for of_leaf in pieces]) for part in range(parts)]
+    copies = list[Any]()
+    for part in range(parts):
+        copies.append(_with(value, [of_leaf[part] for of_leaf in pieces]))
+    return copies
 
 
 def _pieces(leaf: Any, parts: int, rows: set[int]) -> Sequence[Any]:

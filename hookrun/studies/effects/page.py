@@ -132,7 +132,9 @@ def build(facts: Facts) -> dict[str, Any] | None:
     ranked = _by_change(effects)
     linked = set(ranked[:MOST_LINKED]) if OF_SAMPLES in effects else set[int]()
     if size <= MOST_WITH_LINKS:
-        grid.links = [f"#cell-{at}" if at in linked else "" for at in range(size)]
+        grid.links = [""] * size
+        for at in linked:
+            grid.links[at] = f"#cell-{at}"
     plain = f"without the hook {number(float(effects[PLAIN]))}"
     if CLEAN in effects:
         plain += f", in the run to compare with {number(float(effects[CLEAN]))}"

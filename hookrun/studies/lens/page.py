@@ -103,7 +103,10 @@ def _rows(
             cells[_name(line), line["position"]] = line
     rows = list[tuple[str, list[dict[str, str] | None]]]()
     for name in reversed(names):
-        row = [_cell(cells[name, at]) if (name, at) in cells else None for at in positions]
+        row = list[dict[str, str] | None]()
+        for position in positions:
+            line_of_cell = cells.get((name, position))
+            row.append(None if line_of_cell is None else _cell(line_of_cell))
         if any(row):
             rows.append((name, row))
     return rows

@@ -400,12 +400,16 @@ class PartMeans:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values."""
-        sums = [[None if part is None else [*part], dict(sums)] for part, sums in self.sums.items()]
-        return {"sums": sums}
+        saved = list[list[Any]]()
+        for part, sums in self.sums.items():
+            saved.append([None if part is None else [*part], dict(sums)])
+        return {"sums": saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.sums = {None if part is None else Part(*part): dict(sums) for part, sums in state["sums"]}
+        self.sums = {}
+        for part, sums in state["sums"]:
+            self.sums[None if part is None else Part(*part)] = dict(sums)
 
 
 def lines_of(

@@ -213,8 +213,7 @@ def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[li
 def _compared_weight(before: Tensor | None, after: Tensor | None, tolerance: float) -> Row | None:
     """How far a tensor differs; None if it does not."""
     if before is None or after is None or before.shape != after.shape:
-        shape, other = ("none" if side is None else str(list(side.shape)) for side in (before, after))
-        return {"differs": True, "note": f"shape {shape}, other {other}"}
+        return {"differs": True, "note": f"shape {_shape(before)}, other {_shape(after)}"}
     if not before.numel():
         return None
     sums, apart, differs = measured(before.reshape(1, -1), after.reshape(1, -1), tolerance)
@@ -223,6 +222,10 @@ def _compared_weight(before: Tensor | None, after: Tensor | None, tolerance: flo
         return None
     numbers = {"relative_l2": difference.relative_l2, "largest": difference.largest}
     return {"differs": bool(differs), "note": "", **numbers}
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else str(list(tensor.shape))
 
 
 # ---- predictions
