@@ -18,6 +18,7 @@ from hookrun.engine.keys import ROOT_KEYS
 from hookrun.errors import Problem, spec_error
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
+PLAN = ("task=plan", "task.name=plan")
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _KEY = re.compile(r"\+{0,2}[\w.@/-]+")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -38,6 +39,12 @@ def take_trust(overrides: Sequence[str]) -> tuple[frozenset[str], list[str]]:
             )
         trusted.update(map(str, names))
     return frozenset(trusted), others
+
+
+def take_plan(overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether ``task=plan`` was typed, which shows the plan of the experiment's own task; and the other overrides."""
+    others = [text for text in overrides if text not in PLAN]
+    return len(others) < len(overrides), others
 
 
 def _parted(key: str, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], list[str]]:
@@ -108,9 +115,7 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
     if "=" not in first and second == "=":
         if third:
             count, whole = 3, f"{first}={third}"
-    elif "=" not in first and second.startswith("="):
-        whole = first + second
-    elif is_bare and first.endswith("=") and first != "=":
+    elif (second.startswith("=") and "=" not in first) or (is_bare and first.endswith("=") and first != "="):
         whole = first + second
     elif is_bare and _is_key(first):
         whole = f"{first}={second}"
