@@ -94,21 +94,27 @@ class Tensors(Source):
                     "change data.args.val_fraction, or give another file",
                 )
         else:
-            keys = {split: f"{split}_file" for split in SPLITS}
-            sizes = {split: files[key].count if key in files else 0 for split, key in keys.items()}
-            where = f"data.args.{keys[split]}"
-            if keys[split] not in files:
+            sizes = {}
+            for each in SPLITS:
+                of_split = files.get(f"{each}_file")
+                sizes[each] = of_split.count if of_split is not None else 0
+            key = f"{split}_file"
+            where = f"data.args.{key}"
+            if key not in files:
                 raise spec_error(where, f"the split '{split}' has no file", f"set {where}")
             if sizes[split] == 0:
-                raise spec_error(where, f"{files[keys[split]].path} has no rows", "give a file that has some")
+                raise spec_error(where, f"{files[key].path} has no rows", "give a file that has some")
         row = next(iter(files.values())).row
         refuse(self._misfits(row))
         inputs = {name: TensorInfo(row[name].shape, self.converted(row[name].dtype)) for name in self.inputs}
-        target = row[self.target] if self.target else None
+        target = None
+        if self.target:
+            info = row[self.target]
+            target = TensorInfo(info.shape, self.converted(info.dtype, target=True))
         return DataInfo(
             name=self.name,
             inputs=inputs[self.input] if isinstance(self.input, str) else inputs,
-            target=TensorInfo(target.shape, self.converted(target.dtype, target=True)) if target else None,
+            target=target,
             num_classes=self.num_classes,
             sizes=sizes,
         )
@@ -194,34 +200,21 @@ def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _F
     for name, key in wanted.items():
         info = header.get(name)
         if name not in header:
-            hint = f"set {key}" + (", to null if there is none" if key == "data.args.target" else "")
+            hint = f"set {key}"
+            if key == "data.args.target":
+                hint += ", to null if there is none"
             problems.append(Problem(key, f"{path} has no tensor '{name}'; {nearest(name, header)}", hint))
         elif info is None:
-            problems.append(
-                Problem(
-                    key,
-                    f"the tensor '{name}' in {path} is of a type that is not supported",
-                    "write it as a float, integer or bool tensor",
-                )
-            )
+            what = f"the tensor '{name}' in {path} is of a type that is not supported"
+            problems.append(Problem(key, what, "write it as a float, integer or bool tensor"))
         elif not info.shape:
-            problems.append(
-                Problem(
-                    key,
-                    f"the tensor '{name}' in {path} is a single number",
-                    "give it a first dimension, one row for each sample",
-                )
-            )
+            what = f"the tensor '{name}' in {path} is a single number"
+            problems.append(Problem(key, what, "give it a first dimension, one row for each sample"))
         else:
             tensors[name] = info
     if len({info.shape[0] for info in tensors.values()}) > 1:
-        problems.append(
-            Problem(
-                where,
-                f"the tensors in {path} differ in their number of rows: {_shown(tensors)}",
-                "write one row of each for each sample",
-            )
-        )
+        what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
+        problems.append(Problem(where, what, "write one row of each for each sample"))
     refuse(problems)
     row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
     return _File(path, next(iter(tensors.values())).shape[0], row)
