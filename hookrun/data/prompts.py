@@ -95,7 +95,7 @@ class Prompts(FileTokens):
                 raise spec_error("data.args.length", what, "set it higher, or to null")
         labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
         layout = self.layout(length, tokenizer.pad_id, labels, answers=True)
-        parts: Parts = {}
+        parts = dict[Split, list[FileSample]]()
         for split in SPLITS:
             numbers = part_of(len(prompts), self.val_fraction, split)
             parts[split] = [prompts[number] for number in numbers]
@@ -196,8 +196,8 @@ def _prompt(
     for name, span in spans.items():
         if span is not None:
             places[name] = _positions(name, span, text, encoded, at)
-    ids = array("i", list(encoded.ids))
-    return FileSample(f"{path.name}:{number}", ids, answers["answer"], answers["wrong"], places, own, told)
+    tokens = array("i", list(encoded.ids))
+    return FileSample(f"{path.name}:{number}", tokens, answers["answer"], answers["wrong"], places, own, told)
 
 
 def _following(

@@ -33,10 +33,10 @@ from hookrun.command.compose.hydra import (
 )
 from hookrun.command.compose.overrides import (
     GROUPS,
+    PLAN,
     Resume,
     meant,
     take,
-    take_plan,
     take_resume,
     take_trust,
 )
@@ -82,7 +82,8 @@ def execute(arguments: Sequence[str]) -> int:
                     from hookrun.command.cli.running import resumed
 
                     return resumed(command, trust, resume)
-                is_plan, overrides = take_plan(command.overrides)
+                overrides = [text for text in command.overrides if text not in PLAN]
+                is_plan = len(overrides) < len(command.overrides)
                 mode = RunMode.RUN if flags.run else None
                 mode = RunMode.MULTIRUN if flags.multirun or stored_sweep else mode
                 command, cfg = _composed(replace(command, overrides=overrides), mode)

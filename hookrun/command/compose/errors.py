@@ -43,7 +43,7 @@ from hookrun.command.compose.overrides import (
     unreadable,
 )
 from hookrun.engine.hook_types import HOOK_TYPES, OF_EVERY_HOOK
-from hookrun.engine.keys import ROOT_KEYS, nested, root_of
+from hookrun.engine.keys import ROOT_KEYS, nested
 from hookrun.errors import HookrunError, Problem, Refusal, SpecError, listed, nearest
 from hookrun.store.config.interpolations import guarded
 from hookrun.store.config.yaml_files import load
@@ -129,7 +129,8 @@ def wrong_overrides(command: Composition) -> list[Problem]:
             others.append(override)
     if not wrong_groups <= _ONE_SECTION_GROUPS:  # the keys cannot be checked without the right choice
         return problems
-    chosen = [str(each.input_line) for each in others if root_of(each.key_or_group) not in wrong_groups]
+    others = [each for each in others if each.key_or_group.partition(".")[0] not in wrong_groups]
+    chosen = [str(each.input_line) for each in others]
     cfg = command.app.compose_config(
         command.config_name, chosen, command.mode, validate_sweep_overrides=False
     )
@@ -137,7 +138,7 @@ def wrong_overrides(command: Composition) -> list[Problem]:
         return lost
     is_swept = any(each.is_sweep_override() and is_choice(each, command.repository) for each in others)
     for override in keys:
-        if root_of(override.key_or_group) in wrong_groups:
+        if override.key_or_group.partition(".")[0] in wrong_groups:
             continue
         for problem in _wrong_key(override, cfg, command):
             if is_swept and problem.what == _NO_KEY and not override.is_delete():
@@ -251,8 +252,19 @@ def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Ite
         hint = nearest(key, command.app.list_all_config_groups())
         yield Problem(key, "there is no such config group", hint)
         return
+    value = override.value()
+    adds = override.is_add() or override.is_force_add()
     try:
-        yield from _misplaced(override, cfg)
+        is_there = OmegaConf.select(cfg, key) is not None
+        if override.is_delete():
+            if not is_there:
+                yield Problem(f"~{key}", _NO_KEY, _near(key, cfg))
+        elif override.is_add() and is_there and not isinstance(value, dict | list):
+            yield Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
+        elif not adds and (above := _value_above(key, cfg)) is not None:
+            yield Problem(key, _NO_KEY, _below_a_value(override, above, OmegaConf.select(cfg, above)))
+        else:
+            OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
     except (ConfigKeyError, ConfigAttributeError) as error:
         if command.repository.group_exists(key) and key not in cfg:
             yield _not_a_name(override, options(command.repository, key))
@@ -267,23 +279,6 @@ def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Ite
         yield Problem(key, _NO_KEY, hint)
     except OmegaConfBaseException as error:
         yield Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
-
-
-def _misplaced(override: Override, cfg: DictConfig) -> Iterator[Problem]:
-    """The problem of an override whose key is there or not, unlike what its form says; else it is applied to `cfg`."""
-    key = override.key_or_group
-    value = override.value()
-    is_there = OmegaConf.select(cfg, key) is not None
-    adds = override.is_add() or override.is_force_add()
-    if override.is_delete():
-        if not is_there:
-            yield Problem(f"~{key}", _NO_KEY, _near(key, cfg))
-    elif override.is_add() and is_there and not isinstance(value, dict | list):
-        yield Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
-    elif not adds and (above := _value_above(key, cfg)) is not None:
-        yield Problem(key, _NO_KEY, _below_a_value(override, above, OmegaConf.select(cfg, above)))
-    else:
-        OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
 
 
 def _value_above(key: str, cfg: DictConfig) -> str | None:
@@ -319,11 +314,8 @@ def _near(key: str, cfg: DictConfig) -> str:
         paths += [f"hooks.{name}.{each}" for each in sorted(optional)]
     if key in paths:
         return ""
-    section, dot, _ = key.partition(".")
     name = key.rpartition(".")[2]
-    alike = [path for path in paths if path.endswith(f".{name}") and not path.startswith("hydra.")]
-    if not dot and alike:
-        return _did_you_mean(alike)
+    near = [path for path in paths if path.endswith(f".{name}") and not path.startswith("hydra.")]
     above = ""
     part, _, rest = key.partition(".")
     while rest and f"{above}{part}" in paths:
@@ -331,17 +323,14 @@ def _near(key: str, cfg: DictConfig) -> str:
         part, _, rest = rest.partition(".")
     below = [path.removeprefix(above) for path in paths if path.startswith(above)]
     siblings = list(dict.fromkeys(path.partition(".")[0] for path in below))
-    near = [f"{above}{sibling}.{rest}".rstrip(".") for sibling in get_close_matches(part, siblings)]
+    if "." in key or not near:
+        section = key.partition(".")[0]
+        inside = [path for path in near if path.startswith(f"{section}.")]  # train.lr for train.optimizer.lr
+        close = [f"{above}{sibling}.{rest}".rstrip(".") for sibling in get_close_matches(part, siblings)]
+        near = [path for path in close if path in paths] or close or inside
     if near:
-        return _did_you_mean([path for path in near if path in paths] or near)
-    inside = [path for path in alike if path.startswith(f"{section}.")]
-    if inside:  # train.lr for train.optimizer.lr
-        return _did_you_mean(inside)
+        return f"did you mean {' or '.join(map(repr, near[:3]))}?"
     return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
-
-
-def _did_you_mean(paths: list[str]) -> str:
-    return f"did you mean {' or '.join(map(repr, paths[:3]))}?"
 
 
 def key_paths(cfg: DictConfig) -> list[str]:

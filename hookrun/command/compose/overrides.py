@@ -19,6 +19,7 @@ from hookrun.errors import Problem, spec_error
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 PLAN = ("task=plan", "task.name=plan")
+"""Words of the command, which show the plan of the experiment's own task."""
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _KEY = re.compile(r"\+{0,2}[\w.@/-]+")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -39,12 +40,6 @@ def take_trust(overrides: Sequence[str]) -> tuple[frozenset[str], list[str]]:
             )
         trusted.update(map(str, names))
     return frozenset(trusted), others
-
-
-def take_plan(overrides: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether ``task=plan`` was typed, which shows the plan of the experiment's own task; and the other overrides."""
-    others = [text for text in overrides if text not in PLAN]
-    return len(others) < len(overrides), others
 
 
 def _parted(key: str, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], list[str]]:
