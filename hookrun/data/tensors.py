@@ -259,7 +259,7 @@ def read_header(path: Path, where: str, wanted: Collection[str] | None = None) -
     Raises SpecError, at the key `where`, for a broken file.
     """
     with _report_damage(path, where):
-        return (_npz_header if path.suffix == ".npz" else _safetensors_header)(path, wanted)
+        return _npz_header(path, wanted) if path.suffix == ".npz" else _safetensors_header(path, wanted)
 
 
 def read_tensors(path: Path, where: str, names: Iterable[str]) -> dict[str, Tensor]:
@@ -338,10 +338,10 @@ def _npz_header(path: Path, wanted: Collection[str] | None) -> Header:
                     raise ValueError(f"the array format {version} is not supported")
                 shape, _, dtype = readers[version](file)
                 header[name] = _info(shape, _NUMPY_DTYPES.get(dtype.name))
-                said = file.tell() + math.prod(shape) * dtype.itemsize
-                if said != member.file_size and not dtype.hasobject:
+                size = file.tell() + math.prod(shape) * dtype.itemsize
+                if size != member.file_size and not dtype.hasobject:
                     raise ValueError(
-                        f"{name} has the shape of {said:,} bytes, and the file says {member.file_size:,}"
+                        f"{name} has the shape of {size:,} bytes, and the file says {member.file_size:,}"
                     )
     return header
 

@@ -161,7 +161,8 @@ def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
 
 
 # Two sizes that stand for any size: large enough for usual crops, and of different proportions.
-_LANDSCAPE, _PORTRAIT = (1536, 2048), (2048, 1024)
+_LANDSCAPE = (1536, 2048)
+_PORTRAIT = (2048, 1024)
 
 
 def parse_transforms(given: Mapping[str, Mapping[str, Any] | None], where: str) -> dict[str, Transform]:

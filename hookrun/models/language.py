@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hookrun.models.settings import Model
 
 TRANSFORMERS = "transformers"
-PATH, CONFIG = "model.args.path", "model.args.config"
+PATH = "model.args.path"
+CONFIG = "model.args.config"
 
 # The value of `class` -> transformers' auto class, which chooses the class of the architecture.
 CLASSES = {
@@ -402,7 +403,8 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging as theirs
 
     logging: Any = theirs
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

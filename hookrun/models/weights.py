@@ -207,14 +207,14 @@ def _require_bounded(path: Path) -> None:
         if size > path.stat().st_size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
             raise ValueError("its parts are compressed, or overlap")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if (found := _ALLOCATES.search(content)) is not None:
-            raise ValueError(f"it holds a {found[1].decode()}, which may be of any size")
+        if (call := _ALLOCATES.search(content)) is not None:
+            raise ValueError(f"it holds a {call[1].decode()}, which may be of any size")
 
 
 def _why_refused(error: BaseException) -> str:
     """The object that torch refuses to unpickle, whose advice is to trust the file; else the exception's own line."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return reason(error) if found is None else f"it holds a {found[1]}, which would run code"
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    return reason(error) if refused is None else f"it holds a {refused[1]}, which would run code"
 
 
 def _stripped(state: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
@@ -297,19 +297,19 @@ def kind_of(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else "integer"
 
 
-def change_of(stored: Tensor, there: Tensor) -> str:
+def change_of(stored: Tensor, tensor: Tensor) -> str:
     """How the values in a file would change in the model's tensor, ``int8 in the file and …``; empty if they fit.
 
     float16, bfloat16, float32 and float64 fit one another; integers and booleans if the model's dtype holds each value.
     """
     import torch
 
-    fits = kind_of(stored.dtype) == kind_of(there.dtype)
-    if fits and kind_of(stored.dtype) == "integer" and stored.dtype != there.dtype:
-        fits = torch.equal(stored.to(there.dtype).double(), stored.double())
+    fits = kind_of(stored.dtype) == kind_of(tensor.dtype)
+    if fits and kind_of(stored.dtype) == "integer" and stored.dtype != tensor.dtype:
+        fits = torch.equal(stored.to(tensor.dtype).double(), stored.double())
     if fits:
         return ""
-    return f"{stored.dtype} in the file and {there.dtype} in the model".replace("torch.", "")
+    return f"{stored.dtype} in the file and {tensor.dtype} in the model".replace("torch.", "")
 
 
 def _is_plain(tensor: Tensor) -> bool:

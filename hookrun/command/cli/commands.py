@@ -302,7 +302,8 @@ def loggers_restored() -> Iterator[None]:
             for added in [each for each in log.handlers if each not in handlers]:
                 added.close()
             log.handlers[:] = handlers
-            log.propagate, log.disabled = propagate, disabled
+            log.propagate = propagate
+            log.disabled = disabled
 
 
 def show_sweep_lines(cfg: DictConfig) -> None:

@@ -221,7 +221,8 @@ def no_such_config(path: str, command: Composition) -> Problem:
     if name:  # a folder inside the group may be the wrong part
         names = options(command.repository, group)
     else:
-        group, name = "", path
+        group = ""
+        name = path
         names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     near = nearest(name, names)
     alike = [option for option in names if "/" in name or "/" not in option]
@@ -380,18 +381,18 @@ def _problem(error: Exception, command: Composition | None) -> Problem:
             return Problem(_named_file(error, command), f"Could not load {path!r}", hint)
         return no_such_config(path, command)
     if isinstance(error, OmegaConfBaseException):
-        return _of_value(error)
+        return _problem_of_value(error)
     if isinstance(error, RecursionError):
         what = "something contains itself, through an alias, an interpolation or a defaults list"
         return Problem("", what, "break the cycle")
     if isinstance(error, OSError) and error.filename is not None:
         return Problem(str(error.filename), error.strerror or str(error))
     if isinstance(error, HydraException | ValueError | OSError):
-        return _of_hydra(error, command)
+        return _problem_of_hydra(error, command)
     return Problem("", f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
 
 
-def _of_value(error: OmegaConfBaseException) -> Problem:
+def _problem_of_value(error: OmegaConfBaseException) -> Problem:
     key = str(error.full_key or "")
     if isinstance(error, MissingMandatoryValue):
         return Problem(key, "has no value yet (???)", f"give it one: {key}=VALUE")
@@ -399,12 +400,12 @@ def _of_value(error: OmegaConfBaseException) -> Problem:
     return Problem(key, str(error.msg or error).splitlines()[0], hint)
 
 
-def _of_hydra(error: Exception, command: Composition | None) -> Problem:
+def _problem_of_hydra(error: Exception, command: Composition | None) -> Problem:
     """The problem with Hydra's own message, or with that of the OmegaConf error behind it, at the file it names."""
     file = _named_file(error, command)
     below = error.__cause__ or error.__context__
     if isinstance(below, OmegaConfBaseException):
-        problem = _of_value(below)
+        problem = _problem_of_value(below)
         if not file:
             return problem
         if not problem.where:  # a section that is a list: OmegaConf names no key

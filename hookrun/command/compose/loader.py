@@ -263,7 +263,8 @@ class Loader(ConfigLoaderImpl):
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         typed = {override.key_or_group for override in parsed}
         self._typed_groups = frozenset(group for group in typed if group.startswith("hydra/"))
-        loads, load = count(1), repo.load_config
+        loads = count(1)
+        load = repo.load_config
 
         def counted(config_path: str) -> ConfigResult | None:
             if next(loads) > MAX_LOADS:  # defaults lists can multiply the number of loads

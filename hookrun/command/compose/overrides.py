@@ -17,7 +17,9 @@ from hookrun.command.compose.hydra import App, parse_override
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.errors import Problem, spec_error
 
-RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
+RESUME = "resume"
+ANYWAY = "resume_anyway"
+LATEST = "latest"
 PLAN = ("task=plan", "task.name=plan")
 """Words of the command, which show the plan of the experiment's own task."""
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
@@ -49,7 +51,8 @@ def _parted(key: str, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], 
     are special to Hydra.
     """
     pattern = re.compile(rf"\+{{0,2}}{key}=(.*)", re.DOTALL)
-    typed, others = list[tuple[str, Any]](), list[str]()
+    typed = list[tuple[str, Any]]()
+    others = list[str]()
     for override in overrides:
         if (found := pattern.fullmatch(override)) is None:
             others.append(override)
@@ -106,10 +109,12 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
     """
     first, second, third = [*words, "", ""][:3]
     is_bare = bool(second) and "=" not in second and not second.startswith("~")
-    count, whole = 2, ""
+    count = 2
+    whole = ""
     if "=" not in first and second == "=":
         if third:
-            count, whole = 3, f"{first}={third}"
+            count = 3
+            whole = f"{first}={third}"
     elif (second.startswith("=") and "=" not in first) or (is_bare and first.endswith("=") and first != "="):
         whole = first + second
     elif is_bare and _is_key(first):

@@ -50,7 +50,7 @@ class SweepRun(Launcher):
     cfg:       its configuration
     sweep_dir: the directory of the sweep
     job:       what runs each of its jobs
-    known:     the jobs in the directory of a resumed sweep; None for a new sweep
+    earlier:   the jobs in the directory of a resumed sweep; None for a new sweep
     needs:     the runs that its jobs need
     is_plan:   whether ``task=plan`` was typed
     jobs:      every job of the sweep; None where the sweeper chooses them while it runs
@@ -67,7 +67,7 @@ class SweepRun(Launcher):
         cfg: DictConfig,
         sweep_dir: Path,
         job: SweepJob,
-        known: JobDirectories | None,
+        earlier: JobDirectories | None,
         needs: NeededRuns,
         is_plan: bool,
     ) -> None:
@@ -75,7 +75,7 @@ class SweepRun(Launcher):
         self.cfg = cfg
         self.sweep_dir = sweep_dir
         self.job = job
-        self.known = known
+        self.earlier = earlier
         self.needs = needs
         self.is_plan = is_plan
         self.jobs: Sequence[ComposedJob] | None = None
@@ -95,11 +95,12 @@ class SweepRun(Launcher):
     def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; returns one JobReturn for each, including those that had finished before.
 
-        Where all jobs are known, they are all run when the sweeper first launches some of them.
+        Where all jobs are earlier, they are all run when the sweeper first launches some of them.
 
         Raises SweepStopped after a failed job, with `fail_fast`.
         """
-        first, jobs = self._launched, self.jobs
+        first = self._launched
+        jobs = self.jobs
         if jobs is None:
             jobs = self._chosen(job_overrides)
         elif first:
@@ -127,8 +128,8 @@ class SweepRun(Launcher):
             job = composed_job(self.app, self.cfg, sorted(overrides, key=self._place))
             job.number = number
             jobs.append(job)
-        if self.known is not None:
-            self.known.place(jobs)
+        if self.earlier is not None:
+            self.earlier.place(jobs)
         return jobs
 
     def _place(self, override: str) -> int:
@@ -163,7 +164,8 @@ class SweepRun(Launcher):
         try:
             returned.return_value = self.job.value(run_dir, cast(int, job.exit_code))
         except HookrunError as error:
-            returned.return_value, returned.status = error, JobStatus.FAILED
+            returned.return_value = error
+            returned.status = JobStatus.FAILED
         return returned
 
     def _keep_codes(self, results: Sequence[JobReturn]) -> None:
@@ -193,7 +195,9 @@ def launch_serially(launcher: BasicLauncher, jobs: Sequence[ComposedJob]) -> lis
 
     Of a job only its directory and its return value are kept: a sweep may have thousands of jobs.
     """
-    config, context, task = launcher.config, launcher.hydra_context, launcher.task_function
+    config = launcher.config
+    context = launcher.hydra_context
+    task = launcher.task_function
     assert config is not None and context is not None and task is not None  # Hydra has set it up
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
@@ -204,7 +208,8 @@ def launch_serially(launcher: BasicLauncher, jobs: Sequence[ComposedJob]) -> lis
         if cast(SweepJob, task).lines is None:  # else the job prints its line when it has ended
             log.info(f"\t#{job.number} : {' '.join(filter_overrides(job.overrides))}")
         result = run_job(task, job.configuration(), "hydra.sweep.dir", SUBDIR, context)
-        result.cfg, result.hydra_cfg = None, _only_directory(_run_dir(result))
+        result.cfg = None
+        result.hydra_cfg = _only_directory(_run_dir(result))
         results.append(result)
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return results

@@ -160,22 +160,22 @@ _FINISHED = ("done", "stopped")
 class JobDirectories:
     """The jobs in the directory of a sweep that is resumed; each job is taken once.
 
-    found: directory, relative to the sweep's -> the hash of its job, and the exit code of one that has finished
+    jobs: directory, relative to the sweep's -> the hash of its job, and the exit code of one that has finished
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that cannot be identified, or that another process still runs."""
         self._folder = folder
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
-        self.found = dict[str, tuple[str, int | None]]()
+        self.jobs = dict[str, tuple[str, int | None]]()
         self._left = defaultdict[str, list[str]](list)
         for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
             if (path / JOB).exists() or (path / STATUS).exists():
                 name = path.relative_to(folder).as_posix()
-                config, code = _known_job(path)
-                self.found[name] = config, code
+                config, code = _stored_job(path)
+                self.jobs[name] = config, code
                 self._left[config].append(name)
-        self._used = set(self.found)
+        self._used = set(self.jobs)
 
     def place(self, jobs: Sequence[ComposedJob]) -> None:
         """Set the directories of the jobs: of one that was started before its own, of a new one the next free one.
@@ -186,7 +186,7 @@ class JobDirectories:
         for job in jobs:
             if names := self._left[job.config]:
                 job.name = names.pop(0)
-                job.exit_code = self.found[job.name][1]
+                job.exit_code = self.jobs[job.name][1]
                 job.number = int(job.name) if job.name.isdecimal() else job.number
             elif job.config:
                 new.append((job, job.configuration()))
@@ -238,7 +238,7 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _known_job(path: Path) -> tuple[str, int | None]:
+def _stored_job(path: Path) -> tuple[str, int | None]:
     """The hash of a job's configuration, and the exit code; None for one that was killed, failed or interrupted."""
     with (
         refused_at(RESUME, f"remove {path}: the job is run again then"),

@@ -147,43 +147,43 @@ def plan_jobs(command: SweepCommand) -> SweepRun | None:
         named = app.jobs(cfg)
     refuse(_set_twice(app, cfg))
     swept = frozenset(key_of(each.get_key_element()) for each in app.swept(cfg) if each.is_sweep_override())
-    known = None if command.resume is None else JobDirectories(sweep_dir)
+    earlier = None if command.resume is None else JobDirectories(sweep_dir)
     job = SweepJob(
         command.trust,
-        begun=None if known is None else frozenset(known.found),
+        begun=None if earlier is None else frozenset(earlier.jobs),
         anyway=command.resume is not None and command.resume.anyway,
         stop=sweep_dir / STOP if command.fail_fast else None,
         lines=None if command.verbose else JobLines(swept),
     )
     needs = NeededRuns(composition, command.trust)
-    run = SweepRun(app, cfg, sweep_dir, job, known, needs=needs, is_plan=command.is_plan)
+    run = SweepRun(app, cfg, sweep_dir, job, earlier, needs=needs, is_plan=command.is_plan)
     if named is None:
         return run
     if not named:
         raise SpecError(_why_no_job(app, cfg))
     run.made_of = made_of(app, cfg, named)
-    if known is not None and _has_finished(run, known):
-        count = len(known.found)
+    if earlier is not None and _has_finished(run, earlier):
+        count = len(earlier.jobs)
         print(f"sweep: {count} of {count} jobs done, {count} of them before, in {sweep_dir}")
         print(f"report: {sweep_dir / REPORT}")
         return None
     run.jobs = jobs_of(app, cfg, named, MOST_REFUSED)
-    if known is not None:
-        known.place(run.jobs)
+    if earlier is not None:
+        earlier.place(run.jobs)
     if job.lines is not None:
         job.lines.total = len(run.jobs)
     return run
 
 
-def _has_finished(run: SweepRun, known: JobDirectories) -> bool:
+def _has_finished(run: SweepRun, earlier: JobDirectories) -> bool:
     """Whether the same sweep has ended in its directory and nothing is left to do; no job is composed for that."""
     if not run.made_of or not (run.sweep_dir / REPORT).exists():
         return False
     record = record_in(run.sweep_dir / FINISHED, SweepRecord)
-    if record.get("finished") != hash_with(run.made_of, [config for config, _ in known.found.values()]):
+    if record.get("finished") != hash_with(run.made_of, [config for config, _ in earlier.jobs.values()]):
         return False
     return all(
-        code == DONE and not lacks_page(run.sweep_dir / name) for name, (_, code) in known.found.items()
+        code == DONE and not lacks_page(run.sweep_dir / name) for name, (_, code) in earlier.jobs.items()
     )
 
 
@@ -504,10 +504,10 @@ def _show(run: SweepRun, experiments: Mapping[int, Experiment]) -> int:
 def launch(run: SweepRun) -> int:
     """Run the needs and the jobs, and write the page of the sweep; returns the exit code."""
     sweep_dir = run.sweep_dir
-    known = run.known
-    with claimed(sweep_dir, "hydra.sweep.dir" if known is None else RESUME):
+    earlier = run.earlier
+    with claimed(sweep_dir, "hydra.sweep.dir" if earlier is None else RESUME):
         run.needs.make()
-        if known is not None and JobDirectories(sweep_dir).found != known.found:
+        if earlier is not None and JobDirectories(sweep_dir).jobs != earlier.jobs:
             raise spec_error(RESUME, f"another process has run jobs in {sweep_dir} meanwhile", "try again")
         run.job = replace(run.job, needs=run.needs.made, previous=run.needs.previous)
         with os_errors(f"cannot remove {STOP} or {FINISHED} in {sweep_dir}"):
@@ -526,7 +526,7 @@ def launch(run: SweepRun) -> int:
             print(interrupted(interruption, sweep_dir, run.jobs or ()), file=sys.stderr, flush=True)
             raise
         finally:
-            if known is not None or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
+            if earlier is not None or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
                 make_page(sweep_dir)
 
 
@@ -571,8 +571,8 @@ def _tell_end(run: SweepRun) -> int:
     if count > len(codes):
         line += f", {count - len(codes)} not started"
     print(f"{line}, in {sweep_dir}")
-    if run.known is not None and run.known.left:
-        print(f"  {run.known.left} more in it, with configurations other than this sweep's")
+    if run.earlier is not None and run.earlier.left:
+        print(f"  {run.earlier.left} more in it, with configurations other than this sweep's")
     elif run.made_of and not failed and count == len(codes):
         hashes = [job.config for job in jobs]
         write_json(sweep_dir / FINISHED, {"finished": hash_with(run.made_of, hashes)})
