@@ -114,7 +114,8 @@ def record(
     Raises SpecError and CompileError before the directory is created, StoreError on entry if it is not empty.
     """
     plan = compile(spec, model)
-    latest, folder = run_dir is None, run_folder(run_dir)
+    folder = run_folder(run_dir)
+    latest = run_dir is None
     return Recording(plan, model, folder, effects=effects, scaler=scaler, strict=strict, latest=latest)
 
 

@@ -210,13 +210,13 @@ MOST_COMPARED = 2_000
 
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
-    known = sorted(set(islice(options, MOST_COMPARED)))
-    close = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
+    names = sorted(set(islice(options, MOST_COMPARED)))
+    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
     if close:
-        return f"did you mean {' or '.join(repr(c) for c in close)}?"
-    if not known:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    if not names:
         return "there are none"
-    return f"there are: {listed(map(printable, known), 12)}"
+    return f"there are: {listed(map(printable, names), 12)}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -226,9 +226,9 @@ def counted(count: int, noun: str) -> str:
 
 def listed(items: Iterable[str], limit: int = 6) -> str:
     """The first `limit` items with commas, and how many more there are: ``conv1, conv2 and 7 more``."""
-    known = list(items)
-    beyond = len(known) - limit
-    return ", ".join(known[:limit]) + (f" and {beyond} more" if beyond > 0 else "")
+    texts = list(items)
+    first = ", ".join(texts[:limit])
+    return first if len(texts) <= limit else f"{first} and {len(texts) - limit} more"
 
 
 MOST_LISTED = 20
@@ -240,9 +240,9 @@ MOST_OF_A_LINE = 1_000
 
 def first_lines(lines: Iterable[str], limit: int = MOST_LISTED) -> list[str]:
     """The first lines, and one that says how many more there are."""
-    known = list(lines)
-    beyond = len(known) - limit
-    return known if beyond <= 0 else [*known[:limit], f"and {beyond:,} more"]
+    texts = list(lines)
+    beyond = len(texts) - limit
+    return texts if beyond <= 0 else [*texts[:limit], f"and {beyond:,} more"]
 
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
@@ -251,7 +251,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u206
 
 def printable(text: str, kept: str = "") -> str:
     """The text with the characters that a terminal acts on as escapes such as ``\\x1b``, except those in `kept`."""
-    return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: match[0] if match[0] in kept else ascii(match[0])[1:-1], text)
 
 
 def whole_characters(text: str) -> str:
@@ -281,9 +281,12 @@ def at_module(error: BaseException) -> str:
         return ""
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
-    names = ((name, module) for root in modules[:1] for name, module in root.named_modules())
-    path = next((name for name, module in names if module is modules[-1]), "")
-    return f" (in {path}, a {type(modules[-1]).__name__})" if path else ""
+    if not modules:
+        return ""
+    for path, module in modules[0].named_modules():
+        if path and module is modules[-1]:
+            return f" (in {path}, a {type(module).__name__})"
+    return ""
 
 
 _SHORT = reprlib.Repr()
@@ -322,10 +325,10 @@ class Lookup(Mapping[str, V]):
     def __getitem__(self, key: str) -> V:
         if not isinstance(key, str):  # a frequent mistake: indexing rows before naming the hook or module
             raise NoSuchKey(f"{self._where} holds one {self._kind} per name; {nearest('', self._items)}")
-        found = key if key in self._items else self._aliases.get(key, key)
-        if found not in self._items:
+        name = key if key in self._items else self._aliases.get(key, key)
+        if name not in self._items:
             raise NoSuchKey(f"no {self._kind} {key!r} in {self._where}: {nearest(key, self._items)}")
-        return self._items[found]
+        return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -105,7 +106,8 @@ def handled() -> Iterator[None]:
         yield
         return
     state = _state = _State()
-    shown, sys.unraisablehook = sys.unraisablehook, lambda lost: _raise_later(shown, lost)
+    show_lost = sys.unraisablehook
+    sys.unraisablehook = partial(_raise_later, show_lost)
     try:
         for number in mine:
             signal.signal(number, _handle)
@@ -121,7 +123,7 @@ def handled() -> Iterator[None]:
         state.closing = True  # again: a signal may have arrived before the assignment above
         for number in mine:
             signal.signal(number, DEFAULTS[number])
-        sys.unraisablehook = shown
+        sys.unraisablehook = show_lost
         _state = _State()
 
 
@@ -213,8 +215,7 @@ def left_to_main(_worker: int) -> None:
         parent = multiprocessing.parent_process()  # os.getppid() may be the server that forks for it
         number = os.getppid() if parent is None else parent.pid
         threading.Thread(target=_end_for, args=(number,), name="hookrun signals", daemon=True).start()
-
-    shown, sys.excepthook = sys.excepthook, lambda *error: _unless_cut_off(shown, *error)
+    sys.excepthook = partial(_unless_cut_off, sys.excepthook)
 
 
 def _unless_cut_off(show: Callable[..., Any], kind: type[BaseException], *more: Any) -> None:

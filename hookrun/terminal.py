@@ -50,10 +50,12 @@ _line = _Line()
 @contextmanager
 def waiting(arguments: list[str]) -> Iterator[None]:
     """In the block, `waiting_for` shows a line on stderr, if that is a terminal: never in a file or a pipe."""
-    err, is_watched = sys.stderr, False
+    err = sys.stderr
+    is_watched = False
     with suppress(ValueError):  # stderr is closed
         is_watched = err is not None and err.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    outer, _line.stream = _line.stream, err if is_watched and not set(_QUIET) & set(arguments) else None
+    outer = _line.stream
+    _line.stream = err if is_watched and not set(_QUIET) & set(arguments) else None
     try:
         yield
     finally:

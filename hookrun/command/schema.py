@@ -49,12 +49,10 @@ def experiment_schema() -> Schema:
         definitions[f"hook_{name}"] = schema
     definitions = {name: _interpolable(definition) for name, definition in definitions.items()}
     definitions["hook"] = _any_hook(definitions)
-    properties = {
-        **{key: _open(_interpolable(schema)) for key, schema in settings["properties"].items()},
-        "hooks": _open(_HOOKS),
-        "defaults": _DEFAULTS,
-        "hydra": {"type": "object", "description": "Hydra's own settings"},
-    }
+    properties = {key: _open(_interpolable(schema)) for key, schema in settings["properties"].items()}
+    properties["hooks"] = _open(_HOOKS)
+    properties["defaults"] = _DEFAULTS
+    properties["hydra"] = {"type": "object", "description": "Hydra's own settings"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hookrun experiment or hook set",
@@ -69,17 +67,15 @@ def experiment_schema() -> Schema:
 def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
     """The schema of a hook, whose keys depend on its action; without an action it changes a hook of another file."""
     names = list(actions())
-    keys = dict.fromkeys(key for name in names for key in definitions[f"hook_{name}"]["properties"])
-    cases = [
-        {
-            "if": {"type": "object", "properties": {"action": {"const": name}}, "required": ["action"]},
-            "then": {"$ref": f"#/$defs/hook_{name}"},
-        }
-        for name in names
-    ]
-    change = {"if": {"required": ["action"]}, "else": {"propertyNames": {"enum": list(keys)}}}
+    keys = dict[str, None]()
+    cases = list[Schema]()
+    for name in names:
+        keys |= dict.fromkeys(definitions[f"hook_{name}"]["properties"])
+        has_action = {"type": "object", "properties": {"action": {"const": name}}, "required": ["action"]}
+        cases.append({"if": has_action, "then": {"$ref": f"#/$defs/hook_{name}"}})
+    cases.append({"if": {"required": ["action"]}, "else": {"propertyNames": {"enum": list(keys)}}})
     properties = {"action": _open({"enum": names})}
-    return _open({"type": "object", "properties": properties, "allOf": [*cases, change]})
+    return _open({"type": "object", "properties": properties, "allOf": cases})
 
 
 def _task_schema() -> tuple[Schema, Schema]:
@@ -95,7 +91,9 @@ def _task_schema() -> tuple[Schema, Schema]:
         for key, schema in of_task.get("properties", {}).items():
             if schema not in keys.setdefault(key, []):
                 keys[key].append(schema)
-    properties = {key: found[0] if len(found) == 1 else {"anyOf": found} for key, found in keys.items()}
+    properties = dict[str, Schema]()
+    for key, schemas in keys.items():
+        properties[key] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     section = {
         "type": "object",
         "properties": {"name": {"enum": list(tasks())}, **properties},
@@ -106,13 +104,13 @@ def _task_schema() -> tuple[Schema, Schema]:
 
 def _hook_schema(name: str) -> Schema:
     action = actions()[name]
-    keys = {key for hook_type in action.hook_types for key in hook_keys(hook_type.name)}
-    common = {key: info for key, info in HookKeys.model_fields.items() if key in keys}
-    fields: dict[str, Any] = {
-        field: (info.annotation, info) for field, info in (common | action.model_fields).items()
-    }
-    schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
     hook_types = sorted(hook_type.name for hook_type in action.hook_types)
+    keys = set[str]().union(*map(hook_keys, hook_types))
+    common = {key: info for key, info in HookKeys.model_fields.items() if key in keys}
+    fields = dict[str, Any]()
+    for key, info in (common | action.model_fields).items():
+        fields[key] = (info.annotation, info)
+    schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
     schema["properties"] |= {"action": {"const": name}, "hook": {"enum": hook_types}}
     schema["required"] = sorted({*schema.get("required", []), "action"})
     return {**schema, "title": name, "additionalProperties": False}

@@ -58,11 +58,10 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
 
     mistakes = Mistakes()
     source = mistakes.tried(_source, config)
-    transforms = {
-        key: mistakes.tried(parse_transforms, given, f"data.{key}")
-        for key in ("transforms", "train_transforms")
-        if (given := getattr(config, key)) is not None
-    }
+    transforms = dict[str, dict[str, Transform] | None]()
+    for key in ("transforms", "train_transforms"):
+        if getattr(config, key) is not None:
+            transforms[key] = mistakes.tried(parse_transforms, getattr(config, key), f"data.{key}")
     collate = mistakes.tried(collate_of, config)
     if getattr(source, "padding", None) == "none" and config.samples_of_batch > 1:  # of sequences of tokens
         mistakes.note(

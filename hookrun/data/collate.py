@@ -61,15 +61,13 @@ def _own(own: Trusted, samples: Sequence[Any]) -> tuple[Any, Any]:
         made = own(samples)
     except Exception as error:
         kind = type(samples[0]).__name__
-        raise HookrunError(
-            f"{WHERE}: {own.failure(error)}; it gets a list of samples, here of type {kind}"
-        ) from error
+        what = f"{WHERE}: {own.failure(error)}; it gets a list of samples, here of type {kind}"
+        raise HookrunError(what) from error
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1]
     kind = type(made).__name__
-    raise HookrunError(
-        f"{WHERE}: '{own.text}' returned a {kind}, expected (inputs, targets) or (inputs, None)"
-    )
+    what = f"{WHERE}: '{own.text}' returned a {kind}, expected (inputs, targets) or (inputs, None)"
+    raise HookrunError(what)
 
 
 def _joined(join: _Join, samples: Sequence[Any]) -> tuple[Any, Any]:
@@ -77,12 +75,12 @@ def _joined(join: _Join, samples: Sequence[Any]) -> tuple[Any, Any]:
     try:
         inputs, targets = zip(*samples, strict=True)
         are_numbers = all(isinstance(each, Tensor) and not each.dim() for each in targets)
-        return _in_containers(join, list(inputs)), (default_collate if are_numbers else join)(list(targets))
+        join_targets = default_collate if are_numbers else join
+        return _in_containers(join, list(inputs)), join_targets(list(targets))
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         forms = listed(dict.fromkeys(map(describe, samples)), 3)
-        raise HookrunError(
-            f"{WHERE}: samples of the form {forms} cannot be joined: {reason(error)}; use {_OTHERS}"
-        ) from error
+        what = f"{WHERE}: samples of the form {forms} cannot be joined: {reason(error)}; use {_OTHERS}"
+        raise HookrunError(what) from error
 
 
 def _in_containers(join: _Join, inputs: Sequence[Any]) -> Any:
@@ -98,9 +96,10 @@ def _stack(values: list[Any]) -> Any:
     first = values[0]
     if not is_dataclass(first):
         return default_collate(values)
-    return replaced(
-        first, {key: _stack([get(each, (key,)) for each in values]) for key, _ in children(first)}
-    )
+    fields = dict[Any, Any]()
+    for key, _ in children(first):
+        fields[key] = _stack([get(each, (key,)) for each in values])
+    return replaced(first, fields)
 
 
 stacked: Collate = partial(_joined, _stack)
@@ -150,9 +149,10 @@ def _part_of_sample(targets: Sequence[Any], config: Data) -> TensorInfo | None:
     """
     if not all(isinstance(target, Tensor) and target.numel() for target in targets):
         return None
-    shape, dtype = targets[0].shape, targets[0].dtype
-    if not shape:
-        return None if config.batch_size else TensorInfo((), dtype)
+    first = targets[0]
+    if not first.dim():
+        return None if config.batch_size else TensorInfo((), first.dtype)
     counts = [1, 1] if config.batch_size == 1 else [2, 3]
     has_rows = config.batch_size and [len(target) for target in targets] == counts
-    return TensorInfo((*([] if has_rows else [-1]), *shape[1:]), dtype)
+    sizes = tuple(first.shape[1:])
+    return TensorInfo(sizes if has_rows else (-1, *sizes), first.dtype)

@@ -17,7 +17,8 @@ from hookrun.data.source import Source, stratified_part
 VAL_FRACTION = 0.2
 
 _FILE = "datasets/data/digits.csv.gz"
-_ROWS, _PIXELS = 1797, 64
+_ROWS = 1797
+_PIXELS = 64
 
 
 class Digits(Source):

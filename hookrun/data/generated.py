@@ -169,22 +169,21 @@ class NameSentences(GeneratedTokens):
             return int(torch.randint(count, (), generator=generator))
 
         template = TEMPLATES[below(len(TEMPLATES))].split()
-        io, subject, third, fourth = (
-            NAMES_USED[place] for place in torch.randperm(len(NAMES_USED), generator=generator)[:4].tolist()
-        )
-        io_first = bool(below(2))
+        drawn = torch.randperm(len(NAMES_USED), generator=generator)[:4].tolist()
+        answer, wrong, third, fourth = [NAMES_USED[place] for place in drawn]
+        answer_slot, wrong_slot = ("A", "B") if below(2) else ("B", "A")
         slots = {"PLACE": _PLACES[below(len(_PLACES))], "THING": _THINGS[below(len(_THINGS))]}
-        shown = (third, fourth) if self.form == "other" else (io, subject)
-        slots |= dict(zip("AB" if io_first else "BA", shown, strict=True))
-        slots["S"] = shown[0 if self.form == "swapped" else 1]
+        slots[answer_slot] = third if self.form == "other" else answer
+        slots[wrong_slot] = fourth if self.form == "other" else wrong
+        slots["S"] = slots[answer_slot if self.form == "swapped" else wrong_slot]
         ids = torch.tensor([_WORDS.id(slots.get(word, word)) for word in template])
         targets = torch.full((len(ids),), IGNORED)
-        targets[-1] = _WORDS.id(io)
-        places = {slot: template.index(slot) for slot in "ABS"}
-        firsts = (places["A"], places["B"]) if io_first else (places["B"], places["A"])
-        starts = dict(zip(self.spans, (*firsts, places["S"]), strict=True))
-        spans = {name: (start, start + 1) for name, start in starts.items()}
-        return TokenSequence(ids, targets, spans=spans, wrong=_WORDS.id(subject))
+        targets[-1] = _WORDS.id(answer)
+        spans = dict[str, tuple[int, int]]()
+        for name, slot in zip(self.spans, (answer_slot, wrong_slot, "S"), strict=True):
+            start = template.index(slot)
+            spans[name] = (start, start + 1)
+        return TokenSequence(ids, targets, spans=spans, wrong=_WORDS.id(wrong))
 
 
 Side = Annotated[int, Field(ge=1, le=2**14)]

@@ -84,24 +84,21 @@ class _ClassFolders(Source):
     ) -> tuple[Sequence[tuple[str, int | None]], tuple[str, ...]]:
         """Path and label of every image, in the order of torchvision's ImageFolder, and the name of each label."""
         folder, classes, _ = self.layout(root, split)
-        images = [
-            (path, label) for label, name in enumerate(classes) for path in _images_below(folder / name)
-        ]
+        images = list[tuple[str, int | None]]()
+        for label, name in enumerate(classes):
+            images += [(path, label) for path in _images_below(folder / name)]
         return images, classes
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         """Images of any size; transforms give them one size. Raises SpecError if a class has no image."""
         folder, classes, splits = self.layout(root, split)
-        if empty := [
-            name
-            for name in classes
-            if not _holds_image(folder / name) and next(_images_below(folder / name), None) is None
-        ]:
-            raise spec_error(
-                "data.root",
-                f"{folder}: there are no images in {listed(empty)}",
-                f"give each class an image ({' '.join(IMG_EXTENSIONS)}), or remove its folder",
-            )
+        empty = list[str]()
+        for name in classes:
+            if not _holds_image(folder / name) and next(_images_below(folder / name), None) is None:
+                empty.append(name)
+        if empty:
+            hint = f"give each class an image ({' '.join(IMG_EXTENSIONS)}), or remove its folder"
+            raise spec_error("data.root", f"{folder}: there are no images in {listed(empty)}", hint)
         return DataInfo(
             name=self.name,
             inputs=TensorInfo((3, -1, -1), torch.float32),
@@ -133,17 +130,19 @@ class _ClassFolders(Source):
                 animated += getattr(image, "is_animated", False)
                 wrong = _wrong_mode(image)
             if wrong is not None:
-                raise spec_error(
-                    "data.root", f"{path} cannot be read as an image: {wrong}", "or leave it out"
-                )
+                what = f"{path} cannot be read as an image: {wrong}"
+                raise spec_error("data.root", what, "or leave it out")
         among = f"of {len(chosen)} images opened ({len(images):,} in all)"
         if turned:
             applied = "applied; data.args.exif=false" if self.exif else "not applied; data.args.exif=true"
             yield f"EXIF orientation in {turned} {among}: {applied} changes that"
         if animated:
             yield f"several frames in {animated} {among}: the first is read"
-        beside = [name for folder in {*map(os.path.dirname, chosen)} for name in os.listdir(folder)]
-        left_out = Counter(Path(name).suffix.lower() for name in beside if not is_image_file(name))
+        left_out = Counter[str]()
+        for folder in {*map(os.path.dirname, chosen)}:
+            left_out.update(
+                Path(name).suffix.lower() for name in os.listdir(folder) if not is_image_file(name)
+            )
         for suffix, count in sorted(left_out.items()):
             if Image.registered_extensions().get(suffix) in _FORMATS:
                 yield f"{count:,} {suffix} images are left out, as torchvision's ImageFolder does"
@@ -251,9 +250,8 @@ def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, exif: bool,
             "    make it smaller, or raise data.args.max_pixels"
         ) from error
     except Exception as error:  # of a damaged file; Pillow's message does not name it
-        raise HookrunError(
-            f"{printable(path)} cannot be read as an image: {printable(str(error))}"
-        ) from error
+        what = f"{printable(path)} cannot be read as an image: {printable(str(error))}"
+        raise HookrunError(what) from error
     return pixels, torch.empty(0) if label is None else torch.tensor(label)
 
 
@@ -320,17 +318,21 @@ def _images_below(folder: Path) -> Iterator[str]:
 
     A folder to which links lead again counts once, and the folder of all classes never.
     """
-    known = {os.path.realpath(folder.parent)}
-    names, pending = dict[str, list[str]](), [str(folder)]
+    seen = {os.path.realpath(folder.parent)}
+    images = dict[str, list[str]]()
+    pending = [str(folder)]
     while pending:
-        here = pending.pop()
-        if (real := os.path.realpath(here)) in known:
+        path = pending.pop()
+        real = os.path.realpath(path)
+        if real in seen:
             continue
-        known.add(real)
-        below = _folders_in(here)
-        names[here] = [each for each in sorted(os.listdir(here)) if is_image_file(each) and each not in below]
-        pending += [os.path.join(here, each) for each in reversed(below)]
-    return (os.path.join(here, name) for here in sorted(names) for name in names[here])
+        seen.add(real)
+        below = _folders_in(path)
+        names = [name for name in sorted(os.listdir(path)) if is_image_file(name) and name not in below]
+        images[path] = [os.path.join(path, name) for name in names]
+        pending += [os.path.join(path, name) for name in reversed(below)]
+    for path in sorted(images):
+        yield from images[path]
 
 
 def _holds_image(folder: Path) -> bool:

@@ -82,19 +82,17 @@ class DataInfo:
     @property
     def known_fields(self) -> dict[str, Collection[tuple[bool, Scalar]] | None]:
         """Name -> values of every field of a sample: where it comes from, its label, and the data's own fields."""
-        known: dict[str, Collection[tuple[bool, Scalar]] | None] = {
+        fields: dict[str, Collection[tuple[bool, Scalar]] | None] = {
             "sample": None,
             "file": None,
             "split": [typed(split) for split, size in self.sizes.items() if size != 0],
         }
         if self.target is not None and not self.target.shape and not self.target.dtype.is_floating_point:
-            count = self.num_classes
-            labels = None if count is None else range(count)
-            known |= {
-                "class": None if labels is None else [typed(str(label)) for label in labels],
-                "label": None if labels is None else [*map(typed, labels)],
-            }
-        return {**known, **self.fields}
+            fields["class"] = fields["label"] = None
+            if self.num_classes is not None:
+                fields["class"] = [typed(str(label)) for label in range(self.num_classes)]
+                fields["label"] = [typed(label) for label in range(self.num_classes)]
+        return {**fields, **self.fields}
 
     @property
     def has_target_of_sample(self) -> bool:
@@ -118,12 +116,9 @@ class DataInfo:
         """The one input tensor. Raises SpecError where the data gives several by name."""
         if isinstance(self.inputs, TensorInfo):
             return self.inputs
-        raise spec_error(
-            "data.args.input",
-            f"one input tensor is needed here, and the data set '{self.name}' gives "
-            + (f"several: {', '.join(self.inputs)}" if self.inputs else "something else"),
-            "name one of them in data.args.input",
-        )
+        several = f"several: {', '.join(self.inputs)}" if self.inputs else "something else"
+        what = f"one input tensor is needed here, and the data set '{self.name}' gives {several}"
+        raise spec_error("data.args.input", what, "name one of them in data.args.input")
 
     @property
     def shape(self) -> tuple[int, ...]:

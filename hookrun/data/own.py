@@ -54,14 +54,11 @@ class OwnData(Source):
         with refused_at(FACTORY, hint, tell=lambda error: str(error).removeprefix(f"{FACTORY}: ")):
             first = samples[0]
         inputs, target = ({}, torch.empty(0)) if self.as_given else first
-        count = getattr(data, "num_classes", None)
-        if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
-            count = len(classes)
         return DataInfo(
             name=self.factory.text,
             inputs=_info_of_inputs(inputs),
             target=_info_of(target) if isinstance(target, Tensor) and target.numel() else None,
-            num_classes=count if isinstance(count, int) and count > 0 else None,
+            num_classes=_number_of_classes(data),
             sizes={each: 0 if part is None else len(part) for each, part in parts.items()},
             samples=samples,
         )
@@ -90,6 +87,15 @@ class OwnData(Source):
                 "return a data set with __len__ and __getitem__, as a torch.utils.data.Dataset of fixed length has",
             )
         return data
+
+
+def _number_of_classes(data: Any) -> int | None:
+    """What `num_classes` of the data set says, or else how many `classes` it has; None: it does not say."""
+    count = getattr(data, "num_classes", None)
+    classes = getattr(data, "classes", None)
+    if count is None and isinstance(classes, list | tuple):
+        count = len(classes)
+    return count if isinstance(count, int) and count > 0 else None
 
 
 def _info_of(tensor: Tensor) -> TensorInfo:

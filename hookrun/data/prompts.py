@@ -86,19 +86,19 @@ class Prompts(FileTokens):
             )
         longest = max(len(prompt.ids) for prompt in prompts)
         length = self.length or padded_length(longest, "data.args.length")
-        if longest > length:
-            line = next(prompt.place for prompt in prompts if len(prompt.ids) > length).rpartition(":")[2]
-            raise spec_error(
-                "data.args.length",
-                f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}",
-                "set it higher, or to null",
-            )
+        for prompt in prompts:
+            if len(prompt.ids) > length:
+                line = prompt.place.rpartition(":")[2]
+                what = (
+                    f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}"
+                )
+                raise spec_error("data.args.length", what, "set it higher, or to null")
         labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
         layout = self.layout(length, tokenizer.pad_id, labels, answers=True)
-        parts: Parts = {
-            split: [prompts[number] for number in part_of(len(prompts), self.val_fraction, split)]
-            for split in SPLITS
-        }
+        parts = dict[Split, list[FileSample]]()
+        for split in SPLITS:
+            numbers = part_of(len(prompts), self.val_fraction, split)
+            parts[split] = [prompts[number] for number in numbers]
         return tokenizer, layout, parts
 
 
@@ -106,27 +106,35 @@ class Prompts(FileTokens):
 def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[FileSample]:
     """Every prompt of a file. args: the arguments of `Prompts` in JSON, which can be a key of the cache."""
     keys = Prompts.model_validate_json(args)
+    prompts = list[FileSample]()
     fields = set[str]()
-    prompts, names, field_names, count = list[FileSample](), set[str](), set[str](), 0
+    span_names = set[str]()
+    field_names = set[str]()
+    count = 0
     for number, record in records(path, FILE):
-        if not prompts:  # fields with our own names may be missing
-            named = {"answer": keys.answer, "wrong": keys.wrong}
-            fields = {
-                key for key, name in named.items() if name is not None and (name in record or name != key)
-            }
-        prompt = _prompt(
-            keys, fields, record, number, path, tokenizer, own_fields(record, keys.prompt, field_names)
-        )
-        names.update(prompt.spans)
-        if len(names) > _MOST_SPANS:
-            raise spec_error(
-                "data.args.spans",
-                f"{path} line {number}: a file may have {_MOST_SPANS} names of spans, and this has one more",
+        if not prompts:
+            fields = _answer_fields(keys, record)
+        own = own_fields(record, keys.prompt, field_names)
+        prompt = _prompt(keys, fields, record, number, path, tokenizer, own)
+        span_names.update(prompt.spans)
+        if len(span_names) > _MOST_SPANS:
+            what = (
+                f"{path} line {number}: a file may have {_MOST_SPANS} names of spans, and this has one more"
             )
+            raise spec_error("data.args.spans", what)
         count += len(prompt.ids) + len(prompt.answer)
         require_few_tokens(count, FILE)
         prompts.append(replace(prompt, told=()) if prompts else prompt)
     return prompts
+
+
+def _answer_fields(keys: Prompts, record: dict[str, Any]) -> set[str]:
+    """`answer` and `wrong`, as far as they are read; those with these default names may be missing."""
+    fields = set[str]()
+    for key, name in (("answer", keys.answer), ("wrong", keys.wrong)):
+        if name is not None and (name in record or name != key):
+            fields.add(key)
+    return fields
 
 
 def _prompt(
@@ -145,29 +153,28 @@ def _prompt(
     """
     at = f"{path} line {number}"
     text = text_field(record, keys.prompt, at, "data.args.prompt")
-    spans = record.get(keys.spans) if isinstance(keys.spans, str) else keys.spans
-    spans = {} if spans is None else spans
+    spans: Any = keys.spans
+    if isinstance(spans, str):
+        spans = record.get(spans)
+    if spans is None:
+        spans = {}
     if not isinstance(spans, dict):
-        raise spec_error(
-            "data.args.spans",
-            f"{at}: the field '{keys.spans}' is not a mapping from names to parts of the text",
-            'write {"subject": "Paris"}',
-        )
+        what = f"{at}: the field '{keys.spans}' is not a mapping from names to parts of the text"
+        raise spec_error("data.args.spans", what, 'write {"subject": "Paris"}')
     encoded = encode(tokenizer, text, at, special=keys.special_tokens, offsets=bool(spans))
     if not len(encoded.ids):
         raise spec_error("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")
     if fields and not keys.labels:
         encoded = replace(encoded, ids=encoded.open_ids)
-    answers, told = dict[str, list[int]](answer=[], wrong=[]), list[str]()
+    answers = dict[str, list[int]](answer=[], wrong=[])
+    told = list[str]()
     for key, ids in answers.items():
-        where, name = f"data.args.{key}", getattr(keys, key)
+        where = f"data.args.{key}"
+        name = getattr(keys, key)
         if key not in fields:
             if name in record:
-                raise spec_error(
-                    where,
-                    f"{at} has a field '{name}', which lines before it do not have",
-                    "give every prompt one, or none",
-                )
+                what = f"{at} has a field '{name}', which lines before it do not have"
+                raise spec_error(where, what, "give every prompt one, or none")
             continue
         answer = text_field(record, name, at, where)
         if keys.labels:  # an encoder-decoder's answer is a text of its own
@@ -185,18 +192,12 @@ def _prompt(
         raise spec_error("data.args.wrong", what, hint)
     if told:
         told.append(f"{path.name}:{number}: the prompt ends with {tokenizer.tokens(encoded.ids[-1:])[0]!r}")
-    places = {
-        name: _positions(name, span, text, encoded, at) for name, span in spans.items() if span is not None
-    }
-    return FileSample(
-        f"{path.name}:{number}",
-        array("i", list(encoded.ids)),
-        answers["answer"],
-        answers["wrong"],
-        places,
-        own,
-        told,
-    )
+    places = dict[str, tuple[int, int]]()
+    for name, span in spans.items():
+        if span is not None:
+            places[name] = _positions(name, span, text, encoded, at)
+    tokens = array("i", list(encoded.ids))
+    return FileSample(f"{path.name}:{number}", tokens, answers["answer"], answers["wrong"], places, own, told)
 
 
 def _following(
@@ -211,7 +212,8 @@ def _following(
     if ids[: len(prompt)] == prompt and not any(start < border < end for start, end in both.offsets):
         return ids[len(prompt) :]
     first = max(len(prompt) - _SHOWN, 0)
-    alone, together = (" ".join(map(repr, tokenizer.tokens(each[first:]))) for each in (prompt, ids))
+    alone = " ".join(map(repr, tokenizer.tokens(prompt[first:])))
+    together = " ".join(map(repr, tokenizer.tokens(ids[first:])))
     what = f"the prompt ends with {alone}, and the answer makes it {together}"
     hint = "the space between prompt and answer belongs to the answer"
     raise spec_error(where, f"{at} does not begin with a token of its own: {what[:500]}", hint)
@@ -228,20 +230,19 @@ def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tu
             raise spec_error(where, what[:500], "positions count from 0, and the end is excluded")
         return first, end
     if not isinstance(span, str) or not span:
-        raise spec_error(
-            where, f"{at}: found {str(span)[:80]!r}, expected a part of the text or [first, end]"
-        )
+        what = f"{at}: found {str(span)[:80]!r}, expected a part of the text or [first, end]"
+        raise spec_error(where, what)
     start = text.find(span)
     if start < 0:
-        raise spec_error(
-            where,
-            f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}",
-            "correct it: it must be a part of the prompt, letter by letter",
-        )
+        what = f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}"
+        raise spec_error(where, what, "correct it: it must be a part of the prompt, letter by letter")
     if text.find(span, start + 1) >= 0:
         return AMBIGUOUS
     stop = start + len(span)
-    inside = [place for place, (a, b) in enumerate(encoded.offsets) if a < stop and b > start and b > a]
+    inside = list[int]()
+    for place, (begin, end) in enumerate(encoded.offsets):
+        if begin < stop and end > start and end > begin:
+            inside.append(place)
     if not inside:
         raise spec_error(where, f"{at}: no token stands for {span[:80]!r}", "give token positions")
     return inside[0], inside[-1] + 1

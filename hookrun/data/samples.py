@@ -86,7 +86,8 @@ class TensorSamples(Samples):
 
     def __init__(self, inputs: Tensor, targets: Tensor, classes: Sequence[str] = ()) -> None:
         super().__init__(len(inputs), partial(_row, inputs, targets), classes=classes)
-        self._inputs, self._targets = inputs, targets
+        self._inputs = inputs
+        self._targets = targets
 
     def batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Several samples by one indexing operation; indices may also be a tensor [B] int64."""

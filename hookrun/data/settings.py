@@ -8,7 +8,8 @@ from pydantic import Field
 
 from hookrun.engine.validation import FromRegistry
 
-STACK, LIST = "stack", "list"
+STACK = "stack"
+LIST = "list"
 """The values of `data.collate` beside a user's own function."""
 
 

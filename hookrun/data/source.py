@@ -102,10 +102,11 @@ def val_count(total: int, fraction: float) -> int:
 def part_of(total: int, fraction: float, split: Split) -> Sequence[int]:
     """The indices of one split of `total` samples, drawn at random, in ascending order."""
     if fraction in (0, 1):
-        return range(total if (split == "val") == (fraction == 1) else 0)
-    order = np.random.RandomState(_SEED).permutation(total)
+        has_all = split == ("val" if fraction == 1 else "train")
+        return range(total if has_all else 0)
+    order = np.random.RandomState(_SEED).permutation(total).tolist()
     count = val_count(total, fraction)
-    return sorted((order[:count] if split == "val" else order[count:]).tolist())
+    return sorted(order[:count] if split == "val" else order[count:])
 
 
 def stratified_part(labels: Sequence[int | None], fraction: float, split: Split) -> list[int]:
@@ -113,7 +114,10 @@ def stratified_part(labels: Sequence[int | None], fraction: float, split: Split)
     groups = defaultdict[int | None, list[int]](list)
     for index, label in enumerate(labels):
         groups[label].append(index)
-    return sorted(group[n] for group in groups.values() for n in part_of(len(group), fraction, split))
+    rows = list[int]()
+    for group in groups.values():
+        rows += [group[number] for number in part_of(len(group), fraction, split)]
+    return sorted(rows)
 
 
 class Generated(Source):
@@ -132,11 +136,8 @@ class Generated(Source):
         """The number of samples of a split. Raises SpecError where it has none."""
         count = self.train_size if split == "train" else self.val_size
         if count == 0:
-            raise spec_error(
-                f"data.args.{split}_size",
-                f"the split '{split}' has no samples",
-                f"set data.args.{split}_size",
-            )
+            where = f"data.args.{split}_size"
+            raise spec_error(where, f"the split '{split}' has no samples", f"set {where}")
         return count
 
     def generator(self, split: Split, seed: int, number: int) -> torch.Generator:

@@ -94,21 +94,27 @@ class Tensors(Source):
                     "change data.args.val_fraction, or give another file",
                 )
         else:
-            keys = {split: f"{split}_file" for split in SPLITS}
-            sizes = {split: files[key].count if key in files else 0 for split, key in keys.items()}
-            where = f"data.args.{keys[split]}"
-            if keys[split] not in files:
+            sizes = {}
+            for each in SPLITS:
+                of_split = files.get(f"{each}_file")
+                sizes[each] = of_split.count if of_split is not None else 0
+            key = f"{split}_file"
+            where = f"data.args.{key}"
+            if key not in files:
                 raise spec_error(where, f"the split '{split}' has no file", f"set {where}")
             if sizes[split] == 0:
-                raise spec_error(where, f"{files[keys[split]].path} has no rows", "give a file that has some")
+                raise spec_error(where, f"{files[key].path} has no rows", "give a file that has some")
         row = next(iter(files.values())).row
         refuse(self._misfits(row))
         inputs = {name: TensorInfo(row[name].shape, self.converted(row[name].dtype)) for name in self.inputs}
-        target = row[self.target] if self.target else None
+        target = None
+        if self.target:
+            info = row[self.target]
+            target = TensorInfo(info.shape, self.converted(info.dtype, target=True))
         return DataInfo(
             name=self.name,
             inputs=inputs[self.input] if isinstance(self.input, str) else inputs,
-            target=TensorInfo(target.shape, self.converted(target.dtype, target=True)) if target else None,
+            target=target,
             num_classes=self.num_classes,
             sizes=sizes,
         )
@@ -194,34 +200,21 @@ def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _F
     for name, key in wanted.items():
         info = header.get(name)
         if name not in header:
-            hint = f"set {key}" + (", to null if there is none" if key == "data.args.target" else "")
+            hint = f"set {key}"
+            if key == "data.args.target":
+                hint += ", to null if there is none"
             problems.append(Problem(key, f"{path} has no tensor '{name}'; {nearest(name, header)}", hint))
         elif info is None:
-            problems.append(
-                Problem(
-                    key,
-                    f"the tensor '{name}' in {path} is of a type that is not supported",
-                    "write it as a float, integer or bool tensor",
-                )
-            )
+            what = f"the tensor '{name}' in {path} is of a type that is not supported"
+            problems.append(Problem(key, what, "write it as a float, integer or bool tensor"))
         elif not info.shape:
-            problems.append(
-                Problem(
-                    key,
-                    f"the tensor '{name}' in {path} is a single number",
-                    "give it a first dimension, one row for each sample",
-                )
-            )
+            what = f"the tensor '{name}' in {path} is a single number"
+            problems.append(Problem(key, what, "give it a first dimension, one row for each sample"))
         else:
             tensors[name] = info
     if len({info.shape[0] for info in tensors.values()}) > 1:
-        problems.append(
-            Problem(
-                where,
-                f"the tensors in {path} differ in their number of rows: {_shown(tensors)}",
-                "write one row of each for each sample",
-            )
-        )
+        what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
+        problems.append(Problem(where, what, "write one row of each for each sample"))
     refuse(problems)
     row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
     return _File(path, next(iter(tensors.values())).shape[0], row)
@@ -266,7 +259,7 @@ def read_header(path: Path, where: str, wanted: Collection[str] | None = None) -
     Raises SpecError, at the key `where`, for a broken file.
     """
     with _report_damage(path, where):
-        return (_npz_header if path.suffix == ".npz" else _safetensors_header)(path, wanted)
+        return _npz_header(path, wanted) if path.suffix == ".npz" else _safetensors_header(path, wanted)
 
 
 def read_tensors(path: Path, where: str, names: Iterable[str]) -> dict[str, Tensor]:
@@ -345,10 +338,10 @@ def _npz_header(path: Path, wanted: Collection[str] | None) -> Header:
                     raise ValueError(f"the array format {version} is not supported")
                 shape, _, dtype = readers[version](file)
                 header[name] = _info(shape, _NUMPY_DTYPES.get(dtype.name))
-                said = file.tell() + math.prod(shape) * dtype.itemsize
-                if said != member.file_size and not dtype.hasobject:
+                size = file.tell() + math.prod(shape) * dtype.itemsize
+                if size != member.file_size and not dtype.hasobject:
                     raise ValueError(
-                        f"{name} has the shape of {said:,} bytes, and the file says {member.file_size:,}"
+                        f"{name} has the shape of {size:,} bytes, and the file says {member.file_size:,}"
                     )
     return header
 

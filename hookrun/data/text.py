@@ -65,15 +65,17 @@ class Text(FileTokens):
         )
 
     def read(self, root: Path | None) -> tuple[Tokenizer, TokenLayout, Parts]:
-        tokenizer, files = tokenizer_named(self.tokenizer), []
+        tokenizer = tokenizer_named(self.tokenizer)
+        files = list[list[FileSample]]()
         for key in ("file",) if self.val_file is None else ("file", "val_file"):
             where = f"data.args.{key}"
             path, stamp = checked_file(getattr(self, key), root, where, SUFFIXES)
             files.append(_samples(self, path, stamp, where, tokenizer))
-        parts: dict[Split, list[FileSample]] = dict(zip(SPLITS, files, strict=False))
+        parts = dict[Split, list[FileSample]](zip(SPLITS, files, strict=False))
         if self.val_file is None:
-            numbers = {split: part_of(len(files[0]), self.val_fraction, split) for split in SPLITS}
-            parts = {split: [files[0][number] for number in numbers[split]] for split in SPLITS}
+            for split in SPLITS:
+                numbers = part_of(len(files[0]), self.val_fraction, split)
+                parts[split] = [files[0][number] for number in numbers]
         length = self.length or _BLOCK
         if not self.packed and self.length is None:
             longest = max(len(sample.ids) for samples in files for sample in samples)
@@ -88,11 +90,10 @@ def _samples(text: Text, path: Path, stamp: Stamp, where: str, tokenizer: Tokeni
     if text.packed:
         samples = list(_blocks(documents, path, text.length or _BLOCK))
     else:
-        samples = [
-            FileSample(f"{path.name}:{number}", ids[: text.length], fields=fields)
-            for number, ids, fields in documents
-            if ids
-        ]
+        samples = list[FileSample]()
+        for number, ids, fields in documents:
+            if ids:
+                samples.append(FileSample(f"{path.name}:{number}", ids[: text.length], fields=fields))
     if not samples:
         raise spec_error(where, f"{path} holds no text", "give a file that does")
     return samples
@@ -102,7 +103,8 @@ def _blocks(
     documents: Iterable[tuple[int, array[int], str]], path: Path, length: int
 ) -> Iterator[FileSample]:
     """The documents laid end to end and cut into blocks; the last may be shorter."""
-    block, place = array("i"), ""
+    block = array("i")
+    place = ""
     for number, ids, _ in documents:
         start = 0
         while start < len(ids):
@@ -122,7 +124,8 @@ def _tokenized(
     text: Text, path: Path, where: str, tokenizer: Tokenizer
 ) -> Iterator[tuple[int, array[int], str]]:
     """Number of the first line, token ids, and own fields in JSON, of each document."""
-    special, count = text.special_tokens and not text.packed, 0
+    special = text.special_tokens and not text.packed
+    count = 0
     for number, document, fields in _documents(path, where, text.field, text.packed):
         encoded = encode(tokenizer, document, f"{path} line {number}", special=special)
         ids = array("i", list(encoded.ids))
@@ -142,21 +145,24 @@ def _documents(path: Path, where: str, field: str, packed: bool) -> Iterator[tup
     names = set[str]()
     if path.suffix == ".jsonl":
         for number, record in records(path, where):
-            yield (
-                number,
-                text_field(record, field, f"{path} line {number}", "data.args.field"),
-                own_fields(record, field, names),
-            )
+            document = text_field(record, field, f"{path} line {number}", "data.args.field")
+            yield number, document, own_fields(record, field, names)
         return
     if not packed:
-        yield from ((number, line.strip(), "{}") for number, line in lines(path, where) if line.strip())
+        for number, line in lines(path, where):
+            if line.strip():
+                yield number, line.strip(), "{}"
         return
-    first, piece, size = 1, list[str](), 0
+    first = 1
+    piece = list[str]()
+    size = 0
     for number, line in lines(path, where):
         piece.append(line)
         size += len(line)
         if size >= _TOGETHER:
             yield first, "".join(piece), "{}"
-            first, piece, size = number + 1, [], 0
+            first = number + 1
+            piece = []
+            size = 0
     if piece:
         yield first, "".join(piece), "{}"

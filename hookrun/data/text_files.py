@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,15 @@ def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
         while raw := file.readline(MOST_LINE + 1):
             number += 1
             if len(raw) > MOST_LINE:
-                raise spec_error(
-                    where,
-                    f"{path} line {number} has more than {MOST_LINE:,} bytes",
-                    "shorten it, or break it into lines",
-                )
+                what = f"{path} line {number} has more than {MOST_LINE:,} bytes"
+                raise spec_error(where, what, "shorten it, or break it into lines")
             if number > MOST_LINES:
                 raise spec_error(where, f"{path} has more than {MOST_LINES:,} lines", "give a part of it")
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise spec_error(
-                    where,
-                    f"{path} line {number} is not UTF-8: {error.reason} at byte {error.start}",
-                    "save the file in UTF-8",
-                ) from error
+                what = f"{path} line {number} is not UTF-8: {error.reason} at byte {error.start}"
+                raise spec_error(where, what, "save the file in UTF-8") from error
 
 
 def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -60,11 +55,8 @@ def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
         with refused_at(where, _JSON_LINES, kinds=(ValueError, RecursionError), what=what, tell=reason):
             record = json.loads(line)
         if not isinstance(record, dict):
-            raise spec_error(
-                where,
-                f"{path} line {number} is a JSON {_kind(record)}, expected an object with named fields",
-                _JSON_LINES,
-            )
+            what = f"{path} line {number} is a JSON {_kind(record)}, expected an object with named fields"
+            raise spec_error(where, what, _JSON_LINES)
         yield number, record
 
 
@@ -74,20 +66,16 @@ def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
     at: file and line
     """
     if name not in record:
-        raise spec_error(
-            key,
-            f"{at} has no field '{name}'; {nearest(name, [str(each)[:80] for each in record])}",
-            f"name the field in {key}",
-        )
+        near = nearest(name, [each[:80] for each in record])
+        raise spec_error(key, f"{at} has no field '{name}'; {near}", f"name the field in {key}")
     value = record[name]
     if not isinstance(value, str):
         raise spec_error(key, f"{at}: the field '{name}' is a {_kind(value)}, expected a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON may hold one half of a surrogate pair
-        raise spec_error(
-            key, f"{at}: the field '{name}' holds half of a character (a lone surrogate)"
-        ) from error
+        what = f"{at}: the field '{name}' holds half of a character (a lone surrogate)"
+        raise spec_error(key, what) from error
     return value
 
 
@@ -104,14 +92,14 @@ def own_fields(record: Mapping[str, Any], text: str, names: set[str]) -> str:
     text:  the field of the text itself, which is left out
     names: of the fields of the file so far; a new one is added, and left out if there are many
     """
-    short = {
-        name: value
-        for name, value in record.items()
-        if name != text and isinstance(value, str | int | float) and len(name + str(value)) <= MOST_CHARACTERS
-    }
-    new = [name for name in short if name not in names]
-    names.update(new[: MOST_FIELDS - len(names)])
-    return json.dumps({name: value for name, value in short.items() if name in names})
+    kept = dict[str, str | int | float]()
+    for name, value in record.items():
+        if name == text or not isinstance(value, str | int | float):
+            continue
+        if len(name + str(value)) <= MOST_CHARACTERS and (name in names or len(names) < MOST_FIELDS):
+            names.add(name)
+            kept[name] = value
+    return json.dumps(kept)
 
 
 @lru_cache(maxsize=2)  # as the files: a data set is described before it is loaded
@@ -204,11 +192,11 @@ class FileTokens(Source, PaddingArgs):
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         tokenizer, layout, parts = self.read(root)
-        samples = [sample for part in SPLITS for sample in parts[part]]
+        samples = list(chain.from_iterable(parts[part] for part in SPLITS))
         if not parts[split]:
             raise self.none_for(split, len(samples), layout)
         sizes = {part: len(parts[part]) for part in SPLITS}
-        spans = list(dict.fromkeys(name for sample in samples for name in sample.spans))
+        spans = list(dict.fromkeys(chain.from_iterable(sample.spans for sample in samples)))
         names_both = bool(samples[0].answer and samples[0].wrong)
         info = layout.describe(self.name, sizes, tokenizer, spans, wrong=names_both)
         fields = values_of_fields(tuple(sample.fields for sample in samples))
@@ -226,9 +214,11 @@ class FileTokens(Source, PaddingArgs):
     def _sequence(self, samples: Sequence[FileSample], number: int) -> TokenSequence:
         sample = samples[number]
         ids = torch.tensor(sample.ids, dtype=torch.int64)
-        targets, labels = next_tokens(ids), ids
+        targets = next_tokens(ids)
+        labels = ids
         if sample.answer:
-            targets, labels = torch.full((len(ids),), IGNORED), torch.tensor(sample.answer)
+            labels = torch.tensor(sample.answer)
+            targets = torch.full((len(ids),), IGNORED)
             targets[-1] = sample.answer[0]
         wrong = sample.wrong[0] if sample.wrong else None
         return TokenSequence(ids, targets, labels if self.labels else None, sample.spans, wrong)

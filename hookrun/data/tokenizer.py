@@ -120,7 +120,8 @@ class FromFolder(Tokenizer):
         self._growth = growth
         self._seconds_left = SECONDS
         self.vocab_size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
-        pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+        pad = tokenizer.pad_token_id
+        end = tokenizer.eos_token_id
         self.separator = end if isinstance(end, int) else None
         self.pad_id = pad if isinstance(pad, int) else self.separator or 0
 
@@ -132,7 +133,8 @@ class FromFolder(Tokenizer):
         if len(text) > TRIAL:  # judged before the library begins with a text that could take minutes
             self._call(text[:TRIAL], special, offsets)
         encoding = self._call(text, special, offsets)
-        ids, mask = encoding["input_ids"], encoding["special_tokens_mask"]
+        ids = encoding["input_ids"]
+        mask = encoding["special_tokens_mask"]
         behind = 0 if all(mask) else sum(takewhile(bool, reversed(mask)))
         return Encoded(ids, encoding["offset_mapping"] if offsets else (), ids[: len(ids) - behind])
 

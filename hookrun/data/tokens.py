@@ -152,7 +152,8 @@ class TokenSamples(Samples):
         super().__init__(count, partial(_padded, layout, sequence), places.__getitem__ if places else None)
         self._sequence = sequence
         self._span_names = tuple(span_names)
-        self._fields, self.field_names = fields, field_names
+        self._fields = fields
+        self.field_names = field_names
 
     def fields(self, index: int) -> Mapping[str, Scalar]:
         return dict(json.loads(self._fields[index])) if self._fields else {}

@@ -161,18 +161,20 @@ def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
 
 
 # Two sizes that stand for any size: large enough for usual crops, and of different proportions.
-_LANDSCAPE, _PORTRAIT = (1536, 2048), (2048, 1024)
+_LANDSCAPE = (1536, 2048)
+_PORTRAIT = (2048, 1024)
 
 
 def parse_transforms(given: Mapping[str, Mapping[str, Any] | None], where: str) -> dict[str, Transform]:
     """The transforms of a mapping by name, in order. Raises SpecError with every mistake in it."""
     mistakes = Mistakes()
-    tried = {
-        name: mistakes.tried(make_transform, name, args or {}, f"{where}.{name}")
-        for name, args in given.items()
-    }
+    transforms = dict[str, Transform]()
+    for name, args in given.items():
+        transform = mistakes.tried(make_transform, name, args or {}, f"{where}.{name}")
+        if transform is not None:
+            transforms[name] = transform
     mistakes.refuse()
-    return {name: transform for name, transform in tried.items() if transform is not None}
+    return transforms
 
 
 def after_transforms(
@@ -189,32 +191,29 @@ def after_transforms(
     if not isinstance(inputs, TensorInfo):
         if not transforms:
             return inputs
-        raise spec_error(
-            where,
-            "transforms take one input tensor, and the data has "
-            + (f"several: {', '.join(inputs)}" if inputs else "something else"),
-            "remove them, or name one tensor in data.args.input",
-        )
-    probes = [inputs]
-    if -1 in inputs.shape:
-        probes = [replace(inputs, shape=(*inputs.shape[:-2], *size)) for size in (_LANDSCAPE, _PORTRAIT)]
-    ends = set[TensorInfo]()
-    for sample in probes:
-        for name, transform in transforms.items():
-            sample = _apply(transform, sample, f"{where}.{name}")
-        ends.add(sample)
-    if len(ends) > 1 and not equal:
-        one, other = ends
-        sizes = zip(one.shape, other.shape, strict=True)
-        return replace(one, shape=tuple(size if size == its else -1 for size, its in sizes))
-    if len(ends) > 1:
-        shapes = " or ".join(sorted(str(list(end.shape)) for end in ends))
+        several = f"several: {', '.join(inputs)}" if inputs else "something else"
+        what = f"transforms take one input tensor, and the data has {several}"
+        raise spec_error(where, what, "remove them, or name one tensor in data.args.input")
+    if -1 not in inputs.shape:
+        return _apply_all(transforms, inputs, where)
+    leading = inputs.shape[:-2]
+    wide = _apply_all(transforms, replace(inputs, shape=(*leading, *_LANDSCAPE)), where)
+    high = _apply_all(transforms, replace(inputs, shape=(*leading, *_PORTRAIT)), where)
+    if wide != high and equal:
+        shapes = " or ".join(sorted([str(list(wide.shape)), str(list(high.shape))]))
         raise spec_error(
             where,
             f"the images come in different sizes, and so do the samples: {shapes}, for example",
             "end with one size: resize: {size: 256} and center_crop: {size: 224}, or resize: {size: [224, 224]}",
         )
-    return ends.pop()
+    sizes = zip(wide.shape, high.shape, strict=True)
+    return replace(wide, shape=tuple(one if one == other else -1 for one, other in sizes))
+
+
+def _apply_all(transforms: Mapping[str, Transform], sample: TensorInfo, where: str) -> TensorInfo:
+    for name, transform in transforms.items():
+        sample = _apply(transform, sample, f"{where}.{name}")
+    return sample
 
 
 def _apply(transform: Transform, sample: TensorInfo, where: str) -> TensorInfo:
@@ -227,14 +226,7 @@ def _apply(transform: Transform, sample: TensorInfo, where: str) -> TensorInfo:
             with torch.random.fork_rng(devices=[]):
                 end = transform.function(torch.empty(sample.shape, dtype=sample.dtype, device="meta"))
             return TensorInfo(tuple(end.shape), end.dtype)
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # torchvision's own checks of shapes and dtypes
+        except (TypeError, ValueError, RuntimeError) as error:  # of torchvision, about shapes and dtypes
             reason = str(error)
-    raise spec_error(
-        where,
-        f"does not fit a sample {sample}: {reason}",
-        "change its arguments, or its place among the transforms",
-    )
+    what = f"does not fit a sample {sample}: {reason}"
+    raise spec_error(where, what, "change its arguments, or its place among the transforms")

@@ -98,22 +98,22 @@ def _prepared(config: Model, data: DataDefaults, trust: frozenset[str]) -> parti
 def _own(config: Model, data: DataDefaults) -> partial[Any]:
     module, name = _OWN[config.name]
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
-    found = parameters(cls) or {}
-    asked = not_null(config.args)
+    accepted = parameters(cls) or {}
+    given = not_null(config.args)
     if config.name == DECODER:
-        asked = {key: value for key, value in asked.items() if value is not None}
-        if "path" in asked:
-            path = asked["path"]
+        given = {key: value for key, value in given.items() if value is not None}
+        if "path" in given:
+            path = given["path"]
             raise spec_error(
                 "model.args.path",
                 f"found {shown(path)}: the decoder does not read GPT-2 from a folder",
                 f"use model=transformers model.args.path={path} model.args.attention=points"
                 ", with the module names of GPT-2",
             )
-    args = data.values() | asked
-    problems = unknown_arguments(asked, found, "model.args", config.name)
-    problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
-    args, wrong = checked(cls, {name: args[name] for name in found if name in args})
+    args = data.values() | given
+    problems = unknown_arguments(given, accepted, "model.args", config.name)
+    problems += missing_arguments(args, accepted, "model.args", config.name, why=data.lack)
+    args, wrong = checked(cls, {name: args[name] for name in accepted if name in args})
     problems += wrong
     if config.name == DECODER and not problems:
         with suppress(ValueError):  # of sizes that do not go together, which building it says

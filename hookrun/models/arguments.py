@@ -78,8 +78,8 @@ def checked(model: type[nn.Module], args: Mapping[str, Any]) -> tuple[dict[str, 
     hints = get_type_hints(model.__init__, include_extras=True)
     fields: dict[str, Any] = {name: (hints[name], ...) for name in args}
     schema = create_model(model.__name__, __config__=ConfigDict(extra="forbid"), **fields)
-    found, problems = parse(schema, args, "model.args")
-    return dict(found or {}), problems
+    validated, problems = parse(schema, args, "model.args")
+    return dict(validated or {}), problems
 
 
 def too_large(build: Callable[[], nn.Module]) -> str | None:

@@ -85,7 +85,8 @@ class Decoder(nn.Module):
         attention_mask: [batch, length], 1 for a real token and 0 for padding, on either side; None: all are real
         position_ids:   [batch, length], counted from 0; None: from each sequence's first real token
         """
-        length, most = input_ids.shape[1], self.config.max_position_embeddings
+        length = input_ids.shape[1]
+        most = self.config.max_position_embeddings
         if length > most:
             raise ValueError(f"the sequences have {length} tokens, and the decoder has {most} positions")
         if position_ids is None:
@@ -147,9 +148,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, allowed: Tensor, position_ids: Tensor) -> Tensor:
         """[batch, length, width] to the same; `allowed` [batch or 1, 1, query, key]: the keys that a query may see."""
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        q = self.q(x)
+        k = self.k(x)
+        v = self.v(x)
         if self.rotary:
-            q, k = rotated(q, position_ids), rotated(k, position_ids)
+            q = rotated(q, position_ids)
+            k = rotated(k, position_ids)
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * self.scale
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
         pattern = self.pattern(self.scores(scores))
@@ -218,8 +222,10 @@ def rotated(x: Tensor, position_ids: Tensor, base: float = 10_000.0) -> Tensor:
     half = x.shape[-1] // 2
     steps = torch.arange(half, device=x.device, dtype=torch.float32) / half
     angles = (position_ids[:, :, None].float() * base**-steps)[:, :, None, :]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
+    cos = angles.cos().to(x.dtype)
+    sin = angles.sin().to(x.dtype)
+    first = x[..., :half]
+    second = x[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 

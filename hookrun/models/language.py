@@ -18,12 +18,14 @@ from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of, read_weights
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from hookrun.models.settings import Model
 
 TRANSFORMERS = "transformers"
-PATH, CONFIG = "model.args.path", "model.args.config"
+PATH = "model.args.path"
+CONFIG = "model.args.config"
 
 # The value of `class` -> transformers' auto class, which chooses the class of the architecture.
 CLASSES = {
@@ -167,28 +169,19 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
         raise spec_error(
             f"{CONFIG}.model_type",
             f"found {kind!r}, which is not an architecture of transformers",
-            nearest(str(kind), list(CONFIG_MAPPING.keys())) if kind is not None else "for example gpt2",
+            "for example gpt2" if kind is None else nearest(str(kind), list(CONFIG_MAPPING.keys())),
         )
     filled = dict(_filled(given, data))
     if "classification" in args.class_ and "num_labels" not in filled and data.num_classes is not None:
         filled["num_labels"] = data.num_classes
     cls = CONFIG_MAPPING[kind]
-    known = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
-    unknown = (
-        Problem(f"{CONFIG}.{key}", f"{kind} has no such key; {nearest(str(key), known)}", "correct it")
-        for key in filled
-        if key not in known and not _forbidden(key)
-    )
-    forbidden = (
-        Problem(
-            at,
-            "a file may not choose what code a model runs",
-            "model.args.attention chooses the attention" if "attn" in key else "leave it out",
-        )
-        for key, _, at in _entries(filled, CONFIG)
-        if _forbidden(key)
-    )
-    refuse([*unknown, *_large(filled, CONFIG), *forbidden])
+    keys = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
+    problems = list[Problem]()
+    for key in filled:
+        if key not in keys and not _forbidden(key):
+            what = f"{kind} has no such key; {nearest(str(key), keys)}"
+            problems.append(Problem(f"{CONFIG}.{key}", what, "correct it"))
+    refuse([*problems, *_large(filled, CONFIG), *_choosing_code(filled)])
     filled.pop("model_type")
     says = f"{kind} refuses the configuration: "
     with refused_at(
@@ -208,6 +201,14 @@ def _filled(given: Mapping[str, Any], data: DataDefaults) -> Iterator[tuple[str,
         yield key, list(value) if isinstance(value, tuple) else value
 
 
+def _choosing_code(given: Mapping[str, Any]) -> Iterator[Problem]:
+    """The problem of each key that chooses what code a model runs, also in nested sections."""
+    for key, _, where in _entries(given, CONFIG):
+        if _forbidden(key):
+            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
+            yield Problem(where, "a file may not choose what code a model runs", hint)
+
+
 def _forbidden(key: object) -> bool:
     return any(word in str(key) for word in _REFUSED)
 
@@ -215,7 +216,11 @@ def _forbidden(key: object) -> bool:
 def _large(given: Mapping[str, Any], where: str) -> Iterator[Problem]:
     """The problem of each number that is too large, also in nested sections and lists."""
     for key, value, at in _entries(given, where):
-        most = _MOST_LAYERS if _COUNTS.search(key) else _MOST_CLASSES if key == "num_labels" else _MOST
+        most = _MOST
+        if _COUNTS.search(key):
+            most = _MOST_LAYERS
+        elif key == "num_labels":
+            most = _MOST_CLASSES
         numbers = value if isinstance(value, list) else [value]
         large = [number for number in numbers if type(number) is int and abs(number) > most]
         if large:
@@ -239,9 +244,10 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     auto = getattr(transformers, CLASSES[args.class_])
     if type(config) in auto._model_mapping:
         return auto
-    kinds = [
-        name for name, cls in CLASSES.items() if type(config) in getattr(transformers, cls)._model_mapping
-    ]
+    kinds = list[str]()
+    for name, cls in CLASSES.items():
+        if type(config) in getattr(transformers, cls)._model_mapping:
+            kinds.append(name)
     raise spec_error(
         "model.args.class",
         f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds)}",
@@ -334,24 +340,29 @@ def _changed(model: Any, report: Mapping[str, Any], config: Any, place: str) -> 
 
     A quantized model is left out as far as its tensors have scales beside them, which transformers has applied.
     """
-    own = dict([*model.named_parameters(), *model.named_buffers()])
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
     of_parameters = {kind_of(each.dtype) for each in model.parameters()}
     ignored = re.compile("|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ["$^"]))
-    prefix, file = f"{model.base_model_prefix}.", _weights_file(config, place)
-    stored = {
-        name: tensor.dtype
-        for name, tensor in ({} if file is None else read_weights(file, where=PATH)).items()
-        if name not in report["unexpected_keys"] and not ignored.search(name)
-    }
+    prefix = f"{model.base_model_prefix}."
+    file = _weights_file(config, place)
+    if file is None:
+        return
     is_quantized = hasattr(config, "quantization_config")
-    scaled = {
-        name.rpartition(".")[0] for name in stored if is_quantized and "scale" in name.rpartition(".")[2]
-    }
-    for name, dtype in sorted(stored.items()):
-        names = (name, prefix + name, name.removeprefix(prefix))
-        there = next((own[each] for each in names if each in own), None)
-        # A tensor under another name becomes a part of some parameter.
-        kinds = of_parameters if there is None else {kind_of(there.dtype)}
+    dtypes: dict[str, torch.dtype] = {}
+    scaled = set[str]()
+    for name, tensor in read_weights(file, where=PATH).items():
+        if name in report["unexpected_keys"] or ignored.search(name):
+            continue
+        dtypes[name] = tensor.dtype
+        module, _, last = name.rpartition(".")
+        if is_quantized and "scale" in last:
+            scaled.add(module)
+    for name, dtype in sorted(dtypes.items()):
+        kinds = of_parameters  # a tensor under another name becomes a part of some parameter
+        for other in (name, prefix + name, name.removeprefix(prefix)):
+            if other in tensors:
+                kinds = {kind_of(tensors[other].dtype)}
+                break
         if kind_of(dtype) not in kinds and name.rpartition(".")[0] not in scaled:
             yield f"'{name}' is {dtype} in the file and {' or '.join(sorted(kinds))} in the model"
 
@@ -362,7 +373,10 @@ def _weights_file(config: Any, place: str) -> Path | None:
 
     find = partial(cached_file, place, local_files_only=True, _raise_exceptions_for_missing_entries=False)
     named = getattr(config, "transformers_weights", None)
-    return next((Path(path) for path in map(find, [named] if named else _FILES) if path), None)
+    for name in [named] if named else _FILES:
+        if path := find(name):
+            return Path(path)
+    return None
 
 
 def _hub_answers() -> bool:
@@ -389,7 +403,8 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging as theirs
 
     logging: Any = theirs
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

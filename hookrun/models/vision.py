@@ -69,13 +69,12 @@ def _accepted(builder: Callable[..., nn.Module]) -> set[str]:
     from torch import nn
 
     classes = itertools.takewhile(lambda cls: cls is not nn.Module, get_type_hints(builder)["return"].__mro__)
-    found = {
-        name
-        for function in (builder, *(cls.__init__ for cls in classes))
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    return found - _OURS
+    names = set[str]()
+    for function in (builder, *(cls.__init__ for cls in classes)):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                names.add(name)
+    return names - _OURS
 
 
 def _member(model: str, weights: str) -> WeightsEnum:
@@ -87,7 +86,9 @@ def _member(model: str, weights: str) -> WeightsEnum:
     if name in enum.__members__ and prefix in ("", enum.__name__):
         return enum[name]
     wanted = weights if dot and prefix != enum.__name__ else name
-    options = [*enum.__members__, *([f"{enum.__name__}.{m}" for m in enum.__members__] if dot else [])]
+    options = list(enum.__members__)
+    if dot:
+        options += [f"{enum.__name__}.{member}" for member in enum.__members__]
     raise spec_error(
         "model.weights",
         f"torchvision publishes no weights '{weights}' for {model}; {nearest(wanted, options)}",

@@ -45,12 +45,9 @@ def is_path(weights: str) -> bool:
 
 def origin(config: Model) -> str:
     """Where the weights of the model come from: ``random``, the name of published weights, or a path."""
-    if config.own_weights is not None:
-        return (
-            str(_absolute(config.own_weights).resolve())
-            if is_path(config.own_weights)
-            else config.own_weights
-        )
+    weights = config.own_weights
+    if weights is not None:
+        return str(_absolute(weights).resolve()) if is_path(weights) else weights
     if config.factory is not None:
         return f"as {config.factory} makes them"
     if config.args.get("path") is not None:
@@ -77,9 +74,8 @@ def require_weights(config: Model, *, published: bool) -> None:
         )
     path = _absolute(config.own_weights)
     if not path.name.endswith(SUFFIXES):
-        raise spec_error(
-            _WHERE, f"{path} is not a {_EITHER} file", "save the state dict in one of these formats"
-        )
+        hint = "save the state dict in one of these formats"
+        raise spec_error(_WHERE, f"{path} is not a {_EITHER} file", hint)
     if not path.is_file():
         what = f"there is no file {path}, and no folder {path.parent}"
         if path.parent.is_dir():
@@ -106,10 +102,10 @@ def load_weights(model: nn.Module, weights: str, strip_prefix: str | None = None
         return {}
     path = _absolute(weights)
     state = read_weights(path, strip_prefix)
-    own = model.state_dict(keep_vars=True)
-    refuse([*_missing(own, state, path), *_mismatched(own, state, path)])
-    model.load_state_dict({name: state[name] for name in own if name in state}, strict=False)
-    return {name: tensor for name, tensor in state.items() if name not in own}
+    tensors = model.state_dict(keep_vars=True)
+    refuse([*_missing(tensors, state, path), *_mismatched(tensors, state, path)])
+    model.load_state_dict({name: state[name] for name in tensors if name in state}, strict=False)
+    return {name: tensor for name, tensor in state.items() if name not in tensors}
 
 
 def applied_hooks(weights: str) -> frozenset[str]:
@@ -120,15 +116,16 @@ def applied_hooks(weights: str) -> frozenset[str]:
 
     with safe_open(_absolute(weights), framework="pt") as file:
         applied = (file.metadata() or {}).get("applied", "[]")
-    names, what = None, f"{_absolute(weights)} has metadata that is nested too deeply: "
+    names = None
+    what = f"{_absolute(weights)} has metadata that is nested too deeply: "
     with (
         refused_at(_WHERE, "save the state dict again", kinds=RecursionError, what=what),
         suppress(ValueError),
     ):
         names = json.loads(applied)  # or another program's key of that name
-    return (
-        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
-    )
+    if not isinstance(names, list):
+        return frozenset()
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def _absolute(weights: str) -> Path:
@@ -147,7 +144,8 @@ def read_weights(path: Path, strip_prefix: str | None = None, where: str = _WHER
     if path.name.endswith(_INDEX):
         what = f"{path} could not be read as an index of files beside it: "
         with refused_at(where, "give one that transformers saved", kinds=Exception, what=what, tell=reason):
-            for name in sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())):
+            index = json.loads(path.read_text(encoding="utf-8"))
+            for name in sorted(set(index["weight_map"].values())):
                 part = path.parent / Path(name).name
                 if not part.is_file():
                     what = f"there is no file {part}, which {path.name} names"
@@ -180,20 +178,16 @@ def _tensors(path: Path, where: str) -> dict[str, Tensor]:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping):
-        raise spec_error(
-            where, f"{path} holds {type(state).__qualname__}, not a state dict", "save model.state_dict()"
-        )
-    if others := [
-        str(name)
-        for name, value in state.items()
-        if not (isinstance(name, str) and isinstance(value, torch.Tensor))
-    ]:
+        what = f"{path} holds {type(state).__qualname__}, not a state dict"
+        raise spec_error(where, what, "save model.state_dict()")
+    others = list[str]()
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            others.append(str(name))
+    if others:
         count = _count(others, len(state), "entry", "entries")
-        raise spec_error(
-            where,
-            f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}",
-            "save model.state_dict()",
-        )
+        what = f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}"
+        raise spec_error(where, what, "save model.state_dict()")
     if special := [name for name, value in state.items() if not _is_plain(value)]:
         raise spec_error(
             where,
@@ -213,69 +207,71 @@ def _require_bounded(path: Path) -> None:
         if size > path.stat().st_size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
             raise ValueError("its parts are compressed, or overlap")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if (found := _ALLOCATES.search(content)) is not None:
-            raise ValueError(f"it holds a {found[1].decode()}, which may be of any size")
+        if (call := _ALLOCATES.search(content)) is not None:
+            raise ValueError(f"it holds a {call[1].decode()}, which may be of any size")
 
 
 def _why_refused(error: BaseException) -> str:
     """The object that torch refuses to unpickle, whose advice is to trust the file; else the exception's own line."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return reason(error) if found is None else f"it holds a {found[1]}, which would run code"
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    return reason(error) if refused is None else f"it holds a {refused[1]}, which would run code"
 
 
 def _stripped(state: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
     """The tensors by their names without the prefix. Raises SpecError if no name has it, or two become the same."""
-    there = {name[: dot.end()] for name in state for dot in re.finditer(r"\.", name)}
-    if prefix not in there:
-        raise spec_error(
-            _STRIPS, f"no name in {path} begins with {prefix!r}; {nearest(prefix, there)}", "correct it"
-        )
+    prefixes = set[str]()
+    for name in state:
+        prefixes.update(name[: dot.end()] for dot in re.finditer(r"\.", name))
+    if prefix not in prefixes:
+        what = f"no name in {path} begins with {prefix!r}; {nearest(prefix, prefixes)}"
+        raise spec_error(_STRIPS, what, "correct it")
     if any(prefix + name in state for name in state):
         raise spec_error(_STRIPS, f"{path} has a name both with and without {prefix!r}", "leave it out")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
-def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
+def _missing(model: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
     """Problems of the model's tensors that are not in the file; of a tied tensor only one name is needed."""
-    there = {id(own[name]) for name in own if name in state}
-    lacking = [name for name in own if name not in state and id(own[name]) not in there]
+    loaded = {id(tensor) for name, tensor in model.items() if name in state}
+    lacking = [name for name, tensor in model.items() if name not in state and id(tensor) not in loaded]
     if not lacking:
         return []
-    before = [name.removesuffix(lacking[0]) for name in state if name.endswith(f".{lacking[0]}")]
-    for prefix in before:
-        if all(prefix + name in state for name in lacking):
-            what = (
-                f"names in {path} begin with {prefix!r}, those of the model do not: {prefix + lacking[0]!r}"
-            )
+    for longer in state:
+        prefix = longer.removesuffix(lacking[0])
+        if longer.endswith(f".{lacking[0]}") and all(prefix + name in state for name in lacking):
+            what = f"names in {path} begin with {prefix!r}, those of the model do not: {longer!r}"
             return [Problem(_WHERE, what, f"set {_STRIPS}={prefix}")]
-    unused = [name for name in state if name not in own]
-    shown = [f"'{name}'{_close(name, unused[:MOST_COMPARED])}" for name in lacking[:_SHOWN]] + lacking[
-        _SHOWN:
-    ]
-    what = (
-        f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
-    )
+    unused = [name for name in state if name not in model]
+    shown = [f"'{name}'{_close(name, unused[:MOST_COMPARED])}" for name in lacking[:_SHOWN]]
+    shown += lacking[_SHOWN:]
+    count = _count(lacking, len(model), "tensor", "tensors")
+    what = f"{path} lacks {count} of the model: {listed(shown, _SHOWN)}"
     hint = "take the file of this model, or rename the tensors in it"
     if unused:
         hint += f"; it has {len(unused)} that the model does not have: {listed(map(repr, unused), _SHOWN)}"
     return [Problem(_WHERE, what, hint)]
 
 
-def _mismatched(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
+def _mismatched(model: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
     """Problems of tensors of another shape or kind; a lazy module's tensor takes the shape in the file."""
     from torch.nn.parameter import is_lazy
 
-    pairs = [(name, state[name], tensor) for name, tensor in own.items() if name in state]
-    shapes = [
-        f"'{name}' is {list(stored.shape)} in the file and {list(there.shape)} in the model"
-        for name, stored, there in pairs
-        if not is_lazy(there) and stored.shape != there.shape
-    ]
-    kinds = [f"'{name}' is {change}" for name, *pair in pairs if (change := change_of(*pair))]
+    shapes = list[str]()
+    kinds = list[str]()
+    for name, tensor in model.items():
+        if name not in state:
+            continue
+        stored = state[name]
+        if not is_lazy(tensor) and stored.shape != tensor.shape:
+            shapes.append(
+                f"'{name}' is {list(stored.shape)} in the file and {list(tensor.shape)} in the model"
+            )
+        if change := change_of(stored, tensor):
+            kinds.append(f"'{name}' is {change}")
     hint = "take the file of this model, or give model.args the sizes of the file's"
     return [
-        *differing(path, "in another shape", shapes, len(own), hint),
-        *differing(path, "of another kind", kinds, len(own), SCALES),
+        *differing(path, "in another shape", shapes, len(model), hint),
+        *differing(path, "of another kind", kinds, len(model), SCALES),
     ]
 
 
@@ -287,13 +283,8 @@ def differing(path: Path | str, how: str, names: Sequence[str], total: int, hint
     """The problem of the tensors of the file that differ from the model's, which has `total`, if there are any."""
     if not names:
         return []
-    return [
-        Problem(
-            _WHERE,
-            f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}",
-            hint,
-        )
-    ]
+    what = f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}"
+    return [Problem(_WHERE, what, hint)]
 
 
 def kind_of(dtype: torch.dtype) -> str:
@@ -306,19 +297,19 @@ def kind_of(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else "integer"
 
 
-def change_of(stored: Tensor, there: Tensor) -> str:
+def change_of(stored: Tensor, tensor: Tensor) -> str:
     """How the values in a file would change in the model's tensor, ``int8 in the file and …``; empty if they fit.
 
     float16, bfloat16, float32 and float64 fit one another; integers and booleans if the model's dtype holds each value.
     """
     import torch
 
-    fits = kind_of(stored.dtype) == kind_of(there.dtype)
-    if fits and kind_of(stored.dtype) == "integer" and stored.dtype != there.dtype:
-        fits = torch.equal(stored.to(there.dtype).double(), stored.double())
+    fits = kind_of(stored.dtype) == kind_of(tensor.dtype)
+    if fits and kind_of(stored.dtype) == "integer" and stored.dtype != tensor.dtype:
+        fits = torch.equal(stored.to(tensor.dtype).double(), stored.double())
     if fits:
         return ""
-    return f"{stored.dtype} in the file and {there.dtype} in the model".replace("torch.", "")
+    return f"{stored.dtype} in the file and {tensor.dtype} in the model".replace("torch.", "")
 
 
 def _is_plain(tensor: Tensor) -> bool:

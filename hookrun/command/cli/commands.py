@@ -31,7 +31,15 @@ from hookrun.command.compose.hydra import (
     opened,
     parse_override,
 )
-from hookrun.command.compose.overrides import GROUPS, meant, take, take_resume, take_trust
+from hookrun.command.compose.overrides import (
+    GROUPS,
+    PLAN,
+    Resume,
+    meant,
+    take,
+    take_resume,
+    take_trust,
+)
 from hookrun.command.sweeps.exit_codes import DONE, REFUSED
 from hookrun.engine.discovery import names_in
 from hookrun.engine.keys import ROOT_KEYS
@@ -53,69 +61,68 @@ def execute(arguments: Sequence[str]) -> int:
         if whole_characters(text) != text:
             raise spec_error(text, "is not UTF-8, in which configurations are written", "name it otherwise")
     with read_once(), loggers_restored():
-        args = read_flags(arguments)
-        _refuse_flags(args)
-        typed, overrides = take_trust(args.overrides)
-        trust = typed | of_environment()
+        flags = read_flags(arguments)
+        _refuse_flags(flags)
+        trust, overrides = take_trust(flags.overrides)
         resume, overrides = take_resume(overrides)
         fail_fast, overrides = take("fail_fast", overrides, is_flag=True)
-        stored = None
-        if resume is not None:
-            from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
-
-            if args.multirun or is_sweep(resume.name):
-                stored = sweep_folder(resume.name)
-        main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
-        folders = [] if args.config_dir is None else [existing_folder("--config-dir", args.config_dir)]
-        if args.shell_completion and not folders:
-            folders = _completed_folder()
-        with opened(main, *folders) as app:
-            name = args.config_name or CONFIG_NAME
-            if stored is not None:
-                groups = app.config_loader.list_groups("")
-                name, overrides = sweep_command(
-                    stored, args.config_name, groups, overrides, has_folder=bool(folders)
-                )
-            asked = Composition(app, name, overrides)
-            if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
-                with explained(asked):
-                    return _show_information(asked, args)
+        with opened(*_config_folders(flags)) as app:
+            command = Composition(app, flags.config_name or CONFIG_NAME, overrides)
+            stored_sweep = None if resume is None else _stored_sweep(command, flags, resume)
+            command = stored_sweep or command
+            for flag, show in _SHOWN.items():
+                if getattr(flags, flag):
+                    with explained(command):
+                        return show(command, flags)
             # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
+            trust |= of_environment()
             with read_once(trust):
-                if resume is not None and stored is None:
+                if resume is not None and stored_sweep is None:
                     _refuse_fail_fast(fail_fast)
                     from hookrun.command.cli.running import resumed
 
-                    return resumed(asked, trust, resume)
-                mode = RunMode.RUN if args.run else None
-                mode = RunMode.MULTIRUN if args.multirun or stored is not None else mode
-                asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
-                if asked.mode is RunMode.RUN:
+                    return resumed(command, trust, resume)
+                overrides = [text for text in command.overrides if text not in PLAN]
+                is_plan = len(overrides) < len(command.overrides)
+                mode = RunMode.RUN if flags.run else None
+                mode = RunMode.MULTIRUN if flags.multirun or stored_sweep else mode
+                command, cfg = _composed(replace(command, overrides=overrides), mode)
+                if command.mode is RunMode.RUN:
                     _refuse_fail_fast(fail_fast)
-                    from hookrun.store.files import collector_paused
-
-                    with collector_paused():  # what imports create stays
-                        from hookrun.command.compose.compose import parsed_run
-
-                        experiment = parsed_run(cfg)
-                    from hookrun.command.cli.running import (
-                        run_once,  # after the file was checked, which needs less
-                    )
-
-                    return run_once(asked, cfg, experiment, trust)
-                from hookrun.command.sweeps.sweep import sweep
+                    return _run(command, cfg, trust, is_plan)
+                from hookrun.command.sweeps.sweep import SweepCommand, sweep
 
                 waiting_for("checking the jobs of the sweep")
                 show_sweep_lines(cfg)
-                return sweep(
-                    app,
-                    cfg,
-                    trust,
-                    go_on=stored is not None,
-                    anyway=resume is not None and resume.anyway,
-                    fail_fast=bool(fail_fast),
-                    verbose=args.verbose,
-                )
+                return sweep(SweepCommand(app, cfg, trust, is_plan, resume, bool(fail_fast), flags.verbose))
+
+
+def _stored_sweep(command: Composition, flags: argparse.Namespace, resume: Resume) -> Composition | None:
+    """The command with which the sweep that `resume` names goes on; None if it names a single run."""
+    from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
+
+    if not flags.multirun and not is_sweep(resume.name):
+        return None
+    folder = sweep_folder(resume.name)
+    groups = command.app.config_loader.list_groups("")
+    has_folder = flags.config_dir is not None
+    name, overrides = sweep_command(
+        folder, flags.config_name, groups, command.overrides, has_folder=has_folder
+    )
+    return replace(command, config_name=name, overrides=overrides)
+
+
+def _run(command: Composition, cfg: DictConfig, trust: frozenset[str], is_plan: bool) -> int:
+    """Check the configuration of a single run, which needs few modules; then show it or run it."""
+    from hookrun.store.files import collector_paused
+
+    with collector_paused():  # what imports create stays
+        from hookrun.command.compose.compose import parsed_run
+
+        experiment = parsed_run(cfg, is_plan=is_plan)
+    from hookrun.command.cli.running import RunCommand, run_once
+
+    return run_once(RunCommand(command, cfg, experiment, trust, is_plan))
 
 
 def _refuse_fail_fast(fail_fast: bool | None) -> None:
@@ -123,77 +130,93 @@ def _refuse_fail_fast(fail_fast: bool | None) -> None:
         raise spec_error("fail_fast", "is for a sweep, and this is one run", "put -m first")
 
 
+def _config_folders(flags: argparse.Namespace) -> list[Path]:
+    """The main config folder, and the one that is searched before it if there is one."""
+    main = conf_dir()
+    if flags.config_path is not None:
+        main = existing_folder("--config-path", flags.config_path)
+    if flags.config_dir is not None:
+        return [main, existing_folder("--config-dir", flags.config_dir)]
+    if flags.shell_completion:  # the folder in the command line that is being completed
+        words = os.environ.get("COMP_LINE", "").split()
+        for flag, value in pairwise(words):
+            if flag in ("--config-dir", "-cd"):
+                folder = Path(value).absolute()
+                return [main, folder] if folder.is_dir() else [main]
+    return [main]
+
+
 def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
     parser = argument_parser()
-    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
     flags = takewhile(lambda pair: pair[1] != "--", enumerate(arguments))
-    if unknown := [place for place, word in flags if _is_unknown(word, known)]:
+    if unknown := [place for place, word in flags if _is_unknown(word, actions)]:
         with opened(conf_dir()) as app:
-            raise SpecError([_not_a_flag(arguments[place:], known, app) for place in unknown])
+            raise SpecError([_not_a_flag(arguments[place:], actions, app) for place in unknown])
     try:
         args, others = parser.parse_known_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:
-        flag, hint = (error.argument_name or "").partition("/")[0], "--help shows some uses"
-        joined = [word for word in arguments if word.startswith(f"{flag}=")]
-        if flag in known and known[flag].choices:
-            hint = f"it takes {', '.join(known[flag].choices or ())}"
-        elif flag in known and known[flag].nargs == 0 and joined:
-            hint = f"put a space there: {joined[0].replace('=', ' ', 1)}"
-        raise spec_error(flag, error.message, hint) from None
+        flag = (error.argument_name or "").partition("/")[0]
+        raise spec_error(flag, error.message, _use_of_flag(actions.get(flag), arguments)) from None
     refuse(Problem(text, "is not a flag", _WRITTEN) for text in others)
     return args
 
 
-def _is_unknown(word: str, known: Mapping[str, argparse.Action]) -> bool:
-    if word[:1] != "-" or word == "-" or word.partition("=")[0] in known:
+def _is_unknown(word: str, actions: Mapping[str, argparse.Action]) -> bool:
+    if word[:1] != "-" or word == "-" or word.partition("=")[0] in actions:
         return False
-    with_choice = known.get(word[:2])  # a short flag with its choice attached: -cjob
+    with_choice = actions.get(word[:2])  # a short flag with its choice attached: -cjob
     return with_choice is None or word[2:] not in (with_choice.choices or ())
 
 
-def _not_a_flag(words: Sequence[str], known: Mapping[str, argparse.Action], app: App) -> Problem:
+def _use_of_flag(action: argparse.Action | None, arguments: Sequence[str]) -> str:
+    """The hint for a flag that was used wrongly."""
+    if action is not None and action.choices:
+        return f"it takes {', '.join(action.choices)}"
+    if action is not None and action.nargs == 0:
+        for word in arguments:
+            if word.partition("=")[0] in action.option_strings:
+                return f"put a space there: {word.replace('=', ' ', 1)}"
+    return "--help shows some uses"
+
+
+def _not_a_flag(words: Sequence[str], actions: Mapping[str, argparse.Action], app: App) -> Problem:
     """The problem of the first word, of which the second may be the value: ``--experiment clip_fc``."""
-    name, equals, value = words[0].partition("=")
+    flag, equals, value = words[0].partition("=")
     where = words[0]
     if not equals and len(words) > 1 and "=" not in words[1] and words[1][:1] != "-":
-        where, equals, value = f"{name} {words[1]}", " ", words[1]
-    return Problem(where, "is not a flag", _hint(name, value if equals else None, known, app))
+        value = words[1]
+        where = f"{flag} {value}"
+    return Problem(where, "is not a flag", _meant_by_flag(flag, value, actions, app))
 
 
-def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], app: App) -> str:
-    key = name.lstrip("-")
+def _meant_by_flag(flag: str, value: str, actions: Mapping[str, argparse.Action], app: App) -> str:
+    """The hint for a word with dashes that is not a flag; `value` is empty if it has none."""
+    key = flag.lstrip("-")
     if key.partition(".")[0] in (*ROOT_KEYS, "experiment"):
         return f"{_WRITTEN}: {key}={value or ('NAME' if key in GROUPS else 'VALUE')}"
-    if value is None and (override := meant(key, app)):
+    if not value and (override := meant(key, app)):
         return f"{_WRITTEN}: {override}"
-    if f"--{key}" in known:
-        return f"did you mean --{key}?"
-    key = key.replace("-", "_")
-    paths = key_paths(app.compose_config("config", [], RunMode.RUN))
-    if path := next((path for path in paths if path.endswith(f".{key}")), None):
-        return f"{_WRITTEN}: {path}={value or 'VALUE'}"
-    if close := get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.75):
+    if close := get_close_matches(f"--{key.replace('_', '-')}", actions, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
+    for path in key_paths(app.compose_config("config", [], RunMode.RUN)):
+        if path.endswith(f".{key.replace('-', '_')}"):
+            return f"{_WRITTEN}: {path}={value or 'VALUE'}"
     return f"{_WRITTEN}; --help shows some uses"
 
 
-def _refuse_flags(args: argparse.Namespace) -> None:
-    commands = {
-        "--run": args.run,
-        "--multirun": args.multirun,
-        "--cfg": args.cfg is not None,
-        "--info": args.info is not None,
-        "--shell-completion": args.shell_completion,
-    }
-    given = [flag for flag, is_given in commands.items() if is_given]
-    if len(given) > 1:
-        raise spec_error(" ".join(given), "are different commands", "give one of them")
-    if args.resolve and args.cfg is None and not args.help:
+def _refuse_flags(flags: argparse.Namespace) -> None:
+    """Raise SpecError for flags that do not go together."""
+    given = [f"--{name.replace('_', '-')}" for name in ("run", "multirun", *_SHOWN) if getattr(flags, name)]
+    commands = [flag for flag in given if flag not in ("--help", "--hydra-help")]
+    if len(commands) > 1:
+        raise spec_error(" ".join(commands), "are different commands", "give one of them")
+    if flags.resolve and flags.cfg is None and not flags.help:
         raise spec_error("--resolve", "goes with --cfg or --help", "for example: --cfg job --resolve")
-    if args.package is not None and args.cfg is None:
-        raise spec_error("--package", "goes with --cfg", f"for example: --cfg job --package {args.package}")
-    if args.experimental_rerun is not None:
+    if flags.package is not None and flags.cfg is None:
+        raise spec_error("--package", "goes with --cfg", f"for example: --cfg job --package {flags.package}")
+    if flags.experimental_rerun is not None:
         raise spec_error(
             "--experimental-rerun",
             "reads a pickle, which could run any code",
@@ -201,59 +224,64 @@ def _refuse_flags(args: argparse.Namespace) -> None:
         )
 
 
-def _completed_folder() -> list[Path]:
-    """The config folder named in the command line that is being completed."""
-    pairs = pairwise(os.environ.get("COMP_LINE", "").split())
-    folders = [Path(value).absolute() for flag, value in pairs if flag in ("--config-dir", "-cd")]
-    return [folder for folder in folders[:1] if folder.is_dir()]
-
-
-def _show_information(asked: Composition, args: argparse.Namespace) -> int:
-    app, name, overrides = asked.app, asked.config_name, asked.overrides
-    if args.help:
-        print(help_text(app, app.compose_config(name, overrides, RunMode.RUN), args.resolve))
-    elif args.hydra_help:
-        app.hydra_help(config_name=name, args_parser=argument_parser(), args=args)
-    elif args.cfg:
-        try:
-            app.show_cfg(name, overrides, args.cfg, args.package, args.resolve)
-        except SystemExit:  # Hydra has printed that there is no such package
-            return REFUSED
-    elif args.info:
-        app.show_info(args.info, config_name=name, overrides=overrides)
-    else:
-        app.shell_completion(config_name=name, overrides=overrides)
+def _show_help(command: Composition, flags: argparse.Namespace) -> int:
+    cfg = command.app.compose_config(command.config_name, command.overrides, RunMode.RUN)
+    print(help_text(command.app, cfg, flags.resolve))
     return DONE
 
 
-def _over_shown_task(overrides: Sequence[str]) -> list[str]:
-    """Beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
-    names = [text.removeprefix("task=") for text in overrides if text.startswith("task=")]
-    if names and any(text.startswith("task.") for text in overrides):
-        from hookrun.run.tasks import tasks
-
-        if any(name in tasks() and tasks()[name].takes_place for name in names):
-            return [f"++{text}" if text.startswith("task.") else text for text in overrides]
-    return list(overrides)
+def _show_hydras_help(command: Composition, flags: argparse.Namespace) -> int:
+    command.app.hydra_help(config_name=command.config_name, args_parser=argument_parser(), args=flags)
+    return DONE
 
 
-def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, DictConfig]:
+def _show_configuration(command: Composition, flags: argparse.Namespace) -> int:
+    try:
+        command.app.show_cfg(command.config_name, command.overrides, flags.cfg, flags.package, flags.resolve)
+    except SystemExit:  # Hydra has printed that there is no such package
+        return REFUSED
+    return DONE
+
+
+def _show_information(command: Composition, flags: argparse.Namespace) -> int:
+    command.app.show_info(flags.info, config_name=command.config_name, overrides=command.overrides)
+    return DONE
+
+
+def _show_completion(command: Composition, flags: argparse.Namespace) -> int:
+    command.app.shell_completion(config_name=command.config_name, overrides=command.overrides)
+    return DONE
+
+
+_SHOWN: Mapping[str, Callable[[Composition, argparse.Namespace], int]] = {
+    "help": _show_help,
+    "hydra_help": _show_hydras_help,
+    "cfg": _show_configuration,
+    "info": _show_information,
+    "shell_completion": _show_completion,
+}
+"""Flag -> what it shows."""
+
+
+def _composed(command: Composition, typed: RunMode | None) -> tuple[Composition, DictConfig]:
     """The configuration, and the composition that gave it, with its mode: the typed one, or else that of a file."""
     mode = typed or RunMode.RUN
     # a file may set `hydra.mode: MULTIRUN`, beside which several values are right
-    cfg = composed(replace(asked, mode=mode), validate_sweep_overrides=typed is not None)
-    configured, overrides = cfg.hydra.mode, asked.overrides
-    is_swept = typed is None and any(parse_override(text).is_sweep_override() for text in overrides)
-    if is_swept or (typed is None and configured not in (None, mode)):
-        mode = configured or mode
-        cfg = composed(replace(asked, mode=mode))
+    cfg = composed(replace(command, mode=mode), validate_sweep_overrides=typed is not None)
+    configured = cfg.hydra.mode
+    overrides = command.overrides
+    if typed is None:
+        is_swept = any(parse_override(text).is_sweep_override() for text in overrides)
+        if is_swept or configured not in (None, mode):
+            mode = configured or mode
+            cfg = composed(replace(command, mode=mode))
     if configured != mode:
         last = f"hydra.mode={mode.name}"
         overrides = [*overrides, last]
         with read_write(cfg.hydra), open_dict(cfg.hydra):
             cfg.hydra.mode = mode
             cfg.hydra.overrides.hydra.append(last)
-    return replace(asked, overrides=overrides, mode=mode), cfg
+    return replace(command, overrides=overrides, mode=mode), cfg
 
 
 @contextmanager
@@ -274,7 +302,8 @@ def loggers_restored() -> Iterator[None]:
             for added in [each for each in log.handlers if each not in handlers]:
                 added.close()
             log.handlers[:] = handlers
-            log.propagate, log.disabled = propagate, disabled
+            log.propagate = propagate
+            log.disabled = disabled
 
 
 def show_sweep_lines(cfg: DictConfig) -> None:
@@ -297,6 +326,7 @@ LINE = 110
 
 def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
     """The help for the composed configuration `cfg`. Imports no torch."""
+    users = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     parts: dict[str, Callable[[], str]] = {
         "EXPERIMENTS": lambda: _described(app, "experiment"),
         "TASKS": lambda: _described(app, "task"),
@@ -310,11 +340,9 @@ def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
         "HYDRA_CONFIG_GROUPS": lambda: app.format_config_groups(_is_hydras),
         "CONFIG": lambda: OmegaConf.to_yaml(users, resolve=resolve),
     }
-    users = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     template = string.Template(cfg.hydra.help.template)
-    return template.safe_substitute(
-        {name: parts[name]() for name in template.get_identifiers() if name in parts}
-    )
+    named = [name for name in template.get_identifiers() if name in parts]
+    return template.safe_substitute({name: parts[name]() for name in named})
 
 
 def _is_hydras(group: str) -> bool:
@@ -349,10 +377,15 @@ def _described(app: App, group: str) -> str:
 
 def _summary(folders: list[Path], group: str, name: str) -> str:
     """The first sentence of the comment at the top of a config file, without Hydra's header."""
-    file = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
+    files = [folder / group / f"{name}.yaml" for folder in folders]
+    file = next(filter(Path.is_file, files), None)
     if file is None:
         return ""
-    lines = map(str.strip, file.read_text(encoding="utf-8", errors="replace").splitlines())
-    top = takewhile(lambda line: not line or line.startswith("#"), lines)
-    comments = [line.lstrip("# ") for line in top if not line.startswith("# @")]
+    comments = list[str]()
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        line = line.strip()
+        if line and not line.startswith("#"):
+            break
+        if not line.startswith("# @"):
+            comments.append(line.lstrip("# "))
     return re.split(r"(?<=[.?]) ", " ".join(comments).strip())[0].removesuffix(".")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
@@ -17,13 +17,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hookrun.command.cli.restarts import begun_before, tell_begun
-from hookrun.command.compose.compose import claimed, parsed_run, place_run, plain_run, planned, refuse_used
+from hookrun.command.compose.compose import claimed, parsed_run, place_run, plain_run, refuse_used
 from hookrun.command.compose.errors import composed, explained, origins_told
 from hookrun.command.compose.hydra import Composition, conf_dir, opened
 from hookrun.command.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.command.sweeps.exit_codes import DONE, exit_code
 from hookrun.command.sweeps.jobs import JobFailed, import_torch, make_missing_page, run_alone
-from hookrun.command.sweeps.needs import NeededRuns, previous_run
+from hookrun.command.sweeps.needs import NeededRuns
 from hookrun.engine.keys import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.run import tasks
@@ -44,101 +44,121 @@ _TELLING = 60.0
 """Seconds that a rank that cannot begin waits for the others, to tell them why."""
 
 
-def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
+@dataclass(frozen=True)
+class RunCommand:
+    """One run that was typed, to be shown or to be run.
+
+    composition: what was typed
+    cfg:         the configuration that it gave
+    experiment:  what `cfg` describes
+    trust:       the packages that a user's own code may come from
+    is_plan:     whether ``task=plan`` was typed
+    resume:      what was typed to resume the run; None for a new run
+    """
+
+    composition: Composition
+    cfg: DictConfig
+    experiment: Experiment
+    trust: frozenset[str]
+    is_plan: bool = False
+    resume: Resume | None = None
+
+    @property
+    def shows(self) -> bool:
+        """Whether it only prints."""
+        return self.is_plan or task_of(self.experiment).shows
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of the run."""
+        return Path(self.cfg.hydra.runtime.output_dir)
+
+
+def resumed(command: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Resume an unfinished run; returns the exit code."""
     folder = named_folder(resume.name, outputs_folder())
     if _is_done(folder):
         if is_main():
-            if asked.overrides:
-                print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
+            if command.overrides:
+                print(f"not used: {' '.join(command.overrides)}; start a new run for it")
             remove_left_states(folder)
             make_missing_page(folder)
         return DONE
-    shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
-    if typed := [text for text in asked.overrides if text in shown]:
-        raise spec_error(
-            "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
-        )
-    return run_again(asked, folder, trust, resume)
+    showing = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
+    for typed in command.overrides:
+        if typed in showing:
+            what = f"{typed} does not make a run that could be resumed"
+            raise spec_error("resume", what, "leave one of them out")
+    return run_again(command, folder, trust, resume)
 
 
-def run_again(asked: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
+def run_again(command: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
     """Go on with the unfinished run in the folder; returns the exit code."""
-    with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
-        return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
+    with composed_again(command, folder, anyway=resume.anyway) as (again, cfg):
+        experiment = parsed_run(cfg)
+        if (folder / JOB).exists():
+            experiment = experiment.of_a_sweep()
+        # a stored configuration has no other experiments beside it: the folders that were typed have the needs
+        needs = NeededRuns(command, trust, resumes=True)
+        return run_once(RunCommand(again, cfg, experiment, trust, resume=resume), needs)
 
 
-def run_once(
-    asked: Composition,
-    cfg: DictConfig,
-    experiment: Experiment,
-    trust: frozenset[str],
-    resume: Resume | None = None,
-    folders: Composition | None = None,
-) -> int:
+def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
     """Check one run, then show it or run it; returns the exit code.
 
-    experiment: what `cfg` describes
-    folders: what was typed, which names the folders where needs are found; None: `asked`. A stored configuration has
-             no other experiments beside it.
+    needs: the runs that it needs; None: those of the typed config folders
     """
-    shows = tasks.task_of(experiment).shows
+    experiment = command.experiment
+    shows = command.shows
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if not is_main():
         if shows:  # rank 0 shows it
             return DONE
-    elif not shows and resume is None and (left := begun_before(Path(cfg.hydra.runtime.output_dir))):
-        print(f"torchrun has started the run again: it goes on in {left}")
-        return run_again(asked, left, trust, Resume(str(left)))
-    needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
+    elif not shows and command.resume is None and (begun := begun_before(command.run_dir)):
+        print(f"torchrun has started the run again: it goes on in {begun}")
+        return run_again(command.composition, begun, command.trust, Resume(str(begun)))
+    needs = needs or NeededRuns(command.composition, command.trust)
     try:
         with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
-            return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
+            prepared = _checked(command, needs, ranks)
+            if not ranks.is_main:
+                return follow(prepared, ranks)
+            needs.prepare(shows=shows)
+            if shows:
+                tasks.show(prepared)
+                return DONE
+            return _performed(command, needs, ranks, prepared)
     except RefusedByMain as refused:
         return refused.exit_code
 
 
-def _checked_and_run(
-    asked: Composition,
-    cfg: DictConfig,
-    trust: frozenset[str],
-    resume: Resume | None,
-    experiment: Experiment,
-    ranks: Ranks,
-    needs: NeededRuns,
-) -> int:
-    """Check everything, then show it or run it; returns the exit code. Every rank calls this function."""
-    config, shows = plain_run(cfg), tasks.task_of(experiment).shows
-    run_dir = Path(cfg.hydra.runtime.output_dir)
+def _checked(command: RunCommand, needs: NeededRuns, ranks: Ranks) -> Ready:
+    """The run, built and checked; writes nothing. Every rank calls this function."""
+    config = plain_run(command.cfg)
     import_torch()
     waiting_for("building the model and checking the hooks")
-    with agreed(ranks) if ranks.several else nullcontext(), origins_told(cfg), tasks.in_order_of(config):
-        if not shows and resume is None and ranks.is_main:
-            refuse_used(run_dir, "hydra.run.dir")
-        if shows:
-            experiment = planned(
-                experiment,
-                asked.overrides,
-                lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
-            )
-        if resume is not None and (run_dir / JOB).exists():
-            experiment = experiment.of_a_sweep()
-        previous = previous_run([experiment], run_dir.parent)
-        needs.find(experiment)
+    with (
+        agreed(ranks) if ranks.several else nullcontext(),
+        origins_told(command.cfg),
+        tasks.in_order_of(config),
+    ):
+        if not command.shows and command.resume is None and ranks.is_main:
+            refuse_used(command.run_dir, "hydra.run.dir")
+        needs.find_all([command.experiment], command.run_dir.parent)
         if ranks.several and needs.missing:
             raise spec_error(
                 "needs",
                 "runs that it needs are not there, and each of several processes would make them",
                 "run the same command once without torchrun and compute.strategy",
             )
-        known = experiment.with_runs(needs.made, previous)
+        experiment = needs.given_to(command.experiment)
         try:
-            prepared = tasks.prepare(known, trust=trust)
+            prepared = tasks.prepare(experiment, trust=command.trust)
         except SpecError as error:
-            if shows:
+            if command.shows:
                 wait_is_over()
-                tasks.show_without_data(known, error, trust)
+                tasks.show_without_data(experiment, error, command.trust)
             raise
         if ranks.several and ranks.is_main:
             from hookrun.run.passes.agreement import read_splits
@@ -148,36 +168,35 @@ def _checked_and_run(
         from hookrun.run.passes.agreement import facts_of_rank
 
         with agreed(ranks) as facts:
-            facts |= facts_of_rank(prepared, run_dir)
+            facts |= facts_of_rank(prepared, command.run_dir)
     wait_is_over()
-    if not ranks.is_main:
-        return follow(prepared, ranks)
-    needs.prepare(shows=shows)
-    if shows:
-        tasks.show(prepared)
-        return DONE
+    return prepared
+
+
+def _performed(command: RunCommand, needs: NeededRuns, ranks: Ranks, prepared: Ready) -> int:
+    """Make the run in its directory, after those that it needs; returns the exit code. Only rank 0 calls it."""
+    resume = command.resume
+    run_dir = command.run_dir
     with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, go_on=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
             ranks.gathered([None, None])
             return DONE
         tell_begun(run_dir)
-        is_new = needs.missing
+        had_missing = needs.missing
         needs.make()
-        if is_new:  # again, now that the runs exist from which its values come
-            prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
-        with explained(asked):
-            returned = asked.app.run_checked(
-                cfg, partial(run_alone, prepared=prepared, resume=resume, ranks=ranks)
-            )
+        if had_missing:  # again, now that the runs exist from which its values come
+            prepared = tasks.prepare(needs.given_to(command.experiment), trust=command.trust)
+        run = partial(run_alone, prepared=prepared, resume=resume, ranks=ranks)
+        with explained(command.composition):
+            returned = command.composition.app.run_checked(command.cfg, run)
     return int(returned.return_value)
 
 
 def _is_done(folder: Path) -> bool:
     """Whether status.json says so. Raises SpecError for a directory without a run that can be resumed."""
     if not folder.is_dir():
-        there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        # `latest` is a word of the command, not a directory
-        names = [*there, *get_close_matches(folder.name, [LATEST])]
+        names = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        names += get_close_matches(folder.name, [LATEST])  # a word of the command, not a directory
         raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, names))
     if not (folder / STATUS).exists():
         raise spec_error(
@@ -210,38 +229,35 @@ def remove_left_states(folder: Path) -> None:
 
 @contextmanager
 def composed_again(
-    asked: Composition, folder: Path, *, anyway: bool
+    command: Composition, folder: Path, *, anyway: bool
 ) -> Iterator[tuple[Composition, DictConfig]]:
     """The stored configuration with the typed overrides applied, to be run in the directory of the stored run.
 
     If an override names a group (``experiment=clip_fc``), the configuration is composed from the config folders, as
     the first time. Raises SpecError with each difference to the stored configuration, unless `anyway`.
     """
+    typed = command.overrides
+    groups = set(command.app.config_loader.list_groups(""))
     with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
         stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
-        groups = set(asked.app.config_loader.list_groups(""))
-        from_folders = any(key_of(text).partition("@")[0] in groups for text in asked.overrides)
-        again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
+        again = replace(stored, overrides=[*_HYDRAS, *typed])
+        if any(key_of(text).partition("@")[0] in groups for text in typed):
+            again = command
         cfg = composed(again)
         # what is stored stays as it is, unless a typed override replaces it
-        place_run(cfg, folder, stores=bool(asked.overrides) and anyway)
-        if asked.overrides and not anyway:
-            of_stored = composed(stored)
-            place_run(of_stored, folder, stores=False)
-            before, now = plain_run(of_stored), plain_run(cfg)
+        place_run(cfg, folder, stores=bool(typed) and anyway)
+        if typed and not anyway:
+            stored_cfg = composed(stored)
+            place_run(stored_cfg, folder, stores=False)
+            before = plain_run(stored_cfg)
             before.setdefault("hooked", True)  # a run of an earlier version does not store it
-            lines = [
-                f"{key}: {old!r:.100} there, {new!r:.100} now"
-                for key, old, new in differences(before, now)
-                if not any(key == free or key.startswith(f"{free}.") for free in _FREE)
-            ]
+            lines = list[str]()
+            for key, old, new in differences(before, plain_run(cfg)):
+                if key not in _FREE and not key.startswith(tuple(f"{free}." for free in _FREE)):
+                    lines.append(f"{key}: {old!r:.100} there, {new!r:.100} now")
             if lines:
-                shown = "\n".join(f"\n    {line}" for line in first_lines(lines))
-                raise spec_error(
-                    RESUME,
-                    f"{folder} is of another configuration:{shown}",
-                    "leave it out, or type resume_anyway=true",
-                )
+                what = "\n    ".join([f"{folder} is of another configuration:", *first_lines(lines)])
+                raise spec_error(RESUME, what, "leave it out, or type resume_anyway=true")
         yield again, cfg
 
 
@@ -316,12 +332,12 @@ def agreed(ranks: Ranks) -> Iterator[dict[str, Any]]:
     outcomes = ranks.gathered(outcome)
     if failure is not None and ranks.is_main:
         raise failure
-    failed = next(((rank, each) for rank, each in enumerate(outcomes) if isinstance(each, list)), None)
-    if failed is not None:
-        rank, (text, code) = failed
-        if not ranks.is_main:
-            raise RefusedByMain("refused by rank 0", code)
-        raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+    for rank, each in enumerate(outcomes):
+        if isinstance(each, list):
+            text, code = each
+            if not ranks.is_main:
+                raise RefusedByMain("refused by rank 0", code)
+            raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
     if any(each != outcome for each in outcomes):
         from hookrun.run.passes.agreement import differing_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -49,10 +49,27 @@ def place_run(cfg: DictConfig, run_dir: Path, *, stores: bool = True) -> None:
             cfg.hydra.output_subdir = None
 
 
-def parsed_run(cfg: DictConfig) -> Experiment:
-    """The experiment of a single run. Raises SpecError with every mistake in its configuration."""
+def parsed_run(cfg: DictConfig, *, is_plan: bool = False) -> Experiment:
+    """The experiment of a single run. Raises SpecError with every mistake in its configuration.
+
+    is_plan: see `parsed`
+    """
     with origins_told(cfg):
-        return parse_experiment(plain_run(cfg))
+        return parsed(cfg, plain_run(cfg), is_plan=is_plan)
+
+
+def parsed(cfg: DictConfig, config: dict[str, Any], *, is_plan: bool) -> Experiment:
+    """The experiment of `config`, the user's part of `cfg`.
+
+    is_plan: whether ``task=plan`` was typed: the experiment keeps its own task, for which its hooks are compiled, or
+             gets a training where that task runs without hooks
+    """
+    if is_plan:
+        _refuse_own_task(cfg, config, "task=plan")
+    experiment = parse_experiment(config)
+    if is_plan and not task_of(experiment).has_plan:
+        return parse_experiment(config | {"task": {"name": "plan"}})
+    return experiment
 
 
 def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
@@ -73,8 +90,13 @@ def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
         users = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    _refuse_lost_keys(cfg, users)
-    return plain(users)
+    refuse(lost_keys(cfg))
+    config = plain(users)
+    overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
+    for typed in overrides:
+        if typed.startswith("task="):
+            _refuse_own_task(cfg, config, typed)
+    return config
 
 
 JOB_DIRECTORY = ("hydra.sweep.dir", "hydra.sweep.subdir")
@@ -134,36 +156,15 @@ def plain(users: DictConfig) -> dict[str, Any]:
         return cast(dict[str, Any], resolved(users))
 
 
-def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
-    """Raise SpecError for an experiment file that would run something other than what was typed.
-
-    Such a file has no header, or sets `task.name` so that a typed ``task=`` has no effect.
-    """
-    refuse(lost_keys(cfg))
+def _refuse_own_task(cfg: DictConfig, config: dict[str, Any], typed: str) -> None:
+    """Raise SpecError for an experiment file that sets its task itself, so that the typed ``task=`` has no effect."""
     choices = cfg.hydra.runtime.choices
-    overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
-    typed = [text for text in overrides if text.startswith("task=")]
-    section = users.get("task")
-    task = section if isinstance(section, str) else OmegaConf.select(users, "task.name")
-    if typed and choices.get("experiment") is not None and choices.get("task") != task:
-        key = "task" if isinstance(section, str) else "task.name"
+    section = config.get("task")
+    key = "task" if isinstance(section, str) else "task.name"
+    task = section.get("name") if isinstance(section, dict) else section
+    if choices.get("experiment") is not None and choices.get("task") != task:
         raise spec_error(
             experiment_file(cfg),
-            f"it sets {key} to {task!r} itself, so that {typed[-1]} would do nothing",
+            f"it sets {key} to {task!r} itself, so that {typed} would do nothing",
             f"let its defaults list say `- override /task: {task}` instead",
         )
-
-
-def planned(
-    experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
-) -> Experiment:
-    """For `task=plan`, the experiment with its own task, for which its hooks are compiled; else the same experiment.
-
-    compose: composes the configuration of a list of overrides
-    """
-    task = task_of(experiment)
-    if not task.takes_place:
-        return experiment
-    typed = {f"task={task.name}", f"task.name={task.name}"}
-    own = parse_experiment(compose([text for text in overrides if text.lstrip("+") not in typed]))
-    return own if task_of(own).has_plan else experiment

@@ -74,7 +74,7 @@ _TWICE = re.compile(
 
 
 @contextmanager
-def explained(asked: Composition | None = None) -> Iterator[None]:
+def explained(command: Composition | None = None) -> Iterator[None]:
     """Convert any exception while Hydra composes or resolves a configuration to SpecError.
 
     No user code runs in the block: every exception is a mistake in the command line or in a file.
@@ -85,15 +85,16 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
     except (HookrunError, BrokenPipeError):
         raise
     except Exception as error:
-        problems, reason = list[Problem](), error
-        if asked is not None and isinstance(error, HydraException | ValueError | TypeError):
+        problems = list[Problem]()
+        cause = error
+        if command is not None and isinstance(error, HydraException | ValueError | TypeError):
             try:
-                problems = wrong_overrides(asked)
+                problems = wrong_overrides(command)
             except HookrunError:
                 raise
             except Exception as of_files:  # the files do not compose, even without the overrides
-                reason = of_files
-        raise SpecError(problems or [_problem(reason, asked)]) from error
+                cause = of_files
+        raise SpecError(problems or [_problem(cause, command)]) from error
 
 
 def composed(command: Composition, **options: Any) -> DictConfig:
@@ -105,21 +106,23 @@ def composed(command: Composition, **options: Any) -> DictConfig:
 # ---- overrides -----------------------------------------------------------------------------------------------------
 
 
-def wrong_overrides(asked: Composition) -> list[Problem]:
+def wrong_overrides(command: Composition) -> list[Problem]:
     """The problems of the overrides: syntax errors, or if there are none, wrong choices and keys.
 
     Empty where every override is correct. Raises what Hydra raises where the config files do not compose.
     """
-    parsed, problems = _parsed(asked)
+    parsed, problems = _parsed(command)
     if problems:
         return problems
-    keys, others, wrong_groups = list[Override](), list[Override](), set[str]()
+    keys = list[Override]()
+    others = list[Override]()  # those that decide which files are read, and the swept ones
+    wrong_groups = set[str]()
     for override in parsed:
         if override.is_sweep_override() or override.key_or_group == "hydra.searchpath":
             others.append(override)
-        elif not is_choice(override, asked.repository):
+        elif not is_choice(override, command.repository):
             keys.append(override)
-        elif wrong := _wrong_choices(override, asked):
+        elif wrong := list(_wrong_choices(override, command)):
             problems += wrong
             wrong_groups.add(override.key_or_group)
         else:
@@ -127,31 +130,31 @@ def wrong_overrides(asked: Composition) -> list[Problem]:
     if not wrong_groups <= _ONE_SECTION_GROUPS:  # the keys cannot be checked without the right choice
         return problems
     others = [each for each in others if each.key_or_group.partition(".")[0] not in wrong_groups]
-    cfg = asked.app.compose_config(
-        asked.config_name,
-        [str(each.input_line) for each in others],
-        asked.mode,
-        validate_sweep_overrides=False,
+    chosen = [str(each.input_line) for each in others]
+    cfg = command.app.compose_config(
+        command.config_name, chosen, command.mode, validate_sweep_overrides=False
     )
     if lost := lost_keys(cfg):  # an experiment without its header: all its keys are in the wrong place
         return lost
-    is_swept = any(each.is_sweep_override() and is_choice(each, asked.repository) for each in others)
+    is_swept = any(each.is_sweep_override() and is_choice(each, command.repository) for each in others)
     for override in keys:
         if override.key_or_group.partition(".")[0] in wrong_groups:
             continue
-        problem = _wrong_key(override, cfg, asked)
-        if problem is not None and problem.what == _NO_KEY and is_swept and not override.is_delete():
-            hint = f"{problem.hint}; where only a swept experiment has it: ++{override.input_line}"
-            problem = replace(problem, hint=hint)
-        problems += [] if problem is None else [problem]
+        for problem in _wrong_key(override, cfg, command):
+            if is_swept and problem.what == _NO_KEY and not override.is_delete():
+                to_force = f"where only a swept experiment has it: ++{override.input_line}"
+                problem = replace(problem, hint=f"{problem.hint}; {to_force}")
+            problems.append(problem)
     return problems
 
 
-def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
-    parsed, problems = list[Override](), list[Problem]()
-    words = list(asked.overrides)
+def _parsed(command: Composition) -> tuple[list[Override], list[Problem]]:
+    """The overrides that can be read, and the problems of the others."""
+    parsed = list[Override]()
+    problems = list[Problem]()
+    words = list(command.overrides)
     while words:
-        if problem := split_at_spaces(words, asked.app):
+        if problem := split_at_spaces(words, command.app):
             problems.append(problem)
             del words[: 1 + problem.where.count(" ")]
             continue
@@ -159,72 +162,68 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
         try:
             override = parse_override(text)
         except OverrideParseException as error:
-            problems.append(unreadable(error, asked.app))
+            problems.append(unreadable(error, command.app))
             continue
         parsed.append(override)
         if not override.key_or_group:
             problems.append(Problem(text, "has no key before the `=`", "for example: experiment=clip_fc"))
-        elif override.is_sweep_override() and asked.mode is RunMode.RUN:
+        elif override.is_sweep_override() and command.mode is RunMode.RUN:
             problems.append(several_values(override))
     return parsed, problems
 
 
-def _wrong_choices(override: Override, asked: Composition) -> list[Problem]:
-    group, value = override.key_or_group, override.value()
+def _wrong_choices(override: Override, command: Composition) -> Iterator[Problem]:
+    """The problems of a choice from a config group: of each name that the group does not have."""
+    group = override.key_or_group
     if override.is_delete():
-        return []
+        return
     if override.is_add() and override.package is None:
-        cfg = asked.app.compose_config(asked.config_name, [], asked.mode)
+        cfg = command.app.compose_config(command.config_name, [], command.mode)
         if group in cfg.hydra.runtime.choices:
-            return [
-                Problem(group, "`+` adds a config group, and this one is there already", "leave the `+` out")
-            ]
+            what = "`+` adds a config group, and this one is there already"
+            yield Problem(group, what, "leave the `+` out")
+            return
+    value = override.value()
     names = value if isinstance(value, list) else [value]
-    if not all(isinstance(name, str) for name in names):
-        return [_not_a_name(override, options(asked.repository, group))]
-    paths = [f"{group}/{name}" for name in names]
-    return [no_such_config(path, asked) for path in paths if not asked.repository.config_exists(path)]
+    for name in names:
+        if not isinstance(name, str):
+            yield _not_a_name(override, options(command.repository, group))
+            return
+        if not command.repository.config_exists(f"{group}/{name}"):
+            yield no_such_config(f"{group}/{name}", command)
 
 
 def _not_a_name(override: Override, names: list[str]) -> Problem:
     """The problem of a choice such as ``3`` or ``nan``, which Hydra reads as a number."""
-    group, typed = override.key_or_group, override.get_value_string()
+    typed = override.get_value_string()
     hint = nearest(typed, names)
-    if override.value() is None and "none" in names:
-        hint = f"for none write {group}=none"
-    elif typed in names and (fixed := quoted(f"{group}={typed}")):
-        hint = f"put the name in quotes of its own: {fixed}"
-    return Problem(group, f"found {typed!r}, expected a name", hint)
+    if typed in names:
+        hint = f"put the name in quotes of its own: {quoted(f'{override.key_or_group}={typed}')}"
+    return Problem(override.key_or_group, f"found {typed!r}, expected a name", hint)
 
 
-def no_such_config(path: str, asked: Composition) -> Problem:
+def no_such_config(path: str, command: Composition) -> Problem:
     """The problem of a config that is not in the config folders, such as ``model/resnet19``."""
-    if (asked.config_name or "").startswith("/") and path == asked.config_name.lstrip("/"):
+    if (command.config_name or "") == f"/{path}":
         return Problem(
             "--config-name",
-            f"found the path {asked.config_name!r}, expected a name",
+            f"found the path {command.config_name!r}, expected a name",
             "give the name of a file in a config folder; --config-dir adds a folder",
         )
-    top, _, below = path.partition("/")
-    if top == "hydra":
-        group, _, name = path.rpartition("/")
-        return Problem(
-            group,
-            f"there is no {name!r}; there are: {', '.join(options(asked.repository, group))}",
-            f"pip install 'hookrun[{_EXTRAS[name]}]'"
-            if name in _EXTRAS
-            else f"a {group.removeprefix('hydra/')} of another package must be installed first",
-        )
-    folders = asked.app.folders()
-    misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
-    if misnamed is not None:
-        return Problem(
-            str(misnamed), "configuration files end in .yaml", f"rename it to {misnamed.stem}.yaml"
-        )
-    group, name = (top, below) if below else ("", path)
-    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    if group:  # a folder inside the group may be the wrong part
-        names = options(asked.repository, group)
+    if path.startswith("hydra/"):
+        return _no_such_plugin(path, command)
+    folders = command.app.folders()
+    for folder in folders:
+        file = folder / f"{path}.yml"
+        if file.is_file():
+            return Problem(str(file), "configuration files end in .yaml", f"rename it to {file.stem}.yaml")
+    group, _, name = path.partition("/")
+    if name:  # a folder inside the group may be the wrong part
+        names = options(command.repository, group)
+    else:
+        group = ""
+        name = path
+        names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     near = nearest(name, names)
     alike = [option for option in names if "/" in name or "/" not in option]
     there_are = f"there are: {listed(alike, 40)}; " if near.startswith("did you mean") else ""
@@ -235,47 +234,55 @@ def no_such_config(path: str, asked: Composition) -> Problem:
     )
 
 
-def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Problem | None:
-    """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would, and gives None."""
-    key, value = override.key_or_group, override.value()
+def _no_such_plugin(path: str, command: Composition) -> Problem:
+    """The problem of a launcher or sweeper that is not installed."""
+    group, _, name = path.rpartition("/")
+    hint = f"a {group.removeprefix('hydra/')} of another package must be installed first"
+    if name in _EXTRAS:
+        hint = f"pip install 'hookrun[{_EXTRAS[name]}]'"
+    what = f"there is no {name!r}; there are: {', '.join(options(command.repository, group))}"
+    return Problem(group, what, hint)
+
+
+def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Iterator[Problem]:
+    """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would."""
+    key = override.key_or_group
     if override.package is not None:  # its config group does not exist: Hydra reports that
-        return None
+        return
     if "/" in key:
-        return Problem(key, "there is no such config group", nearest(key, asked.app.list_all_config_groups()))
+        hint = nearest(key, command.app.list_all_config_groups())
+        yield Problem(key, "there is no such config group", hint)
+        return
+    value = override.value()
+    adds = override.is_add() or override.is_force_add()
     try:
         is_there = OmegaConf.select(cfg, key) is not None
         if override.is_delete():
-            return None if is_there else Problem(f"~{key}", _NO_KEY, _near(key, cfg))
-        if override.is_add() and is_there and not isinstance(value, dict | list):
-            return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
-        adds = override.is_add() or override.is_force_add()
-        if not adds and (leaf := _leaf_above(key, cfg)) is not None:
-            return Problem(key, _NO_KEY, _below_a_leaf(override, leaf, OmegaConf.select(cfg, leaf)))
-        OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
+            if not is_there:
+                yield Problem(f"~{key}", _NO_KEY, _near(key, cfg))
+        elif override.is_add() and is_there and not isinstance(value, dict | list):
+            yield Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
+        elif not adds and (above := _value_above(key, cfg)) is not None:
+            yield Problem(key, _NO_KEY, _below_a_value(override, above, OmegaConf.select(cfg, above)))
+        else:
+            OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
     except (ConfigKeyError, ConfigAttributeError) as error:
-        if asked.repository.group_exists(key) and key not in cfg:
-            return _not_a_name(override, options(asked.repository, key))
+        if command.repository.group_exists(key) and key not in cfg:
+            yield _not_a_name(override, options(command.repository, key))
+            return
         inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
-        key = inside if inside.startswith(f"{key}.") else key
-        near, to_add = _near(key, cfg), f"to add it: +{override.input_line}"
-        if keys := _keys_of_hook(key, cfg):
-            hook, own = key.split(".")[1:3]
-            if own in keys:
-                return Problem(key, _NO_KEY, to_add)
-            if alike := get_close_matches(own, keys):
-                near = f"did you mean {' or '.join(repr(f'hooks.{hook}.{each}') for each in alike)}?"
-        hints = [near, to_add] if key.startswith(_OPEN) or not near else [near]
-        return Problem(key, _NO_KEY, "; ".join(filter(None, hints)))
+        if inside.startswith(f"{key}."):
+            key = inside
+        hint = _near(key, cfg)
+        if key.startswith(_OPEN) or not hint:
+            to_add = f"to add it: +{override.input_line}"
+            hint = f"{hint}; {to_add}" if hint else to_add
+        yield Problem(key, _NO_KEY, hint)
     except OmegaConfBaseException as error:
-        if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
-            one = "a sweep has one: objective=val/accuracy"
-            hint = one if key == "objective" else "name its keys one by one"
-            return Problem(key, "found a list, expected a mapping", hint)
-        return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
-    return None
+        yield Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
 
 
-def _leaf_above(key: str, cfg: DictConfig) -> str | None:
+def _value_above(key: str, cfg: DictConfig) -> str | None:
     """The part of `key` that exists and holds a value instead of keys, such as `train.ema` of ``train.ema.decay``."""
     for path in accumulate(key.split(".")[:-1], "{}.{}".format):
         node = OmegaConf.select(cfg, path, default=cfg)  # the default: nothing is there
@@ -284,63 +291,44 @@ def _leaf_above(key: str, cfg: DictConfig) -> str | None:
     return None
 
 
-def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
+def _below_a_value(override: Override, above: str, value: Any) -> str:
     """The hint for an override below a key that holds a value."""
-    if leaf == "train.loss" and isinstance(value, str):
-        return f"a loss with arguments is a mapping: train.loss={{name: {value}, ...}}"
     if value is not None:
-        return f"{leaf} is {value!r}"
-    hint = f"{leaf} is null"
-    below = override.key_or_group.removeprefix(f"{leaf}.")
+        return f"{above} is {value!r}"
     if override.key_or_group.startswith(_OPEN):
-        hint += f"; to add it: +{override.input_line}"
-    elif "." not in below:
-        whole = shlex.quote(f"{leaf}={{{below}: {override.get_value_string()}}}")
-        hint += f"; set it with all the keys that it needs: {whole}"
-    return hint
-
-
-def _keys_of_hook(key: str, cfg: DictConfig) -> set[str]:
-    """The keys that the hook with this key may have, by its hook type and action; empty if it is not there.
-
-    Actions, which take a tenth of a second to import, are asked only about keys that are like none of the hook's own.
-    """
-    section, name, own = [*key.split("."), "", ""][:3]
-    body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" and own else None
-    if not OmegaConf.is_dict(body):
-        return set()
-    hook_type, there = HOOK_TYPES.get(str(body.get("hook"))), [*map(str, body)]
-    keys = {*there, *OF_EVERY_HOOK, *(hook_type.takes if hook_type is not None else ())}
-    if own in keys or get_close_matches(own, there):
-        return keys
-    from hookrun.engine.actions import actions
-
-    action = actions().get(str(body.get("action")))
-    return keys | set(action.model_fields if action is not None else ())
+        return f"{above} is null; to add it: +{override.input_line}"
+    below = override.key_or_group.removeprefix(f"{above}.")
+    whole = shlex.quote(f"{above}={{{below}: {override.get_value_string()}}}")
+    return f"{above} is null; set it with all the keys that it needs: {whole}"
 
 
 def _near(key: str, cfg: DictConfig) -> str:
-    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part.
+    """A hint with the nearest keys: those of the same name elsewhere, else those like it in its first wrong part.
 
     "" for a key that is only not in this configuration.
     """
     groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
     paths = [*groups, *key_paths(cfg), *ROOT_KEYS]  # `vars` and `needs` are keys also where a file has none
+    for name, hook in (cfg.get("hooks") or {}).items():
+        hook_type = HOOK_TYPES.get(str(OmegaConf.is_dict(hook) and hook.get("hook")))
+        optional = OF_EVERY_HOOK if hook_type is None else OF_EVERY_HOOK | hook_type.takes
+        paths += [f"hooks.{name}.{each}" for each in sorted(optional)]
     if key in paths:
         return ""
-    above, part, rest = "", *key.partition(".")[::2]
-    near = [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]
-    siblings = dict[str, None]()
-    if not near:
-        while rest and f"{above}{part}" in paths:
-            above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
-        below = (path.removeprefix(above) for path in paths if path.startswith(above))
-        siblings = dict.fromkeys(path.partition(".")[0] for path in below)
-        whole = [f"{above}{name}.{rest}".rstrip(".") for name in get_close_matches(part, siblings)]
-        near = [path for path in whole if path in paths] or whole
-    if not near and above:  # train.lr for train.optimizer.lr
-        section, leaf = key.partition(".")[0], key.rpartition(".")[2]
-        near = [path for path in paths if path.startswith(f"{section}.") and path.endswith(f".{leaf}")]
+    name = key.rpartition(".")[2]
+    near = [path for path in paths if path.endswith(f".{name}") and not path.startswith("hydra.")]
+    above = ""
+    part, _, rest = key.partition(".")
+    while rest and f"{above}{part}" in paths:
+        above = f"{above}{part}."
+        part, _, rest = rest.partition(".")
+    below = [path.removeprefix(above) for path in paths if path.startswith(above)]
+    siblings = list(dict.fromkeys(path.partition(".")[0] for path in below))
+    if "." in key or not near:
+        section = key.partition(".")[0]
+        inside = [path for path in near if path.startswith(f"{section}.")]  # train.lr for train.optimizer.lr
+        close = [f"{above}{sibling}.{rest}".rstrip(".") for sibling in get_close_matches(part, siblings)]
+        near = [path for path in close if path in paths] or close or inside
     if near:
         return f"did you mean {' or '.join(map(repr, near[:3]))}?"
     return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
@@ -384,61 +372,57 @@ def experiment_file(cfg: DictConfig) -> str:
     return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
 
 
-def _problem(error: Exception, asked: Composition | None) -> Problem:
-    match error:
-        case MissingConfigException(missing_cfg_file=str(path)) if asked:
-            if error.options is None and path != (asked.config_name or "").lstrip("/"):
-                return Problem(
-                    _named_file(error, asked),
-                    f"Could not load {path!r}",
-                    "a defaults list holds items like `- override /model: resnet18`",
-                )
-            return no_such_config(path, asked)
-        case OmegaConfBaseException():
-            return _of_value(error)
-        case RecursionError():
-            return Problem(
-                "",
-                "something contains itself, through an alias, an interpolation or a defaults list",
-                "break the cycle",
-            )
-        case OSError(filename=str(file)):
-            return Problem(file, error.strerror or str(error))
-        case HydraException() | ValueError() | OSError():
-            return _of_hydra(error, asked)
+def _problem(error: Exception, command: Composition | None) -> Problem:
+    """The problem that an exception of Hydra or OmegaConf stands for."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None and command:
+        path = str(error.missing_cfg_file)
+        if error.options is None and path != (command.config_name or "").lstrip("/"):
+            hint = "a defaults list holds items like `- override /model: resnet18`"
+            return Problem(_named_file(error, command), f"Could not load {path!r}", hint)
+        return no_such_config(path, command)
+    if isinstance(error, OmegaConfBaseException):
+        return _problem_of_value(error)
+    if isinstance(error, RecursionError):
+        what = "something contains itself, through an alias, an interpolation or a defaults list"
+        return Problem("", what, "break the cycle")
+    if isinstance(error, OSError) and error.filename is not None:
+        return Problem(str(error.filename), error.strerror or str(error))
+    if isinstance(error, HydraException | ValueError | OSError):
+        return _problem_of_hydra(error, command)
     return Problem("", f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
 
 
-def _of_value(error: OmegaConfBaseException) -> Problem:
-    key, what = str(error.full_key or ""), str(error.msg or error).splitlines()[0]
+def _problem_of_value(error: OmegaConfBaseException) -> Problem:
+    key = str(error.full_key or "")
     if isinstance(error, MissingMandatoryValue):
         return Problem(key, "has no value yet (???)", f"give it one: {key}=VALUE")
-    return Problem(key, what, INTERPOLATION if isinstance(error, GrammarParseError) else "")
+    hint = INTERPOLATION if isinstance(error, GrammarParseError) else ""
+    return Problem(key, str(error.msg or error).splitlines()[0], hint)
 
 
-def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
+def _problem_of_hydra(error: Exception, command: Composition | None) -> Problem:
     """The problem with Hydra's own message, or with that of the OmegaConf error behind it, at the file it names."""
-    file = _named_file(error, asked)
+    file = _named_file(error, command)
     below = error.__cause__ or error.__context__
     if isinstance(below, OmegaConfBaseException):
-        problem = _of_value(below)
-        if file and not problem.where:  # a section that is a list: OmegaConf names no key
+        problem = _problem_of_value(below)
+        if not file:
+            return problem
+        if not problem.where:  # a section that is a list: OmegaConf names no key
             return _list_for_mapping(file) or replace(problem, where=file)
-        return replace(problem, where=file, what=f"{problem.what} (at {problem.where})") if file else problem
+        return replace(problem, where=file, what=f"{problem.what} (at {problem.where})")
     message = " ".join(str(error).split()) or type(error).__name__
     if twice := _TWICE.match(message):
         group = twice[1] or twice[2]
-        return Problem(
-            group,
-            "is chosen twice, by hookrun's configuration and by a defaults list",
-            f"a defaults list that chooses it again needs the word `override`: `- override /{group}: NAME`",
-        )
-    if asked is None or not file or not isinstance(error, ConfigCompositionException):
+        what = "is chosen twice, by hookrun's configuration and by a defaults list"
+        hint = f"a defaults list that chooses it again needs the word `override`: `- override /{group}: NAME`"
+        return Problem(group, what, hint)
+    if command is None or not file or not isinstance(error, ConfigCompositionException):
         return Problem(file, message)
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     if "experiment" in Path(file).parts and not any(line.startswith("# @package") for line in lines):
         return without_header(file)
-    return Problem(file, message, _near_groups(file, asked))
+    return Problem(file, message, _near_groups(file, command))
 
 
 def _list_for_mapping(file: str) -> Problem | None:
@@ -446,26 +430,37 @@ def _list_for_mapping(file: str) -> Problem | None:
     content = load(Path(file))
     for key in content if OmegaConf.is_dict(content) else ():
         if key != "defaults" and OmegaConf.is_list(content[key]):
-            named = "each hook has a name: NAME: {select: …, hook: …, action: …}"
-            hint = named if key == "hooks" else "write key: value"
+            hint = "write key: value"
+            if key == "hooks":
+                hint = "each hook has a name: NAME: {select: …, hook: …, action: …}"
             return Problem(f"{file}: {key}", "found a list, expected a mapping", hint)
     return None
 
 
-def _named_file(error: Exception, asked: Composition | None) -> str:
+def _named_file(error: Exception, command: Composition | None) -> str:
     """The path of the first config file that Hydra's message names, such as ``'experiment/mine'``; else empty."""
-    words = (word.strip("'\":,.;") for word in str(error).split() if "/" in word)
-    files = (folder / f"{word}.yaml" for word in words for folder in (asked.app.folders() if asked else ()))
-    return next((str(file) for file in files if file.is_file()), "")
+    folders = command.app.folders() if command is not None else []
+    for word in str(error).split():
+        if "/" not in word:
+            continue
+        name = word.strip("'\":,.;")
+        for folder in folders:
+            file = folder / f"{name}.yaml"
+            if file.is_file():
+                return str(file)
+    return ""
 
 
-def _near_groups(file: str, asked: Composition) -> str:
+def _near_groups(file: str, command: Composition) -> str:
     """The nearest names for each group that the file's defaults list overrides and that does not exist."""
-    groups = asked.app.config_loader.list_groups("")
-    defaults = OmegaConf.select(load(Path(file)), "defaults") or []
-    named = [str(key).split()[-1] for item in defaults if OmegaConf.is_dict(item) for key in item]
-    absolute = [name[1:].partition("@")[0] for name in named if name.startswith("/")]
-    return "; ".join(nearest(group, groups) for group in absolute if group.partition("/")[0] not in groups)
+    groups = command.app.config_loader.list_groups("")
+    hints = list[str]()
+    for item in OmegaConf.select(load(Path(file)), "defaults") or []:
+        for key in item if OmegaConf.is_dict(item) else ():
+            group = str(key).split()[-1].removeprefix("/").partition("@")[0]  # `override /model@x`
+            if str(key).split()[-1].startswith("/") and group.partition("/")[0] not in groups:
+                hints.append(nearest(group, groups))
+    return "; ".join(hints)
 
 
 # ---- interpolations ------------------------------------------------------------------------------------------------
@@ -477,11 +472,10 @@ def origins_told(cfg: DictConfig) -> Iterator[None]:
     try:
         yield
     except Refusal as error:
-        origins = {
-            path: text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
-            for path, text in nested(OmegaConf.to_container(cfg, resolve=False))
-            if isinstance(text, str) and "${" in text
-        }
+        origins = dict[str, str]()
+        for path, text in nested(OmegaConf.to_container(cfg, resolve=False)):
+            if isinstance(text, str) and "${" in text:
+                origins[path] = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
         if not origins:
             raise
         raise type(error)([_told(each, origins) for each in error.errors], error.notes) from error

@@ -112,7 +112,8 @@ class App(Hydra):
         """
         if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
             return None
-        overrides, number = self.swept(cfg), 1
+        overrides = self.swept(cfg)
+        number = 1
         for override in overrides:
             if override.is_sweep_override() and override.is_discrete_sweep():
                 value = override.value()
@@ -178,7 +179,8 @@ class Composition:
 def numbered(cfg: DictConfig, number: int) -> DictConfig:
     """Set the number of the job in `cfg`; returns `cfg`."""
     with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
-        cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+        cfg.hydra.job.id = str(number)
+        cfg.hydra.job.num = number
     return cfg
 
 
@@ -189,7 +191,8 @@ def _in_sweepers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
     Sweepers have no hook for either. The methods are replaced on the classes, since launchers pickle the instances.
     Other sweepers, which choose their jobs while they run, keep their check of each job.
     """
-    instantiate, validate = Plugins.instantiate_launcher, Sweeper.validate_batch_is_legal
+    instantiate = Plugins.instantiate_launcher
+    validate = Sweeper.validate_batch_is_legal
 
     def instantiate_launcher(self: Plugins, *args: Any, **options: Any) -> Launcher:
         return over(instantiate(self, *args, **options))

@@ -54,7 +54,7 @@ _ACTING_KEYS = frozenset({"_target_", "_recursive_", "_convert_", "_partial_", "
 _WORD = re.compile(r"[\w.,:@+-]{1,100}")
 _JOB_NAME = re.compile(r"\w[\w.-]{0,99}")
 _SWEPT_KEY = re.compile(r"(?:\+\+?|~)?(?P<root>[A-Za-z_]\w*)(?:[./][\w$-]+|\[[\w-]+\])*")
-_KNOWN = frozenset(HydraConf.__dataclass_fields__)
+_SECTION = frozenset(HydraConf.__dataclass_fields__)
 MISSING = object()
 """A sentinel that is equal to no value of a file."""
 TRUST = Problem(
@@ -70,12 +70,12 @@ def acting_keys(content: Any, where: str) -> list[Problem]:
 
     content: plain values, nested at most 64 deep
     """
-    keys = (path.rpartition(".")[2] for path, _ in nested(content))
-    return [
-        Problem(where, f"holds the key `{key}`, which would run code", "remove it")
-        for key in keys
-        if key in _ACTING_KEYS
-    ]
+    problems = list[Problem]()
+    for path, _ in nested(content):
+        key = path.rpartition(".")[2]
+        if key in _ACTING_KEYS:
+            problems.append(Problem(where, f"holds the key `{key}`, which would run code", "remove it"))
+    return problems
 
 
 def wrong_choices(defaults: Any, group: str, where: str) -> Iterator[Problem]:
@@ -84,15 +84,24 @@ def wrong_choices(defaults: Any, group: str, where: str) -> Iterator[Problem]:
     group: the config group of the file itself, to which relative names refer
     """
     for item in defaults if isinstance(defaults, list) else ():
-        text, value = next(iter(item.items())) if isinstance(item, Mapping) and item else (item, None)
-        words = str(text).split() or [""]
-        name = words[-1].partition("@")[0]  # `override /model@x: cnn` is of the group `model`
-        path = posixpath.normpath(name if name.startswith("/") else f"{group}/{name}").lstrip("/.")
-        chosen, value = (path, value) if isinstance(item, Mapping) else posixpath.split(path)
-        is_hydras = chosen.partition("/")[0] == "hydra"
-        if is_hydras and not is_open(chosen) and SHIPPED_CHOICES.get(chosen, MISSING) != value:
+        if isinstance(item, Mapping) and item:
+            text, value = next(iter(item.items()))
+            chosen = _path_of(text, group)
+        else:
+            chosen, value = posixpath.split(_path_of(item, group))
+        if chosen.partition("/")[0] != "hydra" or is_open(chosen):
+            continue
+        if SHIPPED_CHOICES.get(chosen, MISSING) != value:
             typed = f"{chosen}={value if isinstance(value, str) else 'NAME'}"
             yield Problem(where, f"its defaults list chooses {chosen!r}", f"{_COMMAND_LINE}: {typed}")
+
+
+def _path_of(text: Any, group: str) -> str:
+    """The path of an item of a defaults list, such as ``override /model@x``, in a file of the group."""
+    words = str(text).split() or [""]
+    name = words[-1].partition("@")[0]
+    path = name if name.startswith("/") else f"{group}/{name}"
+    return posixpath.normpath(path).lstrip("/.")
 
 
 def is_open(group: str) -> bool:
@@ -109,15 +118,18 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
     """
     if not isinstance(section, Mapping):
         return [Problem("hydra", f"found {section!r}, expected a mapping", "")]
-    return [problem for key, value in section.items() for problem in _setting(key, value, groups, plugins)]
+    problems = list[Problem]()
+    for key, value in section.items():
+        problems += _setting(key, value, groups, plugins)
+    return problems
 
 
 def _setting(key: Any, value: Any, groups: Collection[str], plugins: Collection[str]) -> Iterator[Problem]:
     where = f"hydra.{key}"
-    if key not in _KNOWN or (key == "mode" and not (isinstance(value, str) and "${" in value)):
+    if key not in _SECTION or (key == "mode" and not (isinstance(value, str) and "${" in value)):
         return  # Hydra checks this key itself
     if key in ("launcher", "sweeper") and isinstance(value, Mapping):
-        yield from _of_plugin(value, where, groups, plugins)
+        yield from _plugin_settings(value, where, groups, plugins)
     elif key in ("job", "run", "sweep") and isinstance(value, Mapping):
         for name, inner in value.items():
             if not _is_harmless(f"{key}.{name}", inner):
@@ -151,26 +163,23 @@ def _refused(where: str) -> Problem:
     )
 
 
-def _of_plugin(
+def _plugin_settings(
     section: Mapping[Any, Any], where: str, groups: Collection[str], plugins: Collection[str]
 ) -> Iterator[Problem]:
     for name, value in section.items():
-        here = f"{where}.{name}"
+        place = f"{where}.{name}"
         if name == "params" and where == "hydra.sweeper":
-            yield from wrong_params(value, here, groups)
+            yield from wrong_params(value, place, groups)
         elif name == "sampler" and where == "hydra.sweeper" and isinstance(value, Mapping):
-            yield from _of_plugin(value, here, groups, ())
+            yield from _plugin_settings(value, place, groups, ())
         elif name == "_target_":
             if value not in plugins:
-                yield Problem(
-                    here, "cannot be set in a file: it would run code", "choose an installed one by name"
-                )
+                what = "cannot be set in a file: it would run code"
+                yield Problem(place, what, "choose an installed one by name")
         elif not isinstance(name, str) or not _is_setting(name, value):
-            yield Problem(
-                here,
-                "cannot be set in a file",
-                f"{_COMMAND_LINE}; a file may set numbers, true, false, and as text {listed(sorted(TEXTS), 20)}",
-            )
+            texts = listed(sorted(TEXTS), 20)
+            hint = f"{_COMMAND_LINE}; a file may set numbers, true, false, and as text {texts}"
+            yield Problem(place, "cannot be set in a file", hint)
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -198,10 +207,11 @@ def wrong_params(
         return
     roots = {*ROOT_KEYS, "experiment", *groups} - NEVER_SWEPT
     for key, value in params.items():
-        found = _SWEPT_KEY.fullmatch(key) if isinstance(key, str) else None
-        if found is not None and found["root"] == "trust":
+        match = _SWEPT_KEY.fullmatch(key) if isinstance(key, str) else None
+        root = None if match is None else match["root"]
+        if root == "trust":
             yield TRUST
-        elif found is None or found["root"] not in roots:
+        elif root not in roots:
             yield Problem(
                 f"{where}: {str(key)[:100]!r}",
                 f"is not a key that a file may {does}",

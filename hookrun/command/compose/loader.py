@@ -30,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose import hydra_section
-from hookrun.errors import Problem, SpecError, refuse, spec_error
+from hookrun.errors import Problem, refuse, spec_error
 from hookrun.store.config.interpolations import guarded
 from hookrun.store.config.yaml_files import parsed, reading
 
@@ -248,12 +248,10 @@ class Loader(ConfigLoaderImpl):
         typed = {str(text).lstrip("+").partition("=")[0]: text for text in overrides}
         with read_write(cfg.hydra), open_dict(cfg.hydra):
             for key, hydras in HYDRAS_DIRS.items():
-                section, ours = key.partition(".")[0], hydra_section.SHIPPED_DIRS[key]
-                set_now = cfg.hydra[section]._get_node("dir")._value()
-                if f"hydra.{key}" not in typed and set_now in (ours, hydras):
-                    cfg.hydra[section].dir = (
-                        ours if self._output is None else os.path.join(self._output, ours)
-                    )
+                section = cfg.hydra[key.partition(".")[0]]
+                ours = hydra_section.SHIPPED_DIRS[key]
+                if f"hydra.{key}" not in typed and section._get_node("dir")._value() in (ours, hydras):
+                    section.dir = ours if self._output is None else os.path.join(self._output, ours)
             choices = cfg.hydra.runtime.choices
             for group in ("job_logging", "hydra_logging"):  # as in the stored configuration of a run
                 if choices.get(f"hydra/{group}") == "default" and f"hydra/{group}" not in typed:
@@ -265,7 +263,8 @@ class Loader(ConfigLoaderImpl):
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         typed = {override.key_or_group for override in parsed}
         self._typed_groups = frozenset(group for group in typed if group.startswith("hydra/"))
-        loads, load = count(1), repo.load_config
+        loads = count(1)
+        load = repo.load_config
 
         def counted(config_path: str) -> ConfigResult | None:
             if next(loads) > MAX_LOADS:  # defaults lists can multiply the number of loads
@@ -290,8 +289,8 @@ class Loader(ConfigLoaderImpl):
         path = str(default.config_path)
         source = next((each for each in repo.get_sources() if each.is_config(path)), None)
         is_hydras = posixpath.normpath(path).lstrip("/").startswith("hydra/")
-        if is_hydras and (problem := self._wrong_place(default, source, repo)) is not None:
-            raise SpecError([problem])
+        if is_hydras:
+            self._refuse_place(default, source, repo)
         loaded = super()._load_single_config(default, repo)
         if source is None or (_is_ours(source) and (is_hydras or default.primary)):
             return loaded
@@ -308,36 +307,30 @@ class Loader(ConfigLoaderImpl):
             )
         return loaded
 
-    def _wrong_place(
+    def _refuse_place(
         self, default: ResultDefault, source: ConfigSource | None, repo: IConfigRepository
-    ) -> Problem | None:
-        """The problem of a config of Hydra's groups that files may not choose, or that shadows an installed config."""
+    ) -> None:
+        """Raise SpecError for a config of Hydra's that files may not choose, or that shadows an installed one."""
         path = str(default.config_path)
-        installed = (each for each in repo.get_sources() if _is_ours(each))
-        if source is not None and not _is_ours(source) and any(each.is_config(path) for each in installed):
-            return Problem(
-                _file(source, path),
-                f"has the name of the config {path!r} that is installed",
-                "give the file another name",
-            )
+        if source is not None and not _is_ours(source):
+            for other in repo.get_sources():
+                if _is_ours(other) and other.is_config(path):
+                    what = f"has the name of the config {path!r} that is installed"
+                    raise spec_error(_file(source, path), what, "give the file another name")
         group, name = posixpath.split(posixpath.normpath(path))
         package = str(default.package or "").removesuffix("._global_")
         is_typed = any(group == typed or group.startswith(f"{typed}/") for typed in self._typed_groups)
         if is_typed and not hydra_section.is_open(group):
-            return None
+            return
         if group in _HYDRAS_CHOICES:
             is_fine = default.parent == "hydra/config" and name in _HYDRAS_CHOICES[group]
         elif path == "hydra/config":
             is_fine = package in ("", "hydra")
         else:
             is_fine = hydra_section.is_open(group) and package == group.replace("/", ".")
-        if is_fine:
-            return None
-        return Problem(
-            group,
-            f"the config {path!r} was chosen for {package or 'the root'!r} by {default.parent!r}",
-            "only the command line chooses it",
-        )
+        if not is_fine:
+            what = f"the config {path!r} was chosen for {package or 'the root'!r} by {default.parent!r}"
+            raise spec_error(group, what, "only the command line chooses it")
 
 
 def _switch_hooks_off(cfg: DictConfig, overrides: list[Override]) -> None:
@@ -345,18 +338,23 @@ def _switch_hooks_off(cfg: DictConfig, overrides: list[Override]) -> None:
 
     The hooks of files are stored and not installed; beside typed hooks, ``+hooks.NAME=…``, they are left out.
     """
-    chosen = [each for each in overrides if each.key_or_group == "hooks" and not each.is_sweep_override()]
-    if not chosen:
+    choice: Override | None = None
+    added = set[str]()
+    for override in overrides:
+        section, _, below = override.key_or_group.partition(".")
+        if override.key_or_group == "hooks" and not override.is_sweep_override():
+            choice = override
+        elif section == "hooks" and below and (override.is_add() or override.is_force_add()):
+            added.add(below.partition(".")[0])
+    if choice is None:
         return
-    value = chosen[-1].value()
+    value = choice.value()
     names = value if isinstance(value, list) else [value]
-    if not chosen[-1].is_delete() and any(name != "none" for name in names):
+    if not choice.is_delete() and any(name != "none" for name in names):
         return
-    added = (each.key_or_group.split(".") for each in overrides if each.is_add() or each.is_force_add())
-    names = [path[1] for path in added if path[0] == "hooks" and len(path) > 1]
     with open_dict(cfg):
-        if names:
-            cfg.hooks = OmegaConf.masked_copy(cfg.hooks, sorted(set(names) & cfg.hooks.keys()))
+        if added:
+            cfg.hooks = OmegaConf.masked_copy(cfg.hooks, sorted(added & cfg.hooks.keys()))
         elif all(each.key_or_group != "hooked" for each in overrides):
             cfg.hooked = False
 
@@ -373,8 +371,6 @@ _HYDRAS_CHOICES = {
 
 
 def _file(source: ConfigSource, config_path: str) -> str:
-    return (
-        str(Path(source.path, f"{config_path}.yaml"))
-        if source.scheme() == "file"
-        else f"{source}/{config_path}"
-    )
+    if source.scheme() == "file":
+        return str(Path(source.path, f"{config_path}.yaml"))
+    return f"{source}/{config_path}"

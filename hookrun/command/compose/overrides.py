@@ -17,7 +17,11 @@ from hookrun.command.compose.hydra import App, parse_override
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.errors import Problem, spec_error
 
-RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
+RESUME = "resume"
+ANYWAY = "resume_anyway"
+LATEST = "latest"
+PLAN = ("task=plan", "task.name=plan")
+"""Words of the command, which show the plan of the experiment's own task."""
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _KEY = re.compile(r"\+{0,2}[\w.@/-]+")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -47,7 +51,8 @@ def _parted(key: str, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], 
     are special to Hydra.
     """
     pattern = re.compile(rf"\+{{0,2}}{key}=(.*)", re.DOTALL)
-    typed, others = list[tuple[str, Any]](), list[str]()
+    typed = list[tuple[str, Any]]()
+    others = list[str]()
     for override in overrides:
         if (found := pattern.fullmatch(override)) is None:
             others.append(override)
@@ -68,12 +73,14 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
         guess = meant(text, app)
         hint = f"did you mean {guess}?" if guess else "for example: experiment=clip_fc"
         return Problem(text, "is not of the form key=value", hint)
-    hint = INTERPOLATION
-    if "${" not in text:
-        fixed = quoted(text)
-        next_step = f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
-        hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
-    return Problem(text, "Hydra cannot read this override", hint)
+    what = "Hydra cannot read this override"
+    if "${" in text:
+        return Problem(text, what, INTERPOLATION)
+    next_step = "check that they are closed"
+    if fixed := quoted(text):
+        next_step = f"put the value in quotes of its own: {fixed}"
+    hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
+    return Problem(text, what, hint)
 
 
 def meant(word: str, app: App) -> str | None:
@@ -81,7 +88,10 @@ def meant(word: str, app: App) -> str | None:
     key, colon, value = word.partition(":")
     if colon and value and _is_key(key):
         return f"{key}={value}"
-    return next((f"{group}={word}" for group in GROUPS if word in app.options(group)), None)
+    for group in GROUPS:
+        if word in app.options(group):
+            return f"{group}={word}"
+    return None
 
 
 GROUPS = ("experiment", "task", "model", "data", "hooks", "train", "compute")
@@ -98,29 +108,27 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
     The `where` of the problem is the words of the override; None if the first word is not part of a split override.
     """
     first, second, third = [*words, "", ""][:3]
-    bare = bool(second) and "=" not in second and not second.startswith("~")
-    joined = [
-        (3, f"{first}={third}", "=" not in first and second == "=" and bool(third)),
-        (2, first + second, "=" not in first and second.startswith("=") and len(second) > 1),
-        (2, first + second, bare and first.endswith("=") and len(first) > 1),
-        (2, f"{first}={second}", bare and _is_key(first)),
-    ]
-    for count, whole, is_meant in joined:
-        if is_meant:
-            return Problem(
-                " ".join(words[:count]),
-                "an override is one word, key=value, without spaces",
-                f"write {whole}",
-            )
+    is_bare = bool(second) and "=" not in second and not second.startswith("~")
+    count = 2
+    whole = ""
+    if "=" not in first and second == "=":
+        if third:
+            count = 3
+            whole = f"{first}={third}"
+    elif (second.startswith("=") and "=" not in first) or (is_bare and first.endswith("=") and first != "="):
+        whole = first + second
+    elif is_bare and _is_key(first):
+        whole = f"{first}={second}"
+    if whole:
+        what = "an override is one word, key=value, without spaces"
+        return Problem(" ".join(words[:count]), what, f"write {whole}")
     if "=" not in first or _reads(first):
         return None
     for count in range(2, min(len(words), _MOST_WORDS) + 1):
-        if _reads(whole := " ".join(words[:count])):
-            return Problem(
-                whole,
-                "is one override, which the shell has split at its spaces",
-                f"put it in quotes: {_for_shell(whole)}",
-            )
+        whole = " ".join(words[:count])
+        if _reads(whole):
+            what = "is one override, which the shell has split at its spaces"
+            return Problem(whole, what, f"put it in quotes: {_for_shell(whole)}")
     return None
 
 
@@ -129,12 +137,13 @@ _MOST_WORDS = 50
 
 def several_values(override: Override) -> Problem:
     """The problem of an override with several values outside a sweep."""
-    text, value = str(override.input_line), override.get_value_string()
-    key = text.partition("=")[0]
+    text = str(override.input_line)
+    value = override.get_value_string()
     hint = "put -m first to run one job for each"
     if "(" not in value:
-        hint += f"; a list is {key}=[{value}]"
-        hint += f"; one text with commas is {fixed}" if (fixed := quoted(text)) else ""
+        hint += f"; a list is {text.partition('=')[0]}=[{value}]"
+        if fixed := quoted(text):
+            hint += f"; one text with commas is {fixed}"
     return Problem(override.key_or_group, f"{value!r} stands for several values", hint)
 
 

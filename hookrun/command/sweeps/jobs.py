@@ -77,7 +77,8 @@ def run_alone(
     from hookrun.store.run_dir import outputs_folder, update_latest
 
     run_dir = _run_dir()
-    go_on, anyway = resume is not None, resume is not None and resume.anyway
+    go_on = resume is not None
+    anyway = resume is not None and resume.anyway
     if not go_on:
         in_outputs = Path(run_dir).parent.resolve().is_relative_to(outputs_folder().resolve())
         if latest and in_outputs and (note := update_latest(run_dir)):
@@ -114,7 +115,8 @@ class JobLines:
             if key_of(text) in self.swept or text == "hooked=false"
         ]
         status = record_in(run_dir / STATUS, Status)  # if somebody has damaged it, the sweep goes on
-        result, ended = status.get("objective") or {}, str(status.get("status", "not started"))
+        result = status.get("objective") or {}
+        ended = str(status.get("status", "not started"))
         # in a resumed sweep the numbers may go beyond its jobs
         of = "" if self.total is None or number > self.total else f"/{self.total}"
         parts = [f"[{number}{of}] {' '.join(settings)}".rstrip()]
@@ -164,7 +166,9 @@ class SweepJob:
                 return NOT_STARTED
             from hookrun.run.passes.progress import one_of_many
 
-            run_dir, sweep_dir, start = _run_dir(), _sweep_dir(), time.monotonic()
+            run_dir = _run_dir()
+            sweep_dir = _sweep_dir()
+            start = time.monotonic()
             screen = nullcontext() if self.lines is None else one_of_many(self.lines.told)
             try:
                 with read_once(self.trust), screen:
@@ -265,7 +269,8 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
     places = {
         run.where: run.path for run in prepared.runs if not run.need and os.path.abspath(run.run) != run.path
     }
-    weights, source = prepared.settings.model.own_weights, getattr(prepared, "weights", "")
+    weights = prepared.settings.model.own_weights
+    source = getattr(prepared, "weights", "")
     if (
         weights is not None
         and os.path.isabs(source)
@@ -351,9 +356,11 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
     """If the run saved a state, print the command that resumes the run, or for a job the command for its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
         sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
-        typed, folder = "resume", run_dir
+        typed = "resume"
+        folder = run_dir
         if sweep is not None and (run_dir / JOB).exists():
-            typed, folder = "-m resume", sweep
+            typed = "-m resume"
+            folder = sweep
         print(f"to go on: hookrun {typed}={shlex.quote(near_path(folder))}", file=sys.stderr, flush=True)
 
 

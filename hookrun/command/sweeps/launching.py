@@ -25,6 +25,7 @@ from hookrun.command.compose.hydra import BASIC_LAUNCHER, App, BasicLauncher
 from hookrun.command.sweeps.composed_jobs import SUBDIR, ComposedJob, composed_job, subdir_override
 from hookrun.command.sweeps.exit_codes import DONE, exit_code
 from hookrun.command.sweeps.jobs import NOT_STARTED, JobFailed, SweepJob, make_missing_page
+from hookrun.command.sweeps.needs import NeededRuns
 from hookrun.command.sweeps.resumed import JobDirectories
 from hookrun.errors import HookrunError, listed
 from hookrun.store.format import STATUS
@@ -49,7 +50,9 @@ class SweepRun(Launcher):
     cfg:       its configuration
     sweep_dir: the directory of the sweep
     job:       what runs each of its jobs
-    known:     the jobs in the directory of a resumed sweep; None for a new sweep
+    earlier:   the jobs in the directory of a resumed sweep; None for a new sweep
+    needs:     the runs that its jobs need
+    is_plan:   whether ``task=plan`` was typed
     jobs:      every job of the sweep; None where the sweeper chooses them while it runs
     codes:     directory -> exit code of each launched job
     again:     the number of jobs that had finished before
@@ -64,11 +67,18 @@ class SweepRun(Launcher):
         cfg: DictConfig,
         sweep_dir: Path,
         job: SweepJob,
-        known: JobDirectories | None = None,
-        jobs: Sequence[ComposedJob] | None = None,
+        earlier: JobDirectories | None,
+        needs: NeededRuns,
+        is_plan: bool,
     ) -> None:
-        self.app, self.cfg = app, cfg
-        self.sweep_dir, self.job, self.known, self.jobs = sweep_dir, job, known, jobs
+        self.app = app
+        self.cfg = cfg
+        self.sweep_dir = sweep_dir
+        self.job = job
+        self.earlier = earlier
+        self.needs = needs
+        self.is_plan = is_plan
+        self.jobs: Sequence[ComposedJob] | None = None
         self._order = {override.get_key_element(): place for place, override in enumerate(app.swept(cfg))}
         self._launched = 0
         self.codes = dict[str, int]()
@@ -85,11 +95,12 @@ class SweepRun(Launcher):
     def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; returns one JobReturn for each, including those that had finished before.
 
-        Where all jobs are known, they are all run when the sweeper first launches some of them.
+        Where all jobs are earlier, they are all run when the sweeper first launches some of them.
 
         Raises SweepStopped after a failed job, with `fail_fast`.
         """
-        first, jobs = self._launched, self.jobs
+        first = self._launched
+        jobs = self.jobs
         if jobs is None:
             jobs = self._chosen(job_overrides)
         elif first:
@@ -102,11 +113,7 @@ class SweepRun(Launcher):
             if is_serial(self._launcher):
                 results: Sequence[JobReturn] = launch_serially(cast(BasicLauncher, self._launcher), batch)
             else:
-                overrides = [
-                    [*job.overrides, *([] if job.name is None else [subdir_override(job.name)])]
-                    for job in batch
-                ]
-                results = self._launcher.launch(overrides, batch[0].number)
+                results = self._launcher.launch([_overrides(job) for job in batch], batch[0].number)
             returned |= dict(zip(batch, results, strict=True))
             self._keep_codes(results)
             failed = [path for path in map(_run_dir, results) if self.codes.get(path, DONE) != DONE]
@@ -116,21 +123,18 @@ class SweepRun(Launcher):
 
     def _chosen(self, job_overrides: Sequence[Overrides]) -> list[ComposedJob]:
         """The jobs that a sweeper has just chosen."""
-
-        jobs = [
-            composed_job(
-                self.app,
-                self.cfg,
-                # as typed: the last override of a key wins, and `+` must come before its subkeys
-                sorted(each, key=lambda text: self._order.get(text.partition("=")[0], len(self._order))),
-            )
-            for each in job_overrides
-        ]
-        for number, job in enumerate(jobs, self._launched):
+        jobs = list[ComposedJob]()
+        for number, overrides in enumerate(job_overrides, self._launched):
+            job = composed_job(self.app, self.cfg, sorted(overrides, key=self._place))
             job.number = number
-        if self.known is not None:
-            self.known.place(jobs)
+            jobs.append(job)
+        if self.earlier is not None:
+            self.earlier.place(jobs)
         return jobs
+
+    def _place(self, override: str) -> int:
+        """Its place as typed: the last override of a key wins, and `+` must come before its subkeys."""
+        return self._order.get(override.partition("=")[0], len(self._order))
 
     def _batches(self, jobs: Sequence[ComposedJob]) -> Iterator[list[ComposedJob]]:
         """The jobs of each call of the launcher; with `fail_fast`, a launcher of one process gets one job at a time.
@@ -160,7 +164,8 @@ class SweepRun(Launcher):
         try:
             returned.return_value = self.job.value(run_dir, cast(int, job.exit_code))
         except HookrunError as error:
-            returned.return_value, returned.status = error, JobStatus.FAILED
+            returned.return_value = error
+            returned.status = JobStatus.FAILED
         return returned
 
     def _keep_codes(self, results: Sequence[JobReturn]) -> None:
@@ -175,6 +180,11 @@ class SweepRun(Launcher):
                 self.codes[_run_dir(job)] = code
 
 
+def _overrides(job: ComposedJob) -> list[str]:
+    """The overrides with which a launcher composes the job."""
+    return [*job.overrides] if job.name is None else [*job.overrides, subdir_override(job.name)]
+
+
 def is_serial(launcher: Launcher) -> bool:
     """Whether it is Hydra's basic launcher, which runs the jobs one after the other in this process."""
     return f"{type(launcher).__module__}.{type(launcher).__name__}" == BASIC_LAUNCHER
@@ -185,7 +195,9 @@ def launch_serially(launcher: BasicLauncher, jobs: Sequence[ComposedJob]) -> lis
 
     Of a job only its directory and its return value are kept: a sweep may have thousands of jobs.
     """
-    config, context, task = launcher.config, launcher.hydra_context, launcher.task_function
+    config = launcher.config
+    context = launcher.hydra_context
+    task = launcher.task_function
     assert config is not None and context is not None and task is not None  # Hydra has set it up
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
@@ -196,7 +208,8 @@ def launch_serially(launcher: BasicLauncher, jobs: Sequence[ComposedJob]) -> lis
         if cast(SweepJob, task).lines is None:  # else the job prints its line when it has ended
             log.info(f"\t#{job.number} : {' '.join(filter_overrides(job.overrides))}")
         result = run_job(task, job.configuration(), "hydra.sweep.dir", SUBDIR, context)
-        result.cfg, result.hydra_cfg = None, _only_directory(_run_dir(result))
+        result.cfg = None
+        result.hydra_cfg = _only_directory(_run_dir(result))
         results.append(result)
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return results
@@ -218,13 +231,15 @@ def interrupted(interruption: KeyboardInterrupt, sweep_dir: Path, jobs: Sequence
     from hookrun.report.sweep_facts import find_jobs
 
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
+    missing = list[str]()
+    for number, job in enumerate(jobs):
+        if job.exit_code is None and not (job.run_dir / STATUS).exists():
+            varied = [text for text in filter_overrides(job.overrides) if text not in shared]
+            missing.append(f"#{number} ({' '.join(varied)})")
     counts = Counter(job.status for job in find_jobs(sweep_dir) if job.status != "not started")
-    missing = [
-        f"#{place} ({' '.join(text for text in filter_overrides(job.overrides) if text not in shared)})"
-        for place, job in enumerate(jobs)
-        if job.exit_code is None and not (job.run_dir / STATUS).exists()
-    ]
     counts["not started"] = len(missing)
     ended = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no job started"
     message = f"sweep: {str(interruption) or 'interrupted'}: {ended}, in {sweep_dir}"
-    return f"{message}\n  not started: {listed(missing, MOST_LISTED)}" if missing else message
+    if missing:
+        message += f"\n  not started: {listed(missing, MOST_LISTED)}"
+    return message

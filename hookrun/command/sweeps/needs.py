@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,7 +27,7 @@ from hookrun.command.compose.hydra import Composition, conf_dir, opened, parse_o
 from hookrun.command.compose.loader import options
 from hookrun.command.sweeps.jobs import JobFailed, free_job_memory, near_path, run_alone
 from hookrun.engine.keys import root_of
-from hookrun.errors import CompileError, Problem, SpecError, nearest, refuse, refused_at, spec_error
+from hookrun.errors import Problem, Refusal, nearest, refuse, refused_at, spec_error
 from hookrun.report.sweep_facts import record_in
 from hookrun.run import tasks
 from hookrun.run.experiment.experiment import Experiment
@@ -63,17 +63,29 @@ class ComposedNeed:
 class NeededRuns:
     """The runs that the experiments of one command need.
 
-    asked:   the command line; only its config folders and `hydra.searchpath` are used
-    trust:   packages that a user's own code may come from
-    resumes: whether the command resumes a run, which does not store the folders
-    made:    need -> the directory of its run, found or made; None: it has not been run yet
+    command:  the command line; only its config folders and `hydra.searchpath` are used
+    trust:    packages that a user's own code may come from
+    resumes:  whether the command resumes a run, which does not store the folders
+    made:     need -> the directory of its run, found or made; None: it has not been run yet
+    previous: the directory of the run before, see `previous_run`
     """
 
-    asked: Composition
+    command: Composition
     trust: frozenset[str]
     resumes: bool = False
     made: dict[Need, str | None] = field(default_factory=dict, init=False)
+    previous: str | None = field(default=None, init=False)
     _needed: dict[Need, ComposedNeed] = field(default_factory=dict, init=False)
+
+    def find_all(self, experiments: Collection[Experiment], folder: Path) -> None:
+        """Find the runs that exist already: those of all needs, and the run before in `folder`. Raises SpecError."""
+        self.previous = previous_run(experiments, folder)
+        for experiment in experiments:
+            self.find(experiment)
+
+    def given_to(self, experiment: Experiment) -> Experiment:
+        """The experiment with the directories of the runs that it names."""
+        return experiment.with_runs(self.made, self.previous)
 
     def find(self, experiment: Experiment) -> None:
         """Compose the needs of the experiment, and look for their finished runs.
@@ -97,8 +109,8 @@ class NeededRuns:
             inner = [self._needed[each].folder.name for each in theirs.values()]
             folder = outputs_folder() / FOLDER / _digest(config, needed, inner)
             self._needed[need] = ComposedNeed(where, need, cfg, needed, folder)
-            found = newest_unchanged(folder)
-            self.made[need] = None if found is None else str(found)
+            run_dir = newest_unchanged(folder)
+            self.made[need] = None if run_dir is None else str(run_dir)
 
     @property
     def missing(self) -> bool:
@@ -132,22 +144,19 @@ class NeededRuns:
     # ---- composing -------------------------------------------------------------------------------------------------
 
     def _composed(self, where: str, need: Need) -> tuple[DictConfig, dict[str, Any], Experiment]:
-        names = options(self.asked.repository, "experiment")
+        names = options(self.command.repository, "experiment")
         if need.experiment not in names:
-            raise spec_error(
-                f"{where}.experiment",
-                f"there is no experiment {need.experiment!r}",
-                "type --config-dir again, if the run had one"
-                if self.resumes
-                else nearest(need.experiment, names),
-            )
+            hint = nearest(need.experiment, names)
+            if self.resumes:
+                hint = "type --config-dir again, if the run had one"
+            raise spec_error(f"{where}.experiment", f"there is no experiment {need.experiment!r}", hint)
         refuse(self._wrong_overrides(f"{where}.overrides", need.overrides))
         chosen = f"experiment={need.experiment}"
         if parse_override(chosen).value() != need.experiment:
             chosen = f"experiment='{need.experiment}'"
-        asked = replace(self.asked, overrides=[*self.asked.search, chosen, *need.overrides])
+        command = replace(self.command, overrides=[*self.command.search, chosen, *need.overrides])
         with _named(where, need):
-            cfg = composed(asked)
+            cfg = composed(command)
             if cfg.hydra.mode == RunMode.MULTIRUN:
                 raise spec_error("hydra.mode", "is a sweep, and a need is one run", "need another experiment")
             place_run(cfg, outputs_folder() / FOLDER)  # the same for every command, for its hash
@@ -163,7 +172,7 @@ class NeededRuns:
 
     def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
         """The problems of overrides that a need may not have: it may only set keys of the experiment that it names."""
-        groups = {*self.asked.repository.get_group_options("", ObjectType.GROUP)} - {"experiment"}
+        groups = {*self.command.repository.get_group_options("", ObjectType.GROUP)} - {"experiment"}
         for text in overrides:
             key, _, value = text.partition("=")
             if root_of(text) == "experiment":
@@ -182,16 +191,16 @@ class NeededRuns:
     def _made(self, needed: ComposedNeed) -> str:
         from hookrun.store.lock import locked
 
-        said = f"{needed.where}: another process runs it; waiting for {needed.folder}"
-        with locked(needed.folder, lambda: print(said, flush=True)):
-            if (found := newest_unchanged(needed.folder)) is not None:  # made by another process meanwhile
-                return str(found)
+        waits = f"{needed.where}: another process runs it; waiting for {needed.folder}"
+        with locked(needed.folder, lambda: print(waits, flush=True)):
+            if (made := newest_unchanged(needed.folder)) is not None:  # by another process meanwhile
+                return str(made)
             print(self._line(needed), flush=True)
             run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
             place_run(needed.cfg, run_dir)
             plain_run(needed.cfg)
             run = partial(run_alone, prepared=self._prepared(needed), latest=False)
-            code = int(self.asked.app.run_checked(needed.cfg, run).return_value)
+            code = int(self.command.app.run_checked(needed.cfg, run).return_value)
             free_job_memory()
             if code:
                 what = f"{needed.where}: {needed.need} ended with exit code {code}"
@@ -201,9 +210,9 @@ class NeededRuns:
         return str(run_dir)
 
     def _line(self, needed: ComposedNeed) -> str:
-        found = self.made[needed.need]
-        how = "runs first" if found is None else "used again"
-        place = near_path(Path(found or needed.folder))
+        made = self.made[needed.need]
+        how = "runs first" if made is None else "used again"
+        place = near_path(Path(made or needed.folder))
         return f"needs: {needed.where.removeprefix('needs.')} = {needed.need} → {place} ({how})"
 
 
@@ -236,32 +245,17 @@ def with_made_needs(
     return experiment.with_runs(needs.made)
 
 
-def with_found_runs(
-    experiments: Mapping[int, Experiment], needs: NeededRuns, *, shows: bool
-) -> tuple[dict[int, Experiment], str | None]:
-    """The experiments of a sweep with the runs that exist already, and the directory of the previous run.
-
-    needs: receives the needs of all experiments, compiled where they have not been run yet
-    """
-    for experiment in experiments.values():
-        needs.find(experiment)
-    needs.prepare(shows=shows)
-    previous = previous_run(experiments.values(), outputs_folder())
-    return {number: each.with_runs(needs.made, previous) for number, each in experiments.items()}, previous
-
-
 def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
     """The newest finished run in `folder` if one of the experiments refers to the previous run; else None.
 
     Raises SpecError if an experiment refers to it and `folder` has no finished run.
     """
-    asking = [
-        where for experiment in experiments for where, run in _named_runs(experiment) if run == PREVIOUS
-    ]
-    if not asking:
-        return None
-    with refused_at(asking[0]):
-        return str(newest_finished(folder))
+    for experiment in experiments:
+        for where, run in _named_runs(experiment):
+            if run == PREVIOUS:
+                with refused_at(where):
+                    return str(newest_finished(folder))
+    return None
 
 
 def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
@@ -279,10 +273,9 @@ def _named(where: str, need: Need) -> Iterator[None]:
     """Prefix every problem that is raised in the block with the key path of the need."""
     try:
         yield
-    except (SpecError, CompileError) as error:
-        raise type(error)(
-            [replace(each, where=f"{where} ({need}): {each.where}") for each in error.errors]
-        ) from error
+    except Refusal as error:
+        problems = [replace(each, where=f"{where} ({need}): {each.where}") for each in error.errors]
+        raise type(error)(problems) from error
 
 
 def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:

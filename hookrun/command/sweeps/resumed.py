@@ -64,14 +64,14 @@ def sweep_command(
     if not all(key_of(text).startswith("hydra") for text in typed):
         return name or "config", overrides
     file, record = _stored_command(folder)
-    found = [each.path for each in record.config_sources if each.provider == "command-line" and each.path]
-    if found and not has_folder:  # only the command line chooses which folder is read
-        theirs = shlex.quote(found[0][:MOST_SHOWN])
-        raise spec_error(
-            "--config-dir",
-            f"the stored sweep had one, {theirs}, and a file does not choose which folder is read",
-            f"type it as well: --config-dir {theirs} -m {RESUME}={shlex.quote(str(folder))}",
-        )
+    for source in record.config_sources:
+        if source.provider == "command-line" and source.path and not has_folder:
+            path = shlex.quote(source.path[:MOST_SHOWN])  # only the command line chooses which folder is read
+            raise spec_error(
+                "--config-dir",
+                f"the stored sweep had one, {path}, and a file does not choose which folder is read",
+                f"type it as well: --config-dir {path} -m {RESUME}={shlex.quote(str(folder))}",
+            )
     typed_keys = {*map(key_of, typed), *_SAID_BY_RESUME}
     kept = [text for text in record.hydra_overrides if key_of(text) not in typed_keys]
     swept = {text.partition("=")[0]: "" for text in record.task_overrides}
@@ -98,12 +98,10 @@ def sweep_folder(value: str) -> Path:
             RESUME, f"there is no directory {folder}", f"name one that a sweep left: {RESUME}=DIR"
         )
     if (folder / STATUS).is_file():
-        is_job = (folder.parent / MULTIRUN).is_file()
-        raise spec_error(
-            RESUME,
-            f"{folder} is the directory of a run, not of a sweep",
-            f"name the sweep's: {RESUME}={folder.parent}" if is_job else "a single run goes on without -m",
-        )
+        hint = "a single run goes on without -m"
+        if (folder.parent / MULTIRUN).is_file():
+            hint = f"name the sweep's: {RESUME}={folder.parent}"
+        raise spec_error(RESUME, f"{folder} is the directory of a run, not of a sweep", hint)
     raise spec_error(
         RESUME,
         f"{folder} is not the directory of a sweep: it has no {MULTIRUN}",
@@ -144,14 +142,15 @@ def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> 
         return
     if key == SUBDIR and _INSIDE.fullmatch(str(value)) and ".." not in str(value):
         return
-    reasons = ["cannot be chosen in a file"]
-    if key.startswith("hydra."):
-        section: Any = value
-        for part in reversed(key.split(".")[1:]):
-            section = {part: section}
-        reasons = [problem.what for problem in hydra_section.wrong_settings(section, groups)]
-    for what in reasons:
-        yield Problem(f"{file}: {text[:MOST_SHOWN]}", what, hint)
+    where = f"{file}: {text[:MOST_SHOWN]}"
+    if not key.startswith("hydra."):
+        yield Problem(where, "cannot be chosen in a file", hint)
+        return
+    section: Any = value
+    for part in reversed(key.split(".")[1:]):
+        section = {part: section}
+    for problem in hydra_section.wrong_settings(section, groups):
+        yield Problem(where, problem.what, hint)
 
 
 _FINISHED = ("done", "stopped")
@@ -161,21 +160,22 @@ _FINISHED = ("done", "stopped")
 class JobDirectories:
     """The jobs in the directory of a sweep that is resumed; each job is taken once.
 
-    found: directory, relative to the sweep's -> the hash of its job, and the exit code of one that has finished
+    jobs: directory, relative to the sweep's -> the hash of its job, and the exit code of one that has finished
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that cannot be identified, or that another process still runs."""
         self._folder = folder
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
-        self.found = {
-            path.relative_to(folder).as_posix(): _known_job(path)
-            for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name))
-            if (path / JOB).exists() or (path / STATUS).exists()
-        }
-        self._left, self._used = defaultdict[str, list[str]](list), set(self.found)
-        for name, (config, _) in self.found.items():
-            self._left[config].append(name)
+        self.jobs = dict[str, tuple[str, int | None]]()
+        self._left = defaultdict[str, list[str]](list)
+        for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
+            if (path / JOB).exists() or (path / STATUS).exists():
+                name = path.relative_to(folder).as_posix()
+                config, code = _stored_job(path)
+                self.jobs[name] = config, code
+                self._left[config].append(name)
+        self._used = set(self.jobs)
 
     def place(self, jobs: Sequence[ComposedJob]) -> None:
         """Set the directories of the jobs: of one that was started before its own, of a new one the next free one.
@@ -186,7 +186,7 @@ class JobDirectories:
         for job in jobs:
             if names := self._left[job.config]:
                 job.name = names.pop(0)
-                job.exit_code = self.found[job.name][1]
+                job.exit_code = self.jobs[job.name][1]
                 job.number = int(job.name) if job.name.isdecimal() else job.number
             elif job.config:
                 new.append((job, job.configuration()))
@@ -238,7 +238,7 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _known_job(path: Path) -> tuple[str, int | None]:
+def _stored_job(path: Path) -> tuple[str, int | None]:
     """The hash of a job's configuration, and the exit code; None for one that was killed, failed or interrupted."""
     with (
         refused_at(RESUME, f"remove {path}: the job is run again then"),

@@ -7,10 +7,11 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
@@ -19,10 +20,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from hookrun.command.compose.compose import JOB_DIRECTORY, claimed, plain_run, planned, refuse_used
+from hookrun.command.compose.compose import JOB_DIRECTORY, claimed, parsed, plain_run, refuse_used
 from hookrun.command.compose.errors import explained
 from hookrun.command.compose.hydra import App, numbered
-from hookrun.command.compose.overrides import RESUME
+from hookrun.command.compose.overrides import RESUME, Resume
 from hookrun.command.sweeps.composed_jobs import (
     SUBDIR,
     ComposedJob,
@@ -42,7 +43,7 @@ from hookrun.command.sweeps.jobs import (
     make_page,
 )
 from hookrun.command.sweeps.launching import SweepRun, SweepStopped, interrupted
-from hookrun.command.sweeps.needs import NeededRuns, with_found_runs
+from hookrun.command.sweeps.needs import NeededRuns
 from hookrun.command.sweeps.resumed import SWEEPS, JobDirectories
 from hookrun.engine.keys import key_of, root_of
 from hookrun.errors import (
@@ -61,10 +62,10 @@ from hookrun.report.sweep_facts import SweepData, conclusion, find_jobs, record_
 from hookrun.run import tasks
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.ranks import is_main, size_of_world
-from hookrun.run.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+from hookrun.run.tasks import JobCache, refuse_ranks, required_goal, task_of
 from hookrun.store.files import os_errors, replacing, write_json
 from hookrun.store.format import MULTIRUN, REPORT, STATUS, SWEEP, entries
-from hookrun.store.objective import Direction, Goal
+from hookrun.store.objective import Goal
 from hookrun.store.records import SweepRecord
 from hookrun.store.run_dir import outputs_folder, update_latest
 
@@ -87,38 +88,56 @@ MOST_PROBLEMS = 20
 MOST_JOBS = 3
 """The most further jobs that are named for one problem."""
 
-_SWEEPER = "hydra.sweeper"
 _FAILURES = "max_failure_rate"
-_SETTINGS: Mapping[str, Mapping[Direction, Any]] = {
-    "direction": {"maximize": "maximize", "minimize": "minimize"},  # optuna
-    "ax_config.experiment.minimize": {"maximize": False, "minimize": True},
-    "optim.maximize": {"maximize": True, "minimize": False},  # nevergrad
-}
-"""Setting of a sweeper -> its value for each direction of the objective."""
 
 
-def sweep(
-    app: App,
-    cfg: DictConfig,
-    trust: frozenset[str],
-    *,
-    go_on: bool = False,
-    anyway: bool = False,
-    fail_fast: bool = False,
-    verbose: bool = False,
-) -> int:
-    """Run the jobs of `cfg`; returns the most serious of their exit codes.
+@dataclass(frozen=True)
+class SweepCommand:
+    """A sweep that was typed.
 
-    go_on:     whether the sweep is resumed; jobs that are over are not run again
-    anyway:    whether jobs are resumed even if their states are of another model, data or version
+    cfg:       its configuration, as Hydra composed it
+    trust:     the packages that a user's own code may come from
+    is_plan:   whether ``task=plan`` was typed: the plan of every job is printed
+    resume:    what was typed to go on with an earlier sweep; None for a new one
     fail_fast: whether no job starts after one has failed
     verbose:   whether jobs print all that a single run prints, and not one line each
+    """
+
+    app: App
+    cfg: DictConfig
+    trust: frozenset[str]
+    is_plan: bool = False
+    resume: Resume | None = None
+    fail_fast: bool = False
+    verbose: bool = False
+
+
+def sweep(command: SweepCommand) -> int:
+    """Run the jobs of a sweep, or show their plans; returns the most serious of their exit codes.
 
     Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
     its jobs while it runs cannot list them: only their common configuration is checked then.
     """
-    command = command_of(app, cfg, [])
-    with explained(command):
+    run = plan_jobs(command)
+    if run is None:
+        return DONE
+    if shown := check_jobs(run):
+        return _show(run, shown)
+    return launch(run)
+
+
+# ---- the jobs ------------------------------------------------------------------------------------------------------
+
+
+def plan_jobs(command: SweepCommand) -> SweepRun | None:
+    """The sweep with its jobs, each composed once, and with their directories if it is resumed.
+
+    None for one that has ended in its directory with nothing left to do, which is printed. Raises SpecError.
+    """
+    app = command.app
+    cfg = command.cfg
+    composition = command_of(app, cfg, [])
+    with explained(composition):
         # Resolve the time in the directory's name once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
         sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
@@ -126,64 +145,131 @@ def sweep(
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
-    refuse(list(_set_twice(app, cfg)))
-    needs = NeededRuns(command, trust)
+    refuse(_set_twice(app, cfg))
     swept = frozenset(key_of(each.get_key_element()) for each in app.swept(cfg) if each.is_sweep_override())
-    known = JobDirectories(sweep_dir) if go_on else None
+    earlier = None if command.resume is None else JobDirectories(sweep_dir)
     job = SweepJob(
-        trust,
-        begun=None if known is None else frozenset(known.found),
-        anyway=anyway,
-        stop=sweep_dir / STOP if fail_fast else None,
-        lines=None if verbose else JobLines(swept),
+        command.trust,
+        begun=None if earlier is None else frozenset(earlier.jobs),
+        anyway=command.resume is not None and command.resume.anyway,
+        stop=sweep_dir / STOP if command.fail_fast else None,
+        lines=None if command.verbose else JobLines(swept),
     )
-    run = SweepRun(app, cfg, sweep_dir, job, known)
+    needs = NeededRuns(composition, command.trust)
+    run = SweepRun(app, cfg, sweep_dir, job, earlier, needs=needs, is_plan=command.is_plan)
     if named is None:
-        return _optimize(run, needs)
+        return run
     if not named:
         raise SpecError(_why_no_job(app, cfg))
     run.made_of = made_of(app, cfg, named)
-    if known is not None and _is_finished(run, known):
-        count = len(known.found)
-        print(
-            f"sweep: {count} of {count} jobs done, {count} of them before, in {sweep_dir}\n"
-            f"report: {sweep_dir / REPORT}"
-        )
-        return DONE
-    run.jobs = jobs = jobs_of(app, cfg, named, MOST_REFUSED)
-    if known is not None:
-        known.place(jobs)
-    typed = [list(filter_overrides(job.overrides)) for job in jobs]
-    experiments, refused, shows = _validated(run, jobs)
+    if earlier is not None and _has_finished(run, earlier):
+        count = len(earlier.jobs)
+        print(f"sweep: {count} of {count} jobs done, {count} of them before, in {sweep_dir}")
+        print(f"report: {sweep_dir / REPORT}")
+        return None
+    run.jobs = jobs_of(app, cfg, named, MOST_REFUSED)
+    if earlier is not None:
+        earlier.place(run.jobs)
+    if job.lines is not None:
+        job.lines.total = len(run.jobs)
+    return run
+
+
+def _has_finished(run: SweepRun, earlier: JobDirectories) -> bool:
+    """Whether the same sweep has ended in its directory and nothing is left to do; no job is composed for that."""
+    if not run.made_of or not (run.sweep_dir / REPORT).exists():
+        return False
+    record = record_in(run.sweep_dir / FINISHED, SweepRecord)
+    if record.get("finished") != hash_with(run.made_of, [config for config, _ in earlier.jobs.values()]):
+        return False
+    return all(
+        code == DONE and not lacks_page(run.sweep_dir / name) for name, (_, code) in earlier.jobs.items()
+    )
+
+
+def _compile_differently(run: SweepRun) -> bool:
+    """Whether the swept keys may change the names or shapes of the hooks."""
+    for override in run.app.swept(run.cfg):
+        if override.is_sweep_override() and root_of(override.key_or_group) in _COMPILED:
+            return True
+    return False
+
+
+# ---- before the first job ------------------------------------------------------------------------------------------
+
+
+def check_jobs(run: SweepRun) -> Mapping[int, Experiment]:
+    """Check the jobs as far as possible before the first of them runs, and find the runs that they need.
+
+    Returns the experiments whose plans are only to be shown, by number; none of a sweep that is to be launched. Raises
+    SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
+    """
+    if run.jobs is None:
+        return _check_common(run)
+    experiments, refused, shows = _validated(run, run.jobs)
     if not shows:
         _refuse_ranks(experiments.values())
-    elif not is_main():  # only rank 0 prints the plan
-        return DONE
-    if refused and not _compile_differently(app, cfg):
+    elif not is_main():
+        return experiments
+    if refused and not _compile_differently(run):
         experiments = {}  # report the problems now, before torch is imported
-    experiments, previous = with_found_runs(experiments, needs, shows=shows)
+    experiments = _with_runs(run, experiments, shows=shows)
+    if not experiments and not refused:
+        return {}
     if experiments:
         import_torch()
-    if experiments or refused:
-        message = _check(experiments, typed, refused, trust)
-        if shows:
-            return _show([(each, " ".join(typed[number])) for number, each in experiments.items()], trust)
-        print(message, flush=True)
-    del experiments
-    if job.lines is not None:
-        job.lines.total = len(jobs)
-    return _launch(run, needs, previous)
+    message = _check(experiments, run.jobs, refused, run.job.trust)
+    if shows:
+        return experiments
+    print(message, flush=True)
+    return {}
 
 
-def _is_finished(run: SweepRun, known: JobDirectories) -> bool:
-    """Whether the same sweep has ended in its directory and nothing is left to do; no job is composed for that."""
-    record = record_in(run.sweep_dir / FINISHED, SweepRecord)
-    found = hash_with(run.made_of, [config for config, _ in known.found.values()])
-    if not run.made_of or record.get("finished") != found:
-        return False
-    return (run.sweep_dir / REPORT).exists() and all(
-        code == DONE and not lacks_page(run.sweep_dir / name) for name, (_, code) in known.found.items()
-    )
+def _with_runs(run: SweepRun, experiments: Mapping[int, Experiment], *, shows: bool) -> dict[int, Experiment]:
+    """The experiments with the runs that exist already; needs that have not been run yet are compiled."""
+    run.needs.find_all(experiments.values(), outputs_folder())
+    run.needs.prepare(shows=shows)
+    return {number: run.needs.given_to(each) for number, each in experiments.items()}
+
+
+def _validated(
+    run: SweepRun, jobs: Sequence[ComposedJob]
+) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
+    """The experiment of each valid job, the error of each invalid job, and whether all valid jobs are only shown.
+
+    Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
+    """
+    experiments = dict[int, Experiment]()
+    run_dirs = dict[Path, int]()
+    shown = set[int]()
+    refused = {number: job.error for number, job in enumerate(jobs) if job.error is not None}
+    for number, composed in enumerate(jobs):
+        if composed.exit_code is not None or not composed.config:
+            continue
+        try:
+            job = composed.configuration()
+            experiment = parsed(job, plain_run(job, *JOB_DIRECTORY), is_plan=run.is_plan)
+            if run.is_plan or task_of(experiment).shows:
+                shown.add(number)
+            else:
+                composed.run_dir = Path(job.hydra.runtime.output_dir)
+                if composed.name is None:
+                    refuse_used(composed.run_dir, "hydra.sweep.dir")
+                first = run_dirs.setdefault(composed.run_dir, number)
+                _refuse_directory(composed.run_dir, job, run.sweep_dir, number, first)
+        except SpecError as error:
+            refused[number] = error
+            if len(refused) >= MOST_REFUSED:
+                break
+            continue
+        experiments[number] = experiment
+    if shown >= experiments.keys():
+        return experiments, refused, True
+    for number in shown:
+        what = "this job only prints, and other jobs are run"
+        refused[number] = spec_error("task", what, "make two sweeps of it")
+        del experiments[number]
+    return experiments, refused, False
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
@@ -199,83 +285,66 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
         )
 
 
-def _compile_differently(app: App, cfg: DictConfig) -> bool:
-    """Whether the swept keys may change the names or shapes of the hooks."""
-    return any(
-        each.is_sweep_override() and root_of(each.key_or_group) in _COMPILED for each in app.swept(cfg)
-    )
+def _check_common(run: SweepRun) -> Mapping[int, Experiment]:
+    """Check what is common to the jobs of a sweeper that chooses them by their objective; each job is checked later.
 
-
-def _optimize(run: SweepRun, needs: NeededRuns) -> int:
-    """Run a sweep whose jobs are chosen by their objective; returns the exit code.
-
-    The common configuration is checked here, and each job before it runs.
+    Sets the objective of the jobs. Returns the common experiment if its plan is only to be shown.
     """
-    app, cfg, trust = run.app, run.cfg, run.job.trust
+    cfg = run.cfg
     if cfg.get("baseline") is True:
         raise spec_error(
             "baseline",
             "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose",
             "run it beside the sweep: hooked=false, without -m",
         )
-    experiment = parse_experiment(plain_run(numbered(copy.deepcopy(cfg), 0), *JOB_DIRECTORY))
-    shows = task_of(experiment).shows
+    job = numbered(copy.deepcopy(cfg), 0)
+    experiment = parsed(job, plain_run(job, *JOB_DIRECTORY), is_plan=run.is_plan)
+    shows = run.is_plan or task_of(experiment).shows
     if not shows:
         _refuse_ranks([experiment])
     elif not is_main():
-        return DONE
-    experiments, previous = with_found_runs({0: experiment}, needs, shows=shows)
+        return {0: experiment}
+    experiments = _with_runs(run, {0: experiment}, shows=shows)
     if shows:
-        return _show([(experiments[0], "")], trust)
+        return experiments
     goal = required_goal(experiment)
     message = set_direction(cfg, goal)
-    if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
-        tasks.prepare(experiments[0], trust=trust, cache=JobCache(SECONDS))
+    if not _compile_differently(run):  # else the jobs' own values decide whether they compile
+        tasks.prepare(experiments[0], trust=run.job.trust, cache=JobCache(SECONDS))
     print(message, flush=True)
     prepare_sweeper(cfg, experiment.settings.seed)
-    return _launch(run, needs, previous, goal)
+    run.job = replace(run.job, goal=goal)
+    return {}
 
 
 def set_direction(cfg: DictConfig, goal: Goal) -> str:
-    """Set the sweeper's direction unless it is set; returns a message.
+    """Set the direction of optuna's sweeper unless it is set; returns a message.
 
     Raises SpecError where the sweeper was set to another direction, or to several objectives.
     """
     sweeper = cfg.hydra.sweeper
+    where = "hydra.sweeper.direction"
+    value = sweeper.get("direction")
     message = f"objective: {goal}"
-    setting = next((key for key in _SETTINGS if OmegaConf.select(sweeper, key) is not None), None)
-    if setting is None:
+    if value is None:
         kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
-        return (
-            f"{message}\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
-            f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
+        message += (
+            f"\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
         )
-    where, value = f"{_SWEEPER}.{setting}", OmegaConf.select(sweeper, setting)
-    if OmegaConf.is_list(value):
-        raise spec_error(
-            where,
-            f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}",
-            "leave it out: hookrun sets it by `objective`",
-        )
-    wanted = _SETTINGS[setting][goal.direction]
-    # The plugin's default of `direction` is the member of an enumeration; the others are set if they were typed.
-    is_set = not isinstance(value, Enum) if setting == "direction" else _is_typed(cfg, setting)
-    value = value.lower() if isinstance(value, str) else value
-    if not is_set:
+        message += f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
+    elif OmegaConf.is_list(value):
+        what = f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}"
+        raise spec_error(where, what, "leave it out: hookrun sets it by `objective`")
+    elif isinstance(value, Enum):  # the plugin's default
         with read_write(sweeper), open_dict(sweeper):
-            OmegaConf.update(sweeper, setting, wanted)
-    elif value != wanted:
-        what = f"found {value!r}, and the objective is to {goal.direction} {goal.metric}"
+            sweeper.direction = goal.direction
+    elif value.lower() != goal.direction:
+        what = f"found {value.lower()!r}, and the objective is to {goal.direction} {goal.metric}"
         other = "minimize" if goal.direction == "maximize" else "maximize"
         hint = f"leave one of them out; to {other} it, objective.direction={other}"
         of_goal = f"is {goal.direction!r} for {goal.metric}, and {where} is not"
         raise SpecError([Problem(where, what, hint), Problem("objective.direction", of_goal)])
     return message
-
-
-def _is_typed(cfg: DictConfig, key: str) -> bool:
-    typed = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.hydra))
-    return f"{_SWEEPER}.{key}" in map(key_of, typed)
 
 
 def prepare_sweeper(cfg: DictConfig, seed: int) -> None:
@@ -285,78 +354,33 @@ def prepare_sweeper(cfg: DictConfig, seed: int) -> None:
     so that a resumed sweep chooses the same jobs again: those that have finished return their stored values.
     """
     sweeper = cfg.hydra.sweeper
+    is_typed = any(key_of(text) == f"hydra.sweeper.{_FAILURES}" for text in cfg.hydra.overrides.hydra)
     with read_write(cfg.hydra), open_dict(cfg.hydra):
-        if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
+        if sweeper.get(_FAILURES) == 0 and not is_typed:
             sweeper[_FAILURES] = 1.0
         sampler = sweeper.get("sampler")
         if OmegaConf.is_dict(sampler) and sampler.get("seed", 0) is None:
             sampler.seed = seed % 2**32  # what NumPy's generators take
 
 
-def _validated(
-    run: SweepRun, jobs: Sequence[ComposedJob]
-) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
-    """The experiment of each valid job, the error of each invalid job, and whether all valid jobs are only shown.
-
-    Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
-    """
-    experiments, run_dirs, shown = dict[int, Experiment](), dict[Path, int](), set[int]()
-    refused = {number: job.error for number, job in enumerate(jobs) if job.error is not None}
-    for number, composed in enumerate(jobs):
-        if composed.exit_code is not None or not composed.config:
-            continue
-        try:
-            job = composed.configuration()
-            experiment = parse_experiment(plain_run(job, *JOB_DIRECTORY))
-            if task_of(experiment).shows:
-                shown.add(number)
-                experiment = planned(
-                    experiment,
-                    composed.overrides,
-                    lambda overrides, job=composed: plain_run(  # type: ignore[misc]
-                        replace(job, overrides=overrides, cfg=None).configuration(), *JOB_DIRECTORY
-                    ),
-                )
-            else:
-                composed.run_dir = Path(job.hydra.runtime.output_dir)
-                if composed.name is None:
-                    refuse_used(composed.run_dir, "hydra.sweep.dir")
-                first = run_dirs.setdefault(composed.run_dir, number)
-                _refuse_directory(composed.run_dir, job, run.sweep_dir, number, first)
-        except SpecError as error:
-            refused[number] = error
-            if len(refused) >= MOST_REFUSED:
-                break
-            continue
-        experiments[number] = experiment
-    if not (shows := shown >= experiments.keys()):
-        refused |= dict.fromkeys(
-            shown, spec_error("task", "this job only prints, and other jobs are run", "make two sweeps of it")
-        )
-        experiments = {number: each for number, each in experiments.items() if number not in shown}
-    return experiments, refused, shows
-
-
 def _check(
     experiments: Mapping[int, Experiment],
-    overrides: Sequence[Sequence[str]],
-    refused: Mapping[int, SpecError | CompileError],
+    jobs: Sequence[ComposedJob],
+    refused: Mapping[int, SpecError],
     trust: frozenset[str],
 ) -> str:
     """Check the valid jobs; returns a message that says what was checked.
 
     experiments: job index -> experiment of each valid job
-    overrides:   the overrides of every job
+    jobs:        every job
     refused:     job index -> error of each invalid job
-
-    Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
     """
     cache = JobCache(SECONDS)
-    wrong = check_jobs(experiments, cache, trust=trust)
+    errors = {**refused, **tasks.check_jobs(experiments, cache, trust=trust)}
     free_job_memory()
-    if all_refused := dict(sorted({**refused, **wrong}.items())):
-        is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
-        raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
+    if errors:
+        is_spec = any(isinstance(error, SpecError) for error in errors.values())
+        raise (SpecError if is_spec else CompileError)(_grouped(errors, jobs))
     message = f"sweep: {counted(len(experiments), 'job')} checked, with {counted(cache.proven, 'fake run')}"
     if cache.unproven:
         message += f"; the shapes of {cache.unproven} were not checked within {SECONDS} seconds: "
@@ -364,25 +388,33 @@ def _check(
     return message
 
 
-def _grouped(
-    refused: Mapping[int, SpecError | CompileError], overrides: Sequence[Sequence[str]]
-) -> list[Problem]:
+def _grouped(errors: Mapping[int, SpecError | CompileError], jobs: Sequence[ComposedJob]) -> list[Problem]:
     """Each distinct problem once, with the first job that has it."""
-    jobs = dict[Problem, list[int]]()
-    for number, error in refused.items():
-        for problem in error.errors:
-            jobs.setdefault(problem, []).append(number)
+    numbers = dict[Problem, list[int]]()
+    for number in sorted(errors):
+        for problem in errors[number].errors:
+            numbers.setdefault(problem, []).append(number)
+    overrides = [_typed(job) for job in jobs]
     common = set(overrides[0]).intersection(*overrides)
     problems = list[Problem]()
-    for problem, (first, *others) in list(jobs.items())[:MOST_PROBLEMS]:
-        where = ": ".join(filter(None, [f"job {_named(first, overrides[first])}", problem.where]))
-        alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
-        also = f"; the same in {listed(alike, MOST_JOBS)}" if alike else ""
-        problems.append(Problem(where, problem.what + also, problem.hint))
-    if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
-        of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
-        problems.append(Problem("", f"{counted(beyond, 'more problem')}; {of_all}"))
+    for problem, (first, *others) in islice(numbers.items(), MOST_PROBLEMS):
+        where = f"job {_named(first, overrides[first])}"
+        if problem.where:
+            where += f": {problem.where}"
+        what = problem.what
+        if others:
+            alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
+            what += f"; the same in {listed(alike, MOST_JOBS)}"
+        problems.append(Problem(where, what, problem.hint))
+    if (beyond := len(numbers) - MOST_PROBLEMS) > 0:
+        refused = f"{len(errors)} of {len(jobs)} jobs are refused"
+        problems.append(Problem("", f"{counted(beyond, 'more problem')}; {refused}"))
     return problems
+
+
+def _typed(job: ComposedJob) -> list[str]:
+    """The overrides of a job without those of Hydra's own section."""
+    return list(filter_overrides(job.overrides))
 
 
 def _named(number: int, overrides: Sequence[str]) -> str:
@@ -393,22 +425,27 @@ def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
     """The problem of each override that stands for no value at all."""
     problems = list[Problem]()
     for override in app.swept(cfg):
-        if not override.is_discrete_sweep() or next(iter(override.sweep_iterator()), None) is not None:
-            continue
-        key, value = override.key_or_group, override.value()
-        why, hint = "it is empty", f"list the values: {key}=1,2,3"
-        if isinstance(value, RangeSweep):
-            why = "the range is empty"
-            hint = "a range goes from its start to below its stop: range(1,5), range(5,1,-1)"
-        elif isinstance(value, Glob):
-            why = "glob() picks names of a config group, and this is a key"
-            if options := app.options(key):
-                why = f"it matches none of the config group {key!r}"
-                hint = nearest(" ".join(value.include), options)
-        problems.append(Problem(key, f"{override.get_value_string()} stands for no value: {why}", hint))
-    return problems or [
-        Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")
-    ]
+        if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None:
+            key = override.key_or_group
+            why, hint = _why_no_value(key, override.value(), app.options(key))
+            what = f"{override.get_value_string()} stands for no value: {why}"
+            problems.append(Problem(key, what, hint))
+    if problems:
+        return problems
+    return [Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")]
+
+
+def _why_no_value(key: str, value: Any, options: list[str]) -> tuple[str, str]:
+    """Why a swept value is empty, and the next step; `options` are the names of the group if the key is one."""
+    if isinstance(value, RangeSweep):
+        hint = "a range goes from its start to below its stop: range(1,5), range(5,1,-1)"
+        return "the range is empty", hint
+    hint = f"list the values: {key}=1,2,3"
+    if not isinstance(value, Glob):
+        return "it is empty", hint
+    if not options:
+        return "glob() picks names of a config group, and this is a key", hint
+    return f"it matches none of the config group {key!r}", nearest(" ".join(value.include), options)
 
 
 def _set_twice(app: App, cfg: DictConfig) -> Iterator[Problem]:
@@ -425,44 +462,54 @@ def _set_twice(app: App, cfg: DictConfig) -> Iterator[Problem]:
                 hint = f"to replace the values of the file: 'hydra.sweeper.params={{{key}: \"A,B,C\"}}'"
             what = f"is swept over by {before}, and set again by {override.input_line}"
             yield Problem(key, f"{what}: only the last one would count", hint)
-        swept |= dict.fromkeys(places if override.is_sweep_override() else (), override)
+        if override.is_sweep_override():
+            swept |= dict.fromkeys(places, override)
 
 
 def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: int, first: int) -> None:
     """Raise SpecError for a directory that job #`first` has too, or outside the sweep's, as by a value ``../..``."""
-    subdir = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
-    own = os.path.abspath(str(job.hydra.sweep.dir))
-    if own != str(sweep_dir):
+    folder = os.path.abspath(str(job.hydra.sweep.dir))
+    if folder != str(sweep_dir):
         raise spec_error(
             "hydra.sweep.dir",
-            f"is {own} for this job and {sweep_dir} for the sweep: it holds a value that the sweep varies",
+            f"is {folder} for this job and {sweep_dir} for the sweep: it holds a value that the sweep varies",
             "put that value into hydra.sweep.subdir",
         )
-    what = "" if first == number else f"job #{first} has the same directory, {run_dir}"
+    hint = "let it hold ${hydra.job.num}"
+    section: Any = OmegaConf.to_container(job.hydra.sweep, resolve=False)
+    subdir = str(section["subdir"])
     if "${" in subdir and not run_dir.is_relative_to(sweep_dir):
         what = f"{subdir} leads to {run_dir}, outside the directory of the sweep"
-    if what:
-        raise spec_error(SUBDIR, what, "let it hold ${hydra.job.num}")
+        raise spec_error(SUBDIR, what, hint)
+    if first != number:
+        raise spec_error(SUBDIR, f"job #{first} has the same directory, {run_dir}", hint)
 
 
-def _show(experiments: Iterable[tuple[Experiment, str]], trust: frozenset[str]) -> int:
-    """Print the plan of each experiment below the overrides of its job."""
-    for number, (experiment, overrides) in enumerate(experiments):
-        if overrides:
-            print(f"#{number}: {overrides}")
-        tasks.show(tasks.prepare(experiment, trust=trust))
+# ---- the launch ----------------------------------------------------------------------------------------------------
+
+
+def _show(run: SweepRun, experiments: Mapping[int, Experiment]) -> int:
+    """Print the plan of each experiment below the overrides of its job, on rank 0."""
+    if not is_main():
+        return DONE
+    for number, experiment in experiments.items():
+        if run.jobs is not None:
+            overrides = [*_typed(run.jobs[number]), *(["task=plan"] if run.is_plan else [])]
+            print(f"#{number}: {' '.join(overrides)}")
+        tasks.show(tasks.prepare(experiment, trust=run.job.trust))
         free_job_memory()
     return DONE
 
 
-def _launch(run: SweepRun, needs: NeededRuns, previous: str | None, goal: Goal | None = None) -> int:
+def launch(run: SweepRun) -> int:
     """Run the needs and the jobs, and write the page of the sweep; returns the exit code."""
-    sweep_dir, known = run.sweep_dir, run.known
-    with claimed(sweep_dir, "hydra.sweep.dir" if known is None else RESUME):
-        needs.make()
-        if known is not None and JobDirectories(sweep_dir).found != known.found:
+    sweep_dir = run.sweep_dir
+    earlier = run.earlier
+    with claimed(sweep_dir, "hydra.sweep.dir" if earlier is None else RESUME):
+        run.needs.make()
+        if earlier is not None and JobDirectories(sweep_dir).jobs != earlier.jobs:
             raise spec_error(RESUME, f"another process has run jobs in {sweep_dir} meanwhile", "try again")
-        run.job = replace(run.job, goal=goal, needs=needs.made, previous=previous)
+        run.job = replace(run.job, needs=run.needs.made, previous=run.needs.previous)
         with os_errors(f"cannot remove {STOP} or {FINISHED} in {sweep_dir}"):
             for name in (STOP, FINISHED):  # an earlier start may have left it
                 (sweep_dir / name).unlink(missing_ok=True)
@@ -473,18 +520,19 @@ def _launch(run: SweepRun, needs: NeededRuns, previous: str | None, goal: Goal |
         with replacing(sweep_dir / MULTIRUN) as file:  # for `resume`; not every sweeper stores it
             file.write(OmegaConf.to_yaml(run.cfg).encode())
         try:
-            return _run_jobs(run)
+            _run_jobs(run)
+            return _tell_end(run)
         except KeyboardInterrupt as interruption:
             print(interrupted(interruption, sweep_dir, run.jobs or ()), file=sys.stderr, flush=True)
             raise
         finally:
-            if known is not None or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
+            if earlier is not None or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
                 make_page(sweep_dir)
 
 
-def _run_jobs(run: SweepRun) -> int:
-    """Run the jobs and print how they ended; returns the exit code."""
-    sweep_dir, codes, goal = run.sweep_dir, run.codes, run.job.goal
+def _run_jobs(run: SweepRun) -> None:
+    """Let the sweeper and the launcher run the jobs; the exit codes are in `run.codes`."""
+    sweep_dir = run.sweep_dir
     try:
         gc.collect()
         gc.freeze()  # `free_job_memory` skips what exists now, most of it of modules
@@ -499,24 +547,35 @@ def _run_jobs(run: SweepRun) -> int:
         with explained(command_of(run.app, run.cfg, [])):
             raise error
     except Exception as error:
+        goal = run.job.goal
         if goal is None or isinstance(error, HookrunError):
             raise
-        _refuse_no_value(sweep_dir, codes, goal, error)
+        _refuse_no_value(sweep_dir, run.codes, goal, error)
         raise
+
+
+def _tell_end(run: SweepRun) -> int:
+    """Print how the jobs ended; returns the exit code of the sweep."""
+    sweep_dir = run.sweep_dir
+    codes = run.codes
     if not codes:
         raise spec_error(
             "hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings"
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
-    before = f", {run.again} of them before" if run.again else ""
-    count = max(len(run.jobs or ()), len(codes))
-    rest = f", {count - len(codes)} not started" if count > len(codes) else ""
-    print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
-    if run.known is not None and (left := run.known.left):
-        print(f"  {left} more in it, with configurations other than this sweep's")
+    jobs = run.jobs or ()
+    count = max(len(jobs), len(codes))
+    line = f"sweep: {len(codes) - len(failed)} of {count} jobs done"
+    if run.again:
+        line += f", {run.again} of them before"
+    if count > len(codes):
+        line += f", {count - len(codes)} not started"
+    print(f"{line}, in {sweep_dir}")
+    if run.earlier is not None and run.earlier.left:
+        print(f"  {run.earlier.left} more in it, with configurations other than this sweep's")
     elif run.made_of and not failed and count == len(codes):
-        configs = [job.config for job in run.jobs or ()]
-        write_json(sweep_dir / FINISHED, {"finished": hash_with(run.made_of, configs)})
+        hashes = [job.config for job in jobs]
+        write_json(sweep_dir / FINISHED, {"finished": hash_with(run.made_of, hashes)})
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     facts = SweepData(sweep_dir, find_jobs(sweep_dir))

@@ -38,7 +38,6 @@ class Task(TaskKeys):
     splits_batches: several ranks can split its batches, and its results are computed from all rows
     writes_rows:    it writes results for each row, on several ranks each its own
     repeats_passes: it also runs the model for itself, `RunContext.silently`, and needs no hook on a parameter
-    takes_place:    it replaces the experiment's own task on the command line, and prints the plan of that task
     """
 
     shows: ClassVar[bool] = False
@@ -47,7 +46,6 @@ class Task(TaskKeys):
     splits_batches: ClassVar[bool] = False
     writes_rows: ClassVar[bool] = False
     repeats_passes: ClassVar[bool] = False
-    takes_place: ClassVar[bool] = False
 
     @abstractmethod
     def prepare(

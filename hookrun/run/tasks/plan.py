@@ -9,9 +9,12 @@ from hookrun.run.tasks.train import TrainTask
 
 
 class PlanTask(TrainTask):
-    """Shows the plan of the experiment's own task; if the experiment names no other task, the plan of a training."""
+    """Shows the plan of a training.
+
+    Typed as ``task=plan`` it is a word of the command, which shows the plan of the experiment's own task; this task is
+    for an experiment whose own task runs without hooks, or that chooses it in its defaults list.
+    """
 
     task_name: ClassVar[str] = "plan"
     shows: ClassVar[bool] = True
-    takes_place: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {}

@@ -288,7 +288,7 @@ def test_a_plan_accepts_the_keys_of_the_experiment_s_own_task(notes, capsys) -> 
     assert main(["-m", "experiment=capture_features", "task=plan", "task.split=train,val"]) == 0
     assert [shown.settings.task.split for shown in notes.shown] == ["train", "train", "val"]
     assert main(["experiment=capture_features", "task=plan", "task.splt=train"]) == 2
-    assert "task.splt: unknown key\n      did you mean 'split'" in capsys.readouterr().err
+    assert "task.splt: there is no such key\n      did you mean 'task.split'" in capsys.readouterr().err
 
 
 def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:

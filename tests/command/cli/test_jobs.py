@@ -86,7 +86,7 @@ def test_the_memory_of_a_job_is_freed_before_the_next(notes, monkeypatch) -> Non
     def fail(prepared: Held, run_dir: Path) -> int:
         raise RuntimeError("with the model in its traceback")
 
-    monkeypatch.setattr("hookrun.command.sweeps.sweep.check_jobs", lambda *_, **__: {})
+    monkeypatch.setattr("hookrun.run.tasks.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.run.tasks.prepare", prepare)
     monkeypatch.setattr("hookrun.run.execute.execute", fail)
     gc.disable()
@@ -122,7 +122,7 @@ def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
 
 
 def test_a_job_that_is_interrupted_while_it_is_prepared_is_interrupted(cwd, notes, monkeypatch) -> None:
-    monkeypatch.setattr("hookrun.command.sweeps.sweep.check_jobs", lambda *_, **__: {})
+    monkeypatch.setattr("hookrun.run.tasks.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.run.tasks.prepare", interrupted_and_cleaned_up)
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=mine"]) == 143
     assert open_run(cwd / "mine/0").status["status"] == "interrupted" and not Path("mine/1").exists()

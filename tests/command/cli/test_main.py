@@ -170,7 +170,7 @@ def said(*names):
 shows = [['--help'], ['--cfg', 'job'], ['--info', 'config'], ['--hydra-help'], ['--version']]
 wrong = [['--cfg', 'job', 'sed=1'], ['--cfg', 'job', 'model=cn'], ['--cfg', 'job', '-p', 'sed']]
 codes = [main(line) for line in [*shows, *wrong]]
-said('pydantic', 'hookrun.engine.spec', 'hookrun.store', 'hookrun.run.tasks', 'hookrun.report', 'torch')
+said('pydantic', 'hookrun.engine.spec', 'hookrun.store.files', 'hookrun.run.tasks', 'hookrun.report', 'torch')
 
 os.environ['COMP_LINE'] = 'hookrun experiment='
 shows = [['--cfg', 'all', 'experiment=clip_fc'], ['-sc', 'query=bash'], ['--info', 'defaults']]
