@@ -23,8 +23,8 @@ from hookrun.engine.runtime.fast.direct_calls import call_through_torch
 from hookrun.engine.runtime.optimizers import follow
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.reduced import ReducedGradients
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.tokens.calls import CallTokens
 from hookrun.engine.runtime.wiring import Around, Wiring
 from hookrun.engine.values.tensors import whole_numbers

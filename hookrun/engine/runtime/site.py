@@ -7,20 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from hookrun.engine.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows
 from hookrun.engine.actions.user_code import Recorded
 from hookrun.engine.plan.attention_points import lacks_points
-from hookrun.engine.plan.plan import PlannedHook
-from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.checkpointing import repeating
-from hookrun.engine.runtime.clock import Clock, CurrentCall
 from hookrun.engine.runtime.faults import Draw, Faulty
 from hookrun.engine.runtime.part import TensorPart
-from hookrun.engine.runtime.rng import Draws, derived_seed
+from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.runtime.site_module import SiteModule
-from hookrun.engine.runtime.site_records import Sink, SiteRecords
+from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.runtime.site_values import SiteValues
 from hookrun.errors import HookError, reason
 from hookrun.run.experiment.run_values import FaultList, PendingRun
@@ -37,7 +34,6 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     passes_on: other hooks take what it sees, as it sees it
     passed_part: the part of it that they take, also of positions that a generation computes again; None: all of it
-    tokenizer: for the text of tokens; None: not known
     """
 
     fired = 0
@@ -50,25 +46,6 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     let_through = False
     changed: Tensor | int = 0
     total = 0
-
-    def __init__(
-        self,
-        hook: PlannedHook,
-        path: str,
-        module: nn.Module,
-        clock: Clock,
-        sink: Sink,
-        seed: int,
-        calls: Calls | None = None,
-        current: CurrentCall | None = None,
-    ) -> None:
-        super().__init__(hook, path, module, clock, sink, seed, calls, current)
-        self.stores_rows = sink.stores_rows
-        self.tokenizer = hook.tokenizer
-        self.reads_arguments = "args" in self.spec.action.uses
-        self._held = list[Any]()
-        if self.draws:
-            self._draws = Draws(self.seed, self._draws_by_call)
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
