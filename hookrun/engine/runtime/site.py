@@ -75,7 +75,9 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     @property
     def firings(self) -> int:
         """How often the hook fired here, also inside compiled graphs."""
-        return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
+        if self.fired_in_graphs is None:
+            return self.fired
+        return self.fired + int(self.fired_in_graphs)
 
     @property
     def why_idle(self) -> str | None:
@@ -87,10 +89,13 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
             return None
         if not self.target_was_none:
             samples = self.spec.keys.when.of_samples
-            none = f"sample with {samples}" if samples else "tensor for its action"
-            return f"fired and found no {none}"
-        hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
-        return f"fired and its target {self.spec.keys.target} is None{hint}"
+            if samples:
+                return f"fired and found no sample with {samples}"
+            return "fired and found no tensor for its action"
+        why = f"fired and its target {self.spec.keys.target} is None"
+        if lacks_points(self.module):
+            why += " (model.args.attention=points gives patterns)"
+        return why
 
     def found_nothing(self) -> None:
         """Count the current firing as idle: it found nothing for its action."""

@@ -72,7 +72,9 @@ class _HookHere(NamedTuple):
 
 def _owner(hook: PlannedHook, match: Match) -> str:
     """The path of the hooked module, or of the one that owns the hooked parameter."""
-    return match.path.rpartition(".")[0] if hook.spec.hook_type.on_parameters else match.path
+    if not hook.spec.hook_type.on_parameters:
+        return match.path
+    return match.path.rpartition(".")[0]
 
 
 class Wiring:
