@@ -19,7 +19,7 @@ from hookrun.engine.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, H
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.engine.runtime.apply_action import Op, compose, unscaled
-from hookrun.engine.runtime.call_stack import CallFunction, Calls, with_callers
+from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_callers
 from hookrun.engine.runtime.clock import Clock, gate
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
@@ -388,7 +388,7 @@ class Wiring:
         self._zeros.clear()
         self.hooked.places.clear()
         self.clock.passes = None
-        self.clock.calls.drop_ended()
+        forget(self.clock.calls)
         self.clock.calls.begins.clear()
         self.clock.calls.ends.clear()
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
