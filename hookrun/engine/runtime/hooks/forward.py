@@ -65,7 +65,8 @@ class Forward(ModuleHook):
             return None
         if len(self.firings) > 1:
             return call_directly(module, number, partial(self.forward, module, ()))
-        made_by, only = maker(module), self.firings[0]
+        made_by = maker(module)
+        only = self.firings[0]
         if made_by is None or only.op_of_new is None:
             return call_directly(module, number, only.op)
         return call_directly(module, number, only.op_of_new, made_by)
