@@ -18,7 +18,7 @@ such as a member of a plain list: its call is not seen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from threading import local
@@ -42,8 +42,8 @@ CallFunction = Callable[[nn.Module, Any, Any], object]
 class KeepsCalls(Protocol):
     """What keeps something during a call of a module: a hook, or the `CallStack` of an installation."""
 
-    def interrupted(self, kept: Any) -> None:
-        """Give up what was kept in a call that KeyboardInterrupt or SystemExit has ended."""
+    def abandon(self, kept: Any) -> None:
+        """Give up what was kept for a call: KeyboardInterrupt or SystemExit has ended it, or the hooks are removed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,46 +83,52 @@ def begin_call(owner: KeepsCalls, kept: Any = None) -> OpenCall:
     drop_ended()
     calls = _thread.calls
     frame = call_frame()
-    if not calls or calls[-1].frame is not frame or owner in calls[-1].kept:
-        calls.append(OpenCall(frame, {}))
-    calls[-1].kept[owner] = kept
-    return calls[-1]
+    if calls and calls[-1].frame is frame and owner not in calls[-1].kept:
+        call = calls[-1]
+        call.kept[owner] = kept
+    else:
+        call = OpenCall(frame, {owner: kept})
+        calls.append(call)
+    return call
 
 
 def end_call(owner: KeepsCalls) -> Any:
     """Give up and return what the owner keeps for the call for which this hook runs; None if it has not begun it."""
     calls = _thread.calls
     frame = call_frame()
-    while calls and calls[-1].frame is not frame:
-        if not calls[-1].ended:
-            return None  # the hooks were installed during the call
+    while calls:
+        call = calls[-1]
+        if call.frame is frame:
+            kept = call.kept.pop(owner, None)
+            if not call.kept:
+                calls.pop()
+            return kept
+        if not finished(call.frame):
+            break  # the hooks were installed during the call
         _drop(calls.pop())
-    if not calls:
-        return None
-    kept = calls[-1].kept.pop(owner, None)
-    if not calls[-1].kept:
-        calls.pop()
-    return kept
+    return None
 
 
 def drop_ended() -> None:
     """Give up what is kept for calls of this thread that KeyboardInterrupt or SystemExit has ended."""
     calls = _thread.calls
-    while calls and calls[-1].ended:
+    while calls and finished(calls[-1].frame):
         _drop(calls.pop())
 
 
 def _drop(call: OpenCall) -> None:
     for owner, kept in reversed(call.kept.items()):
         if kept is not None:
-            owner.interrupted(kept)
+            owner.abandon(kept)
 
 
 def forget(owner: KeepsCalls) -> None:
-    """Drop what the owner keeps for calls of this thread, whose hooks are removed."""
+    """Give up what the owner keeps for calls of this thread: its hooks are removed."""
     drop_ended()
-    for call in tuple(_thread.calls):
-        call.kept.pop(owner, None)
+    for call in reversed(tuple(_thread.calls)):
+        kept = call.kept.pop(owner, None)
+        if kept is not None:
+            owner.abandon(kept)
         if not call.kept:
             _thread.calls.remove(call)
 
@@ -151,13 +157,17 @@ class Forward:
 class WatchedCall:
     """What a `CallStack` keeps for an open call of a watched module.
 
-    numbers: what numbers the calls of the module; None: they are not numbered
-    number:  by which it has numbered this call
+    caller:    the watched call around it; None: it is the outermost one
+    outermost: the module of the outermost one
+    numbers:   what numbers the calls of the module; None: they are not numbered
+    number:    by which it has numbered this call
     """
 
     module: nn.Module
-    numbers: Calls | None
+    caller: WatchedCall | None
+    outermost: nn.Module
     forward: Forward
+    numbers: Calls | None
     number: Call | None = None
 
 
@@ -167,7 +177,8 @@ class CallStack(local):
     If the outermost module is called again inside its call (by itself, or by a hook's function), that call has a
     `Forward` of its own, so that nothing of it is taken for the outer one's; but calls are numbered on.
 
-    upcoming: the forward that begins next
+    innermost: the innermost open call; None: there is none
+    upcoming:  the forward that begins next
 
     begins: called at the beginning of each forward, in any thread
     ends:   called at the end of each forward, with the outermost module, its arguments and its output
@@ -175,22 +186,15 @@ class CallStack(local):
 
     def __init__(self, begins: list[CallFunction], ends: list[CallFunction]) -> None:
         # called once for each thread, with the same arguments
+        self.innermost: WatchedCall | None = None
         self.upcoming = Forward()
         self.begins = begins
         self.ends = ends
 
-    def watched(self) -> Iterator[WatchedCall]:
-        """The open calls of watched modules, the innermost first."""
-        for call in reversed(_thread.calls):
-            if self in call.kept:
-                yield call.kept[self]
-
     @property
     def forward(self) -> Forward:
         """The forward that encloses this line, else the next one."""
-        for call in self.watched():
-            return call.forward
-        return self.upcoming
+        return self.upcoming if self.innermost is None else self.innermost.forward
 
     def enter(
         self,
@@ -209,19 +213,19 @@ class CallStack(local):
         reads:   read the tokens of its calls
         """
         opened = begin_call(self)
-        _, *callers = self.watched()
-        begins = True
-        if callers and callers[-1].module is watched:
-            forward = Forward(callers[0].forward.numbers)
-        elif callers:
-            begins = False
-            forward = callers[0].forward
-        elif repeating() is not None:
-            begins = False
-            forward = Forward()
-        else:
+        caller = self.innermost
+        outermost = watched if caller is None else caller.outermost
+        begins = outermost is watched
+        if caller is None:
             forward = self.upcoming
-        opened.kept[self] = call = WatchedCall(watched, numbers, forward)
+            if repeating() is not None:
+                begins = False
+                forward = Forward()
+        elif begins:
+            forward = Forward(caller.forward.numbers)
+        else:
+            forward = caller.forward
+        opened.kept[self] = self.innermost = call = WatchedCall(watched, caller, outermost, forward, numbers)
         if begins:
             for function in self.begins:
                 function(module, args, kwargs)
@@ -238,10 +242,9 @@ class CallStack(local):
         forward = call.forward
         if forward.source is call:
             forward.source = None
-        for caller in self.watched():
-            if caller.forward is forward:
-                return
-            break
+        self.innermost = call.caller
+        if call.caller is not None and call.caller.forward is forward:
+            return
         for function in reversed(forward.at_end):
             function()
         if forward is self.upcoming:
@@ -249,10 +252,11 @@ class CallStack(local):
             for end in self.ends:
                 end(module, args, output)
 
-    def interrupted(self, kept: WatchedCall) -> None:
-        """The forward of an interrupted call is not continued."""
+    def abandon(self, kept: WatchedCall) -> None:
+        """The forward of the call is not continued."""
         if kept.forward.source is kept:
             kept.forward.source = None
+        self.innermost = kept.caller
         self.upcoming = Forward()
 
     def at_end(self, module: nn.Module) -> list[Callable[[], None]]:
@@ -260,10 +264,10 @@ class CallStack(local):
 
         If there is no other call around it, nobody reads the list.
         """
-        for call in self.watched():
-            if call.module is not module:
-                return call.forward.at_end
-        return []
+        call = self.innermost
+        while call is not None and call.module is module:
+            call = call.caller
+        return [] if call is None else call.forward.at_end
 
 
 def with_callers(
@@ -299,9 +303,11 @@ class Calls:
     @property
     def now(self) -> Call:
         """The call of the module that encloses this line, or else the last one in this thread."""
-        for call in self._stack.watched():
+        call = self._stack.innermost
+        while call is not None:
             if call.numbers is self and call.number is not None:
                 return call.number
+            call = call.caller
         latest: Call = self._in_thread.__dict__.setdefault("latest", Call(0, 0, None, Counter()))
         return latest
 

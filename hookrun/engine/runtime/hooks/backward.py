@@ -257,7 +257,7 @@ class Backward(AroundForward):
         call.placed = placed
         return call_with(value)
 
-    def interrupted(self, kept: BackwardCall) -> None:
+    def abandon(self, kept: BackwardCall) -> None:
         """Put the caller's tensors back into its containers."""
         put_back(kept.placed)
 

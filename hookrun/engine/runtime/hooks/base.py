@@ -96,8 +96,8 @@ class RegisteredHook:
         forget(self)
         vars(self).clear()
 
-    def interrupted(self, kept: Any) -> None:
-        """Give up what was kept in a call that KeyboardInterrupt or SystemExit has ended."""
+    def abandon(self, kept: Any) -> None:
+        """Give up what was kept for a call: KeyboardInterrupt or SystemExit has ended it, or the hooks are removed."""
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.utils import checkpoint
 
 from hookrun.engine.actions.base import Packed
 from hookrun.engine.hook_types import SAVED_TENSORS
-from hookrun.engine.runtime.call_stack import OpenCall, begin_call, drop_ended, end_call, open_calls
+from hookrun.engine.runtime.call_stack import OpenCall, begin_call, end_call, open_calls
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.compiled import tracing
 from hookrun.engine.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
@@ -212,15 +212,6 @@ class SavedTensors(AroundForward):
         if scope is not None:
             scope.close()
 
-    def interrupted(self, kept: Scope) -> None:
+    def abandon(self, kept: Scope) -> None:
         """Close the scope."""
         kept.close()
-
-    def clear(self) -> None:
-        """Drop all firings, and close the scopes of calls that have not ended."""
-        drop_ended()
-        for call in reversed(open_calls()):
-            scope = call.kept.get(self)
-            if scope is not None:
-                scope.close()
-        super().clear()

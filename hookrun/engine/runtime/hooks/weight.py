@@ -132,7 +132,7 @@ class Weight(AroundForward):
                 module.__dict__.pop(name, None)
         super().clear()
 
-    def interrupted(self, kept: WeightReading) -> None:
+    def abandon(self, kept: WeightReading) -> None:
         """Give the module its attributes back."""
         kept.end()
 

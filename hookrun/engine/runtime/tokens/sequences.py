@@ -104,11 +104,10 @@ class Sequences:
         kwargs: Mapping[str, Any],
     ) -> None:
         """Find the pass of a call of source `number` that begins. A recomputed call belongs to the earlier pass."""
-        call = next(self._calls.watched())
-        forward = call.forward
+        forward = self._calls.forward
         if forward.source is not None or repeating() is not None:
             return
-        forward.source = call
+        forward.source = self._calls.innermost
         latest = self._state.latest
         tokens = self._read(number, reader or CallReader(module), args, kwargs)
         running = session(self._model)
