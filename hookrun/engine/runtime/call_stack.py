@@ -271,15 +271,15 @@ class CallStack(local):
 
 
 def with_callers(
-    model: nn.Module, modules: Collection[nn.Module], around: Collection[nn.Module] = ()
+    model: nn.Module, modules: Collection[nn.Module], inner: Collection[nn.Module] = ()
 ) -> dict[int, nn.Module]:
-    """By id: these modules, and all modules around them or around those in `around`, children first."""
+    """By id: these modules, and all modules around them or around those in `inner`, children first."""
     wanted = set(map(id, modules))
-    inside = set(map(id, around))
+    only_inside = set(map(id, inner))
     followed = dict[int, nn.Module]()
     for module in children_first(model):
         children = set(map(id, module._modules.values()))
-        if id(module) in wanted or children & followed.keys() or children & inside:
+        if id(module) in wanted or children & followed.keys() or children & only_inside:
             followed[id(module)] = module
     return followed
 

@@ -123,7 +123,7 @@ class Wiring:
         reads = defaultdict[nn.Module, list[CallFunction]](list)
         for module, read in passes.readers() if passes is not None else ():
             reads[module].append(read)
-        followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
+        followed = with_callers(self._model, [*numbers, *reads], inner=self._shared.ending)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
             self.listen(module, enter, prepend=True, with_kwargs=True)
