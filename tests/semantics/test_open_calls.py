@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from contextlib import suppress
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -146,6 +147,31 @@ def test_threads_have_separate_calls() -> None:
         assert not any(threads.map(lambda _: open_calls(), range(2)))
     captured = [gradients["grad_input"] for gradients in hooks.captures["h"]["0"]]
     assert_close(captured, [x.grad for x in inputs])
+
+
+def test_a_thread_that_exited_in_a_call_keeps_no_edited_weight() -> None:
+    class ExitsOnce(nn.Linear):
+        exited = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.exited:
+                self.exited = True
+                raise SystemExit
+            return super().forward(x)
+
+    model = ExitsOnce(4, 4)
+
+    def call_until_exit() -> None:
+        with suppress(SystemExit):
+            model(X)
+
+    with hooked(model, "", "weight"):
+        thread = Thread(target=call_until_exit)
+        thread.start()
+        thread.join()
+        assert model.exited
+        assert_close(model(X), X @ model.weight.T * 2 + model.bias)
+    assert_close(model(X), X @ model.weight.T + model.bias)
 
 
 class Generates(nn.Module):
