@@ -44,7 +44,8 @@ class Callback(LoopFollower, LightningCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Install the hooks, before the optimizers are created, so that these get parameters that hooks add."""
-        self._in_time, self._late = (), {}
+        self._in_time = ()
+        self._late = {}
         self.begin(pl_module, getattr(trainer.precision_plugin, "scaler", None), trains=stage == "fit")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -65,7 +66,8 @@ class Callback(LoopFollower, LightningCallback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Set the step, and whether the optimizer steps after this batch."""
-        if (hooks := self.following) is None:
+        hooks = self.following
+        if hooks is None:
             return
         if pl_module.automatic_optimization:
             hooks.clock.place(trainer.global_step)
@@ -80,7 +82,8 @@ class Callback(LoopFollower, LightningCallback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log what Lightning logs at this step, then move on to the next."""
-        if (hooks := self.following) is None:
+        hooks = self.following
+        if hooks is None:
             return
         is_due = (self._step + 1) % (trainer.log_every_n_steps or 1) == 0
         if not hooks.accumulating and (is_due or trainer.is_last_batch):
@@ -107,15 +110,15 @@ class Callback(LoopFollower, LightningCallback):
 
     def _log_late(self, trainer: Any) -> None:
         """Write what the module logged at the end of an epoch, which happens after the callbacks are called."""
-        metas = [result.meta for result in trainer.fit_loop._results.values()]
-        names = {meta.name for meta in metas if meta.logger and meta.fx == "on_train_epoch_end"} - set(
-            self._in_time
-        )
-        there = {name: value for name, value in trainer.logged_metrics.items() if name in names}
-        self.write(
-            "train", {name: value for name, value in there.items() if self._late.get(name) is not value}
-        )
-        self._late = there
+        names = set[str]()
+        for result in trainer.fit_loop._results.values():
+            if result.meta.logger and result.meta.fx == "on_train_epoch_end":
+                names.add(result.meta.name)
+        names -= set(self._in_time)
+        logged = {name: value for name, value in trainer.logged_metrics.items() if name in names}
+        new = {name: value for name, value in logged.items() if self._late.get(name) is not value}
+        self.write("train", new)
+        self._late = logged
 
     # ---- evaluation --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -82,7 +81,8 @@ class Recording(Installation):
         self._trains = trains
         self._run_dir = RunDir(path)
         self._rows = RunSink(self._run_dir, print)
-        self._counts, self._is_open = True, False
+        self._counts = True
+        self._is_open = False
         self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
@@ -103,13 +103,15 @@ class Recording(Installation):
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
         self._owner = os.getpid()
         self._lock.enter_context(sole_writer(self.path))
-        if names := sorted({entry.name for entry in self.path.iterdir()} - {LEASE, LOCK}):
+        names = sorted({entry.name for entry in self.path.iterdir()} - {LEASE, LOCK})
+        if names:
             self._lock.close()
             raise StoreError(
                 f"{self.path} is not empty: it has {listed(names, _SHOWN)}. Choose another directory (run_dir)"
             )
         self._is_open = True
-        if self._latest and (note := update_latest(self.path)):
+        note = update_latest(self.path) if self._latest else None
+        if note:
             print(note)
         try:
             run_dir = self._run_dir
@@ -169,18 +171,21 @@ class Recording(Installation):
             raise HookrunError(
                 f"log: the run in {self.path} has not begun or has ended: call it inside the `with` block"
             )
-        at = {
-            "split": ("train" if self.clock.mode == "train" else "val")
-            if split is None
-            else split_name(split),
-            "epoch": self.clock.epoch if epoch is None else clock_value("epoch", epoch),
-            "step": (self.clock.step if self._called_in is None else self._called_in)
-            if step is None
-            else clock_value("step", step),
+        at: dict[str, Any] = {
+            "split": "train" if self.clock.mode == "train" else "val",
+            "epoch": self.clock.epoch,
+            "step": self.clock.step if self._called_in is None else self._called_in,
         }
+        if split is not None:
+            at["split"] = split_name(split)
+        if epoch is not None:
+            at["epoch"] = clock_value("epoch", epoch)
+        if step is not None:
+            at["step"] = clock_value("step", step)
         if not values or len(values) > MOST_METRICS:
             raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
-        self._run_dir.log_metrics(**at, **{name: metric_value(name, value) for name, value in values.items()})
+        numbers = {name: metric_value(name, value) for name, value in values.items()}
+        self._run_dir.log_metrics(**at, **numbers)
         self.sink.settle()
 
     @property
@@ -210,7 +215,7 @@ class Recording(Installation):
 
     def is_on(self, model: nn.Module) -> bool:
         """Whether the hooks are installed on this model, or on a model that it wraps."""
-        return any(each is self._model for each in model.modules())
+        return any(module is self._model for module in model.modules())
 
     def number_rows(self, count: int) -> None:
         """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
@@ -236,14 +241,17 @@ class Recording(Installation):
 
         They must act: a graph that is compiled without them would never have them.
         """
-        before, self._rows.muted = self._rows.muted, True
-        step, epoch = self.clock.step, self.clock.epoch
+        before = self._rows.muted
+        step = self.clock.step
+        epoch = self.clock.epoch
+        self._rows.muted = True
         try:
             with self.uncounted():
                 yield
         finally:
             self._rows.muted = before
-            self.clock.step, self.clock.epoch = step, epoch
+            self.clock.step = step
+            self.clock.epoch = epoch
 
     def _begin_batch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a forward; passes that continue a generation have the rows of its prompts."""
@@ -260,7 +268,7 @@ class Recording(Installation):
             return
         if module not in self._hooked_in:
             hooked = {site.module for site in self.sites}
-            self._hooked_in[module] = [each for each in module.modules() if each in hooked]
+            self._hooked_in[module] = [inner for inner in module.modules() if inner in hooked]
         self._rows.number(size, self._hooked_in[module])
 
     @property
@@ -269,14 +277,12 @@ class Recording(Installation):
         unexplained = super().unexplained
         if self._trains:
             return unexplained
-        waits = {
-            spec.name
-            for spec in (hook.spec for hook in self.plan.hooks)
-            if spec.hook_type.needs_backward
-            or spec.hook_type.phase == "step"
-            or spec.keys.when.mode == "train"
-        }
-        return [each for each in unexplained if each[0] not in waits]
+        waiting = set[str]()
+        for hook in self.plan.hooks:
+            kind = hook.spec.hook_type
+            if kind.needs_backward or kind.phase == "step" or hook.spec.keys.when.mode == "train":
+                waiting.add(hook.spec.name)
+        return [(hook, path, why) for hook, path, why in unexplained if hook not in waiting]
 
     def _finish(self, error: BaseException | None) -> None:
         """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""
@@ -308,7 +314,11 @@ class Recording(Installation):
 
 def batch_size(batch: Any, dim: int | None = None) -> int | None:
     """The size of a dimension, by default the first, of the first tensor in a batch that has it; None: none has."""
-    return next((tensor.shape[dim or 0] for tensor in tensors(batch) if tensor.dim() > (dim or 0)), None)
+    dim = dim or 0
+    for tensor in tensors(batch):
+        if tensor.dim() > dim:
+            return tensor.shape[dim]
+    return None
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:
@@ -340,9 +350,12 @@ def metric_value(name: str, value: Any) -> int | float:
         except RuntimeError as error:  # a meta tensor
             raise HookrunError(f"log: {name}: its value cannot be read: {error}") from error
     if not isinstance(number, int | float):
+        what = f"a {type(value).__name__}"
+        hint = "log numbers only"
         shape = getattr(value, "shape", None)
-        what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
-        hint = "log one number, for example its mean" if shape is not None else "log numbers only"
+        if shape is not None:
+            what += f" of shape {list(shape)}"
+            hint = "log one number, for example its mean"
         raise HookrunError(
             f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
         )
@@ -443,21 +456,31 @@ class LoopFollower:
 
     def end(self, error: BaseException | None = None) -> None:
         """Remove the hooks and end the run. error: the exception that ended the loop, if any."""
-        hooks, self.following = self.following, None
-        if hooks is not None:
-            trace = None if error is None else error.__traceback__
-            hooks.__exit__(None if error is None else type(error), error, trace)
+        hooks = self.following
+        self.following = None
+        if hooks is None:
+            return
+        if error is None:
+            hooks.__exit__(None, None, None)
+        else:
+            hooks.__exit__(type(error), error, error.__traceback__)
 
     def batch(self, batch: Any, split: str | None) -> None:
         """Called when a batch begins. split: `train`, `val` or None."""
         hooks = self.following
         if hooks is None:
             return
-        own = isinstance(batch, Batch)
-        hooks.split = batch.split if own else split
-        hooks.samples = self._samples(batch) if self._samples else batch.ids if own else None
-        hooks.population = batch.population if own else None
-        if hooks.samples is None and (size := batch_size(batch)) is not None:
+        ids: Tensor | Sequence[int] | None = None
+        population = None
+        if isinstance(batch, Batch):
+            split = batch.split
+            ids = batch.ids
+            population = batch.population
+        hooks.split = split
+        hooks.samples = self._samples(batch) if self._samples else ids
+        hooks.population = population
+        size = batch_size(batch)
+        if hooks.samples is None and size is not None:
             hooks.number_rows(size)
 
     def epoch(self, number: int) -> None:
@@ -473,14 +496,20 @@ class LoopFollower:
         if hooks is None:
             yield
             return
-        before = hooks.clock.step, hooks.accumulating, hooks.numbered
-        hooks.clock.training_at = hooks.clock.step
-        hooks.clock.step, hooks.accumulating, hooks.numbered = 0, False, 0
+        step = hooks.clock.step
+        accumulating = hooks.accumulating
+        numbered = hooks.numbered
+        hooks.clock.training_at = step
+        hooks.clock.step = 0
+        hooks.accumulating = False
+        hooks.numbered = 0
         try:
             yield
         finally:
             hooks.clock.training_at = None
-            hooks.clock.step, hooks.accumulating, hooks.numbered = before
+            hooks.clock.step = step
+            hooks.accumulating = accumulating
+            hooks.numbered = numbered
 
     def evaluated_batch(self) -> None:
         """Called when a batch of an evaluation ends."""
@@ -489,14 +518,14 @@ class LoopFollower:
 
     def write(self, split: str, values: Mapping[str, Any], step: int | None = None) -> None:
         """Write the numbers in `values` as a line of metrics.jsonl; their names may be any text."""
-        # a name that is a key which hookrun writes into each line gets a prefix
-        plain = {
-            re.sub(r"^(split|epoch|step)$", r"logged_\1", name): value
-            for name, value in values.items()
-            if _is_number(value)
-        }
-        if self.following is not None and plain:
-            self.following.log(split=split, step=self.following.clock.step if step is None else step, **plain)
+        hooks = self.following
+        numbers = dict[str, Any]()
+        for name, value in values.items():
+            if _is_number(value):
+                # a name that is a key which hookrun writes into each line gets a prefix
+                numbers[f"logged_{name}" if name in ("split", "epoch", "step") else name] = value
+        if hooks is not None and numbers:
+            hooks.log(split=split, step=hooks.clock.step if step is None else step, **numbers)
 
     @property
     def stops(self) -> bool:
@@ -507,10 +536,11 @@ class LoopFollower:
         path = run_folder(self.run_dir)
         if self.run_dir is not None and self.run_dirs:
             path = path.with_name(f"{path.name}-{len(self.run_dirs) + 1}")
-        several = (
-            distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        )
-        return path / f"rank{distributed.get_rank()}" if several else path
+        if not distributed.is_available() or not distributed.is_initialized():
+            return path
+        if distributed.get_world_size() == 1:
+            return path
+        return path / f"rank{distributed.get_rank()}"
 
 
 def _is_number(value: Any) -> bool:

@@ -95,7 +95,8 @@ class Callback(LoopFollower, TrainerCallback):
 
     def _arrived(self, trainer: Any, module: Any, args: Any, kwargs: Any) -> None:
         """A batch reaches the model; the Trainer has no event with the batch."""
-        if (hooks := self.following) is None:
+        hooks = self.following
+        if hooks is None:
             return
         if hooks.mode == "train":
             hooks.accumulating = not trainer.accelerator.sync_gradients

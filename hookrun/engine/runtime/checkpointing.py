@@ -60,11 +60,15 @@ def regions() -> Regions:
         return Regions((), None)
     first = list[object]()
     for frame in outward(sys._getframe(1)):
-        if frame.f_code.co_filename == checkpoint.__file__ and (around := _region(frame)) is not None:
-            region, repeated = around
-            if repeated:
-                return Regions(tuple(first), region)
-            first.append(region)
+        if frame.f_code.co_filename != checkpoint.__file__:
+            continue
+        around = _region(frame)
+        if around is None:
+            continue
+        region, repeated = around
+        if repeated:
+            return Regions(tuple(first), region)
+        first.append(region)
     return Regions(tuple(first), None)
 
 
@@ -87,7 +91,9 @@ def repeating() -> Regions | None:
     if graph_task() == NO_BACKWARD:
         return None
     around = regions()
-    return None if around.repeated is None else around
+    if around.repeated is None:
+        return None
+    return around
 
 
 def require_no_checkpoint() -> None:
@@ -128,4 +134,6 @@ class Log:
         """The call that the current backward pass recomputes next; None if the first run had no such call."""
         position = self._repeated[graph_task()]
         self._repeated[graph_task()] += 1
-        return self.calls[position]._replace(drawn=Counter()) if position < len(self.calls) else None
+        if position >= len(self.calls):
+            return None
+        return self.calls[position]._replace(drawn=Counter())

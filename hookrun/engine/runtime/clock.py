@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, ref
@@ -145,10 +144,13 @@ class Clock:
     @cached_property
     def _is_optimized(self) -> bool:
         """Whether there is an optimizer with a parameter of the model."""
-        optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
-        groups = chain.from_iterable(each.param_groups for each in optimizers)
-        trained = {id(parameter) for group in groups for parameter in group["params"]}
-        return any(id(parameter) in trained for parameter in self.model.parameters())
+        optimizers = [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
+        of_model = _ids(self.model.parameters())
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                if not of_model.isdisjoint(_ids(group["params"])):
+                    return True
+        return False
 
     def place(self, step: int) -> None:
         """Set the step. From now on the loop sets it, and optimizers are ignored."""
@@ -160,8 +162,7 @@ class Clock:
         if self._counted_by_hand:
             return
         if self._optimizer is None or self._optimizer() is None:
-            own = {id(parameter) for parameter in self.model.parameters()}
-            if all(id(parameter) not in own for parameter in parameters):
+            if _ids(parameters).isdisjoint(_ids(self.model.parameters())):
                 return
             self._optimizer = ref(optimizer)
             self._uncount_batches()
@@ -189,6 +190,10 @@ class Clock:
         self.step = state["step"]
 
 
+def _ids(tensors: Iterable[Tensor]) -> set[int]:
+    return set(map(id, tensors))
+
+
 def gate(
     when: When, clock: Clock, call: Callable[[], int], draw: Callable[[], float]
 ) -> Callable[[], bool] | None:
@@ -204,12 +209,15 @@ def gate(
         tests.append(lambda: when.holds_in(clock.model.training))
     if when.step is not None or when.epoch is not None:
         tests.append(lambda: when.holds_at(clock._step, clock._epoch))
-    if (calls := when.call) is not None:
+    calls = when.call
+    if calls is not None:
         tests.append(lambda: call() in calls)
     if when.probability < 1:
         tests.append(lambda: draw() < when.probability)
-    if len(tests) < 2:
-        return tests[0] if tests else None
+    if not tests:
+        return None
+    if len(tests) == 1:
+        return tests[0]
     return lambda: all(test() for test in tests)
 
 
@@ -245,7 +253,8 @@ class CurrentCall(local):
     holding: Tensor | None = None
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
-        self.clock, self.calls = clock, calls
+        self.clock = clock
+        self.calls = calls
         self._path_of_site = path
 
     @property
@@ -255,7 +264,8 @@ class CurrentCall(local):
 
     def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
         """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
-        self.of_call, self.of_pass = number, tokens
+        self.of_call = number
+        self.of_pass = tokens
         try:
             return op(value)
         finally:

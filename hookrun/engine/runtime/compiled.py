@@ -30,38 +30,24 @@ def in_graph_of(site: HookSite) -> Op:
     The action is a function of tensors. torch compiles a graph for each mode of the model. The site gets the tensor
     that counts its firings there.
     """
-    keys, clock, device = site.spec.keys, site.clock, site.like.device
+    when = site.spec.keys.when
+    clock = site.clock
+    device = site.like.device
     fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
     is_open: Tensor | None = None
-    if keys.when.step is not None or keys.when.epoch is not None:
+    if when.step is not None or when.epoch is not None:
         is_open = clock.followed_in_graphs(
-            torch.tensor(False, device=device), lambda: keys.when.holds_at(clock.step, clock.epoch)
+            torch.tensor(False, device=device), lambda: when.holds_at(clock.step, clock.epoch)
         )
-    holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
+    holds_in = {training: when.holds_in(training) for training in (True, False)}
     function = function_of(site)
-    path = site.target_keys
-    together = site.spec.action.scope == "together"
-
-    def counted() -> bool:
-        if not holds_in[clock.model.training]:
-            return False
-        fired.add_(1 if is_open is None else is_open)
-        return True
-
-    def chosen(old: Any, new: Tensor | None) -> Any:
-        if new is None:
-            return old
-        return new if is_open is None else torch.where(is_open, new, old)
-
-    def edited(value: Any) -> Any:
-        member = value if path is None else containers.get(value, path)
-        olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
-        news = iter(function(olds) if together and olds else map(function, olds))
-        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
-        return changed if path is None else containers.put(value, path, changed)
+    edited = _editing(site, function, is_open)
 
     def fire(value: Any) -> Any:
-        return edited(value) if counted() else value
+        if not holds_in[clock.model.training]:
+            return value
+        fired.add_(1 if is_open is None else is_open)
+        return edited(value)
 
     def fire_always(value: Any) -> Any:
         # without conditions, with few variables: each one becomes a guard, checked at every call
@@ -76,8 +62,32 @@ def in_graph_of(site: HookSite) -> Op:
 
     if site.hook_type is OUTPUT_GRAD:
         return watch
-    always = path is None and not together and is_open is None and all(holds_in.values())
-    return fire_always if always else fire
+    has_conditions = is_open is not None or not all(holds_in.values())
+    if has_conditions or site.target_keys is not None or site.spec.action.scope == "together":
+        return fire
+    return fire_always
+
+
+def _editing(site: HookSite, function: Callable[[Any], Any], is_open: Tensor | None) -> Op:
+    """Value -> the value after the action, at the site's target; where `is_open` is False, the value as it was."""
+    path = site.target_keys
+    together = site.spec.action.scope == "together"
+
+    def chosen(old: Any, new: Tensor | None) -> Any:
+        if new is None:
+            return old
+        if is_open is None:
+            return new
+        return torch.where(is_open, new, old)
+
+    def edited(value: Any) -> Any:
+        member = value if path is None else containers.get(value, path)
+        olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
+        news = iter(function(olds) if together and olds else map(function, olds))
+        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
+        return changed if path is None else containers.put(value, path, changed)
+
+    return edited
 
 
 def refusal(problems: Sequence[Problem]) -> Op:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import TypeVar
 
 from torch import nn
 
 from hookrun.engine.runtime.fast.direct_calls import CODE
-
-T = TypeVar("T")
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -45,12 +42,3 @@ def finished(frame: FrameType) -> bool:
     except RuntimeError:  # the frame is being executed
         return False
     return True
-
-
-def left_open(calls: dict[FrameType, T]) -> list[T]:
-    """Remove and return what is kept by frame for calls that have ended, the innermost first.
-
-    After KeyboardInterrupt and SystemExit torch runs no forward hooks, which would have removed it.
-    """
-    ended = [calls.pop(frame, None) for frame in reversed(tuple(calls)) if finished(frame)]
-    return [call for call in ended if call is not None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -80,11 +80,15 @@ _STEP = Optimizer.profile_hook_step(lambda self: None).__code__
 def _outermost(optimizer: Optimizer) -> list[Tensor]:
     """The parameters of the optimizer, whose hook calls this, without those of the steps around its own."""
     steps = [frame.f_locals["self"] for frame in outward(sys._getframe(1)) if frame.f_code is _STEP]
-    in_outer = {
-        id(tensor) for outer in steps[1:] for group in outer.param_groups for tensor in group["params"]
-    }
-    own = (tensor for group in optimizer.param_groups for tensor in group["params"])
-    return [tensor for tensor in own if id(tensor) not in in_outer]
+    in_outer = set[int]()
+    for outer in steps[1:]:
+        in_outer.update(map(id, _parameters(outer)))
+    return [parameter for parameter in _parameters(optimizer) if id(parameter) not in in_outer]
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 register_optimizer_step_pre_hook(_before)
@@ -122,5 +126,6 @@ def _with_its_grad_mode(step: Callable[..., Any]) -> Callable[..., Any]:
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return step(self, *args, **kwargs)
 
-    with_grad_mode.__name__, with_grad_mode.__doc__ = step.__name__, step.__doc__
+    with_grad_mode.__name__ = step.__name__
+    with_grad_mode.__doc__ = step.__doc__
     return with_grad_mode

@@ -6,6 +6,7 @@ DDP or fully_shard sums the gradients: there the hooks run after the backward pa
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from hookrun.engine.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.engine.runtime.hooks.base import ParameterHook
 from hookrun.engine.runtime.sharded import (
     HookedParameter,
@@ -67,16 +69,18 @@ class ReducedGradients:
         only:   ids of the parameters whose gradient the backward pass has computed; None: all parameters
         """
         waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
-        hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter in self.parameters}
+        hooks_of = defaultdict[int, list[ParameterHook]](list)
         for place, hook in self._hooks:
             if only is None or id(place.parameter) in only:
-                hooked[id(place.parameter)][1].append(hook)
+                hooks_of[id(place.parameter)].append(hook)
         # in the order of a backward pass: last layers first
-        for parameter, hooks in reversed(hooked.values()):
+        for parameter in reversed(self.parameters):
+            hooks = hooks_of[id(parameter)]
             for hook in hooks:
                 if hook.before_accumulation:
                     hook.reduced(parameter)
-            _accumulate(*waiting.pop(id(parameter), (parameter, None)))
+            _, earlier = waiting.pop(id(parameter), (parameter, None))
+            _accumulate(parameter, earlier)
             for hook in hooks:
                 if not hook.before_accumulation:
                     hook.reduced(parameter)
@@ -85,8 +89,11 @@ class ReducedGradients:
 
 
 def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
-    if earlier is not None:
-        parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
+    if earlier is None:
+        return
+    if parameter.grad is not None:
+        earlier = earlier + parameter.grad
+    parameter.grad = earlier
 
 
 class GradientsOfWrapped:
@@ -115,14 +122,17 @@ class GradientsOfWrapped:
 
     def clear(self) -> None:
         """Drop all hooks: the object does nothing from now on."""
-        self._reduced, self._wrapper = ReducedGradients(), None
+        self._reduced = ReducedGradients()
+        self._wrapper = None
 
     def forward_begins(self, *call: object) -> None:
         """To be called before each forward. Raises HookError if a hooked parameter was replaced."""
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = graph_task() != NO_BACKWARD
         if not in_backward:
             # drop the state that a failed backward pass has left; fully_shard cannot go on after one
-            self._reached, self._before, self._begun = set(), {}, False
+            self._reached = set()
+            self._before = {}
+            self._begun = False
         if not self._sharded and not self._hooked.all_there:
             self._sharded = is_fully_sharded(self._model)
             if not self._sharded:
@@ -137,10 +147,10 @@ class GradientsOfWrapped:
 
     def _require_added(self, wrapper: DistributedDataParallel) -> None:
         """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
-        known = {id(parameter) for parameter in wrapper._module_parameters}
+        summed = {id(parameter) for parameter in wrapper._module_parameters}
         for owner, name in self._added:
             added = self._model.get_submodule(owner)._parameters.get(name)
-            if added is not None and added.requires_grad and id(added) not in known:
+            if added is not None and added.requires_grad and id(added) not in summed:
                 path = f"{owner}.{name}" if owner else name
                 raise HookError(
                     f"hooks added the parameter {path} to a model that DistributedDataParallel had wrapped, which does "
@@ -171,8 +181,10 @@ class GradientsOfWrapped:
         if self._begun:
             self._run_sharded()
             return
-        reached, before = self._reached, list(self._before.values())
-        self._reached, self._before = set(), {}
+        reached = self._reached
+        before = list(self._before.values())
+        self._reached = set()
+        self._before = {}
         if self._wrapper is None:
             return
         if not self._wrapper.require_backward_grad_sync:
@@ -206,7 +218,8 @@ class GradientsOfWrapped:
     def _run_sharded(self) -> None:
         self._hooked.follow()
         before = list(self._before.values())
-        self._before, self._begun = {}, False
+        self._before = {}
+        self._begun = False
         if reduces(self._model):
             reached = {id(parameter) for parameter in self._reduced.parameters if is_sharded(parameter.grad)}
             self._reduced.run(before, reached)

@@ -24,7 +24,8 @@ from hookrun.errors import HookError
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the states of the generators of torch (CPU), NumPy and Python afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -55,10 +56,9 @@ class Draws:
     def generator(self, device: torch.device) -> Generator:
         """A generator with the seed of the next draw; each thread has its own."""
         key = get_ident(), device
-        if (generator := self._generators.get(key)) is None:
-            generator = self._generators[key] = Generator(device)
-        generator.manual_seed(derived_seed(self.seed, *self.next()))
-        return generator
+        if key not in self._generators:
+            self._generators[key] = Generator(device)
+        return self._generators[key].manual_seed(derived_seed(self.seed, *self.next()))
 
     def chance(self, seed: int) -> float:
         """A number in [0, 1) for the firing that begins; the same when its call is recomputed."""
@@ -75,7 +75,8 @@ class Draws:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue with the next draw after a `state_dict`."""
-        self._count, self._chances = state["draws"], state["chances"]
+        self._count = state["draws"]
+        self._chances = state["chances"]
 
     def next(self) -> tuple[int, ...]:
         """The number of the draw: (module call, n-th draw in it), or (n-th draw of all,)."""
@@ -116,9 +117,12 @@ def drawn(
         raise ValueError(
             f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {list(like.shape)}"
         )
-    sizes, form = list(like.shape), suggest_memory_format(like)
+    sizes = list(like.shape)
     sizes[dim] = rows.whole
-    whole = fill(torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=form), generator)
+    empty = torch.empty(
+        sizes, dtype=like.dtype, device=like.device, memory_format=suggest_memory_format(like)
+    )
+    whole = fill(empty, generator)
     return whole.narrow(dim, rows.mine.start, len(rows.mine))
 
 
@@ -136,14 +140,16 @@ def kept_samples(keep: Keep, clock: Clock, seed: int, where: str) -> Callable[[]
         return HookError(f"{where}: it keeps only some samples and does not know {what}")
 
     def is_kept() -> Tensor:
-        samples, population = clock.samples, clock.population
+        samples = clock.samples
+        population = clock.population
         if samples is None:
             raise error("which samples these are: set hooks.samples before each batch")
         if keep.every is not None:
             return samples % keep.every == 0
         if population is None:
             raise error("how many there are: set hooks.population to the number of samples")
-        if (chosen := drawn_of.get(population)) is None:
+        chosen = drawn_of.get(population)
+        if chosen is None:
             order = torch.randperm(population, generator=Generator().manual_seed(seed))
             chosen = torch.zeros(population, dtype=torch.bool)
             chosen.index_fill_(0, order[: keep.reservoir], True)

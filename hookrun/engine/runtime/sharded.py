@@ -38,38 +38,39 @@ def own_part(tensor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def like(new: Tensor, there: Any) -> Tensor:
-    """A tensor that every rank has whole, sharded like `there`; unchanged if `there` is not sharded."""
-    if not is_sharded(there):
+def like(new: Tensor, template: Any) -> Tensor:
+    """A tensor that every rank has whole, sharded like `template`; unchanged if `template` is not sharded."""
+    if not is_sharded(template):
         return new
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh = there.device_mesh
-    replicated = DTensor.from_local(new.to(there.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=there.placements)
+    mesh = template.device_mesh
+    replicated = DTensor.from_local(new.to(template.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=template.placements)
 
 
 @torch.no_grad()
-def whole_of(part: Tensor, there: Any) -> Tensor:
-    """The whole tensor from the parts of all ranks, sharded like `there`; the part itself if `there` is not sharded."""
-    if not is_sharded(there):
+def whole_of(part: Tensor, template: Any) -> Tensor:
+    """The whole tensor from the parts of all ranks, sharded like `template`; the part, if `template` is not sharded."""
+    if not is_sharded(template):
         return part
     from torch.distributed.tensor import DTensor
 
     parts: Any = DTensor.from_local(
         part,
-        there.device_mesh,
-        there.placements,
+        template.device_mesh,
+        template.placements,
         run_check=False,
-        shape=there.shape,
-        stride=there.stride(),
+        shape=template.shape,
+        stride=template.stride(),
     )
     return whole(parts)
 
 
 def due(firing: BoundHook) -> bool:
     """Whether step, epoch and mode let it fire now. The answer is the same on every rank, so all gather or none."""
-    when, clock = firing.site.spec.keys.when, firing.site.clock
+    when = firing.site.spec.keys.when
+    clock = firing.site.clock
     return when.holds_at(clock.step, clock.epoch) and when.holds_in(clock.model.training)
 
 
@@ -91,7 +92,8 @@ def edited(value: Tensor, firings: Sequence[BoundHook]) -> Tensor:
 
 def sharded_modules(model: nn.Module) -> Iterator[Any]:
     """The modules that fully_shard was called on; none if torch.distributed.fsdp was never imported."""
-    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
         return iter(())
     require("torch, fully_shard")
     return (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
@@ -130,11 +132,12 @@ def move_inside_sharding(modules: Iterable[nn.Module], ours: Collection[int]) ->
 def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> Iterator[Problem]:
     """A problem for each hook that cannot be installed because the parameters are sharded already."""
     changing = [hook for hook in plan.hooks if hook.spec.hook_type.phase == "installation" or hook.added]
-    concerned = changing or any(hook.spec.hook_type.on_parameters for hook in plan.hooks)
-    parts = list[str]()
-    if concerned:
-        parts = [name for name, parameter in model.named_parameters() if is_sharded(parameter)]
-    for hook in plan.hooks if parts else ():
+    if not changing and not any(hook.spec.hook_type.on_parameters for hook in plan.hooks):
+        return
+    parts = [name for name, parameter in model.named_parameters() if is_sharded(parameter)]
+    if not parts:
+        return
+    for hook in plan.hooks:
         spec = hook.spec
         if hook in changing:
             yield Problem(
@@ -177,7 +180,9 @@ class HookedParameters:
     @property
     def all_there(self) -> bool:
         """Whether every hooked parameter is still the module's parameter of that name."""
-        return all(each.owner._parameters.get(each.name) is each.parameter for each in self.places.values())
+        return all(
+            place.owner._parameters.get(place.name) is place.parameter for place in self.places.values()
+        )
 
     def follow(self, *step: object, shards: bool = True) -> None:
         """Move hooks to the shards by which fully_shard has replaced parameters. To be called between two steps.

@@ -19,7 +19,7 @@ from hookrun.engine.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, H
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
-from hookrun.engine.runtime.call_stack import CallFunction, Calls, with_callers
+from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_callers
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast import direct_calls
@@ -150,7 +150,7 @@ class Wiring:
             reads[module].append(read)
         if not numbers and not reads and not self._shared.ending:
             return
-        followed = with_callers(self._model, [*numbers, *reads], around=self._shared.ending)
+        followed = with_callers(self._model, [*numbers, *reads], inner=self._shared.ending)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
             self.listen(module, enter, prepend=True, with_kwargs=True)
@@ -397,7 +397,7 @@ class Wiring:
         self.hooked.places.clear()
         self._followed.clear()
         self.clock.passes = None
-        self.clock.calls.drop_ended()
+        forget(self.clock.calls)
         self.clock.calls.begins.clear()
         self.clock.calls.ends.clear()
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from torch.autograd.graph import Node
 
 from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, HookType
 from hookrun.engine.runtime.apply_action import NOT_NESTED
+from hookrun.engine.runtime.call_stack import begin_call, end_call
 from hookrun.engine.runtime.compiled import tracing
-from hookrun.engine.runtime.frames import call_frame, left_open
 from hookrun.engine.runtime.hooks.base import AroundForward, BoundHook, Shared, fire, no_gradient
 from hookrun.engine.runtime.hooks.exits import preserved_version, storage, takes_nodes
 from hookrun.engine.runtime.site import HookSite
@@ -111,13 +110,17 @@ class BackwardCall:
         Gradients that did not come through the outputs are passed on unchanged: in a double backward they come from
         uses of the inputs in the first backward.
         """
-        grad_output, self.grad_output = self.grad_output, None
+        grad_output = self.grad_output
+        self.grad_output = None
         if grad_output is not None:
             value = _filled(self.inputs, grads)
             new = self._run(BACKWARD, value, grad_output)
-            grads = grads if new is value else _in_order(self.inputs, new)
+            if new is not value:
+                grads = _in_order(self.inputs, new)
         for output in self.handed_on:
-            output.returned = grads[output.number] if output.number < len(grads) else None
+            output.returned = None
+            if output.number < len(grads):
+                output.returned = grads[output.number]
         return grads
 
     def _run(self, hook_type: HookType, value: Any, grad_output: Any = None) -> Any:
@@ -125,10 +128,11 @@ class BackwardCall:
             site = firing.site
             if site.hook_type is not hook_type:
                 continue
-            observes = hook_type is BACKWARD and site.spec.action.observes
-            seen = {"grad_input": value, "grad_output": grad_output} if observes else value
-            new = site.current.in_call(self.number, self.tokens, firing.op, seen)
-            value = value if observes else new
+            if hook_type is BACKWARD and site.spec.action.observes:
+                seen = {"grad_input": value, "grad_output": grad_output}
+                site.current.in_call(self.number, self.tokens, firing.op, seen)
+            else:
+                value = site.current.in_call(self.number, self.tokens, firing.op, value)
         return value
 
 
@@ -167,13 +171,15 @@ class HandedOn:
 
     def watch(self, argument: Tensor) -> None:
         """Make the backward pass raise HookError if the memory was written and the argument is used elsewhere too."""
-        for tensor in (argument, argument._base) if argument.grad_fn is not None else ():
+        if argument.grad_fn is None:
+            return
+        for tensor in (argument, argument._base):
             if tensor is not None and tensor.grad_fn is not None:
                 tensor.register_hook(self._require_nothing_else)
 
     def _require_nothing_else(self, grad: Tensor) -> None:
-        mine = self.returned
-        if mine is None or (grad is not mine and grad.data_ptr() != mine.data_ptr()):
+        returned = self.returned
+        if returned is None or (grad is not returned and grad.data_ptr() != returned.data_ptr()):
             self._require_unwritten()
 
     def _require_unwritten(self) -> None:
@@ -203,7 +209,9 @@ def _numbered(value: Any, *, distinct: bool = False) -> tuple[list[Tensor], Any]
 
 def _filled(numbers: Any, grads: Grads) -> Any:
     value = rebuild(numbers, lambda leaf: grads[leaf] if isinstance(leaf, int) else None)
-    return (value,) if isinstance(value, Tensor) or value is None else value
+    if isinstance(value, Tensor) or value is None:
+        return (value,)
+    return value
 
 
 def _in_order(numbers: Any, value: Any) -> Grads:
@@ -217,8 +225,6 @@ class Backward(AroundForward):
     """`backward_pre` and `backward` of one module.
 
     `backward_pre` runs when the gradients of the outputs are known, `backward` when those of the inputs are.
-
-    open: the current calls, by their frames
     """
 
     hook_types = (BACKWARD_PRE, BACKWARD)
@@ -227,7 +233,6 @@ class Backward(AroundForward):
     def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
         super().__init__(firings, shared)
         shared.ending.append(firings[0].site.module)
-        self.open = dict[FrameType, BackwardCall]()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's forward pre-hook, registered with kwargs."""
@@ -235,9 +240,8 @@ class Backward(AroundForward):
             return None
         if tracing():
             return fire(self.firings, None)  # raises CompileError
-        for left in left_open(self.open):
-            put_back(left.placed)
-        self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site)
+        call = BackwardCall(self, self.firings[0].site)
+        begin_call(self, call)
         if not torch.is_grad_enabled():
             return None
         value = arguments(args, kwargs)
@@ -253,6 +257,10 @@ class Backward(AroundForward):
         call.placed = placed
         return call_with(value)
 
+    def abandon(self, kept: BackwardCall) -> None:
+        """Put the caller's tensors back into its containers."""
+        put_back(kept.placed)
+
     def _require_plain(self, tensors: Sequence[Tensor]) -> None:
         """HookError for tensors that no custom autograd node takes: nested, or inside a transform of `torch.func`."""
         if functorch_level() is not None:
@@ -265,11 +273,14 @@ class Backward(AroundForward):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
-        call = self.open.pop(call_frame(), None) if self.firings else None
+        if not self.firings:
+            return None
+        call: BackwardCall | None = end_call(self)
         if call is None:
             return None
         put_back(call.placed)
-        entered, call.entered, call.placed = call.entered, (), ()
+        entered = call.entered
+        call.entered = call.placed = ()
         self._take_over_writes(entered)
         output = exchange(output, {id(alias): tensor for tensor, alias in entered})
         if not torch.is_grad_enabled() or output is None:
@@ -286,8 +297,9 @@ class Backward(AroundForward):
         for tensor, alias in entered:
             if not _written(alias):
                 continue
-            mine = storage(alias)
-            if mine is not None and any(storage(other) == mine for _, other in entered if other is not alias):
+            memory = storage(alias)
+            others = (storage(other) for _, other in entered if other is not alias)
+            if memory is not None and memory in others:
                 self.firings[0].site.fail(
                     "it writes an argument in place that shares its memory with another argument; give it a clone, or "
                     "use output_grad"
@@ -304,33 +316,37 @@ class Backward(AroundForward):
         """id(output) -> the tensor that the caller gets instead, for the outputs that must be replaced."""
         inside = {id(tensor): alias for tensor, alias in entered if not _written(alias)}
         aliases = _Aliases.apply(call.begin, *(inside.get(id(tensor), tensor) for tensor in outputs))
-        stores, news, handed_on = (
-            [storage(tensor) for tensor in outputs],
-            dict[int, Tensor](),
-            list[HandedOn](),
-        )
-        of_inputs = [storage(tensor) for tensor, _ in entered]
-        for number, (tensor, alias) in enumerate(zip(outputs, aliases, strict=True)):
-            mine = stores[number]
-            same = [place for place, store in enumerate(stores) if store == mine and mine is not None]
-            inputs = [place for place, store in enumerate(of_inputs) if store == mine and mine is not None]
-            itself = any(tensor is argument for argument, _ in entered)
-            made = not inputs or (itself and id(tensor) not in inside)
-            if made and len(same) == 1 and takes_nodes(tensor) and not tensor.retains_grad:
+        memory_of_inputs = [storage(tensor) for tensor, _ in entered]
+        memory_of_outputs = [storage(tensor) for tensor in outputs]
+        news = dict[int, Tensor]()
+        handed_on = list[HandedOn]()
+        for tensor, alias, memory in zip(outputs, aliases, memory_of_outputs, strict=True):
+            inputs = _places_of(memory, memory_of_inputs)
+            same = _places_of(memory, memory_of_outputs)
+            is_argument = any(tensor is argument for argument, _ in entered)
+            is_made = not inputs or (is_argument and id(tensor) not in inside)
+            if is_made and len(same) == 1 and takes_nodes(tensor) and not tensor.retains_grad:
                 _take_history(tensor, alias)
                 continue
             news[id(tensor)] = alias
             if not takes_nodes(tensor):
                 continue  # torch refuses in-place operations on it
-            shared = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
+            number = inputs[0] if inputs else len(entered)
+            shared = HandedOn(self.firings[0].site.where, alias, number, same)
             handed_on.append(shared)
-            self.shared.calls.at_end(module).append(
-                partial(shared.follow, alias, alias.grad_fn, alias._version)
-            )
-            for number_of_input in inputs:
-                shared.watch(entered[number_of_input][0])
+            follow = partial(shared.follow, alias, alias.grad_fn, alias._version)
+            self.shared.calls.at_end(module).append(follow)
+            for number in inputs:
+                shared.watch(entered[number][0])
         call.handed_on = handed_on
         return news
+
+
+def _places_of(memory: int | None, memories: Sequence[int | None]) -> list[int]:
+    """The numbers of the tensors on this memory; none if it is not known."""
+    if memory is None:
+        return []
+    return [number for number, other in enumerate(memories) if other == memory]
 
 
 def _written(alias: Tensor) -> bool:

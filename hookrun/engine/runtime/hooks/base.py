@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.engine.discovery import own_subclasses
 from hookrun.engine.hook_types import HookType
 from hookrun.engine.runtime.apply_action import Op
-from hookrun.engine.runtime.call_stack import CallStack
+from hookrun.engine.runtime.call_stack import CallStack, forget
 from hookrun.engine.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.engine.runtime.compiled import tracing
 from hookrun.engine.runtime.site import HookSite
@@ -91,8 +91,12 @@ class RegisteredHook:
         return object.__new__, (type(self),)  # for copies too
 
     def clear(self) -> None:
-        """Drop all firings: the object does nothing from now on."""
+        """Drop all firings, and what is kept for open calls: the object does nothing from now on."""
+        forget(self)
         vars(self).clear()
+
+    def abandon(self, kept: Any) -> None:
+        """Give up what was kept for a call: KeyboardInterrupt or SystemExit has ended it, or the hooks are removed."""
 
 
 @cache

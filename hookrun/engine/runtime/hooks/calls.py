@@ -48,11 +48,11 @@ class Replacement:
     @classmethod
     def add(cls, module: nn.Module, hook: CallHook) -> None:
         """Replace the attribute for a hook, until the hooks are removed."""
-        own = module.__dict__.get(cls.attribute)
-        if not isinstance(own, cls):
-            own = module.__dict__[cls.attribute] = cls(module)
-        own.hooks.append(hook)
-        hook.shared.closing.callback(own.remove, hook)
+        replacement = module.__dict__.get(cls.attribute)
+        if not isinstance(replacement, cls):
+            replacement = module.__dict__[cls.attribute] = cls(module)
+        replacement.hooks.append(hook)
+        hook.shared.closing.callback(replacement.remove, hook)
 
     def remove(self, hook: CallHook) -> None:
         """Give the module its attribute back, if no other hook needs the replacement."""
@@ -81,7 +81,7 @@ class CallHook(ModuleHook):
         if tracing():  # a graph counts the call, or raises CompileError
             fire(self.firings, args)
 
-    def takes_place(self) -> bool:
+    def is_due(self) -> bool:
         """Whether the schedule of a hook holds. All of them are asked, as each counts and may draw."""
         decided: bool = fire(self.firings, False)
         for firing in self.firings:
@@ -119,7 +119,10 @@ class SkippableForward(Replacement):
         if skipped and site.sink.has_values:
             return first
         output = forward(*args, **kwargs)
-        if not site.sink.has_values and (changed := form_changed(output, first)) is not None:
+        if site.sink.has_values:
+            return output
+        changed = form_changed(output, first)
+        if changed is not None:
             site.fail(f"its first argument cannot be its output: {changed}")
             return output
         return first if skipped else output
@@ -139,7 +142,8 @@ class Skip(CallHook):
 
     def skips(self, arguments: Iterable[Any]) -> bool:
         """Whether the hooks skip this call. HookError where others wait for what a skipped call does not do."""
-        site, skipped = self.firings[0].site, self.takes_place()
+        site = self.firings[0].site
+        skipped = self.is_due()
         for cache in filter(is_cache, arguments):
             if cache in self.unfilled:
                 raise HookError(
@@ -149,9 +153,9 @@ class Skip(CallHook):
                 )
             if skipped:
                 self.unfilled.add(cache)
-        ddp = (
-            DistributedDataParallel._get_active_ddp_module() if skipped and torch.is_grad_enabled() else None
-        )
+        if not skipped or not torch.is_grad_enabled():
+            return skipped
+        ddp = DistributedDataParallel._get_active_ddp_module()
         waits = ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph)
         if waits and any(parameter.requires_grad for parameter in site.module.parameters()):
             raise HookError(
@@ -174,11 +178,18 @@ class Stopped(Exception):
     def __init__(self, module: nn.Module) -> None:
         super().__init__("the forward ends here")
         self.module = module
-        self.where, self.times = "", 0
+        self.where = ""
+        self.times = 0
 
 
-_calls = local()
-"""In each thread `open`, the current calls."""
+class _Thread(local):
+    """The calls of one thread that can be stopped; they end by `finally`, outside of torch's call."""
+
+    def __init__(self) -> None:
+        self.calls = list[Stopped]()
+
+
+_thread = _Thread()
 
 
 class StoppableCall(Replacement):
@@ -197,21 +208,23 @@ class StoppableCall(Replacement):
         """The output of the module, or None if the forward ends here."""
         if tracing():
             return self.module._call_impl(*args, **kwargs)
-        calls, here = _calls.__dict__.setdefault("open", []), Stopped(self.module)
-        calls.append(here)
+        calls = _thread.calls
+        stop = Stopped(self.module)
+        calls.append(stop)
         try:
             output = self.module._call_impl(*args, **kwargs)
             for hook in self.hooks:
                 hook.after_call(self.module, calls)
         except Stopped as stopped:
-            if stopped is not here:
+            if stopped is not stop:
                 raise
-            output, here.times = None, here.times - 1
+            output = None
+            stop.times -= 1
         finally:
             calls.pop().__traceback__ = None  # it refers to this frame, and to all values of the forward
-        if here.times:
+        if stop.times:
             raise HookError(
-                f"{here.where}: code of the model around it has caught the exception that ends the forward, so the "
+                f"{stop.where}: code of the model around it has caught the exception that ends the forward, so the "
                 "model has gone on: stop at another module, or let the model catch less than Exception"
             )
         return output
@@ -227,14 +240,14 @@ class Stop(CallHook):
         handle = nn.Module.register_forward_hook(module, self.mark)
         self.number = handle.id
         self._ends_at = with_callers(self.shared.model, [module])
+        call_through_torch(self._ends_at.values())
         for called in self._ends_at.values():
-            call_through_torch([called])
             StoppableCall.add(called, self)
         yield handle
 
     def after_call(self, module: nn.Module, calls: Sequence[Stopped]) -> None:
         """Raise Stopped, unless no schedule holds, or activation checkpointing repeats the call."""
-        if self.number not in module._forward_hooks or repeating() is not None or not self.takes_place():
+        if self.number not in module._forward_hooks or repeating() is not None or not self.is_due():
             return
         if torch.compiler.is_exporting():
             self.firings[0].traced(None)  # raises CompileError

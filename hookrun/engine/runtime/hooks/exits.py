@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class Watched:
     """
 
     where: str
-    hooks: Sequence[GradientHook]
+    hooks: list[GradientHook]
     followed: bool = False
     _fired_in: dict[str, int] = field(default_factory=dict)
 
@@ -94,18 +95,19 @@ class Watched:
         if tensor._backward_hooks and not hooked_inside(tensor):  # the user's own, which keep firing first
             tensor.register_hook(self.run)
             return tensor
-        inside = self.hooks if tensor._is_view() else ()  # an in-place write bypasses tensor hooks of a view
+        is_view = tensor._is_view()
         with preserved_version(tensor):
-            _Exit.apply(inside, tensor)
-        if not inside:  # a tensor hook, so that hooks which the user registers later fire after it
+            # an in-place write bypasses tensor hooks of a view
+            _Exit.apply(self.hooks if is_view else (), tensor)
+        if not is_view:  # a tensor hook, so that hooks which the user registers later fire after it
             tensor.register_hook(self.run)
         return tensor
 
     def _view(self, tensor: Tensor, views: Views | None) -> Tensor:
-        leaf = tensor.grad_fn is None
+        is_leaf = tensor.grad_fn is None
         view = tensor.view_as(tensor)
         view.register_hook(self._at_view)
-        if leaf or not takes_nodes(tensor):
+        if is_leaf or not takes_nodes(tensor):
             return view  # torch refuses in-place operations on it
         version = tensor._version
         counter = tensor.detach()
@@ -130,7 +132,9 @@ class Watched:
         base = _base(view)
         node = base.grad_fn
         while node is not None:
-            inner = node.next_functions[0][0] if node.next_functions else None
+            inner = None
+            if node.next_functions:
+                inner = node.next_functions[0][0]
             if inner is before and before is not None:
                 self.followed = True
                 geometry = view.size(), view.stride(), view.storage_offset() - base.storage_offset()
@@ -148,11 +152,12 @@ class Watched:
         return None if new is grad else new
 
     def _at_write(self, geometry: Any, into: Sequence[Tensor | None], _out: object) -> Any:
-        if (whole := into[0]) is None:
+        whole = into[0]
+        if whole is None:
             return None
         self._require_single_path("write")
-        grad = whole.as_strided(*geometry)
-        if (new := self.run(grad)) is None:
+        new = self.run(whole.as_strided(*geometry))
+        if new is None:
             return None
         changed = whole.clone()
         changed.as_strided(*geometry).copy_(new)
@@ -189,11 +194,10 @@ def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: It
     """
     if tensor.grad_fn is None or isinstance(tensor, nn.Parameter) or tensor.retains_grad:
         return True
-    if (
-        versions.get(id(tensor), tensor._version) != tensor._version
-    ):  # written: it is the module's own value now
+    version = versions.get(id(tensor), tensor._version)
+    if version != tensor._version:  # written: it is the module's own value now
         return False
-    mine = storage(tensor)
-    if mine is None:
+    memory = storage(tensor)
+    if memory is None:
         return any(other is tensor for other in tensors(arguments))
-    return mine in {storage(other) for other in tensors(arguments)} | {storage(other) for other in others}
+    return any(storage(other) == memory for other in chain(tensors(arguments), others))

@@ -25,11 +25,11 @@ class AtInstallation(RegisteredHook):
         restored: the model's state was saved after the hook had acted: parameters and buffers get their values back,
                   but added and frozen parameters stay added and frozen
         """
-        values = {
-            name: value.detach().clone()
-            for name, value in (module.state_dict(keep_vars=True) if restored else {}).items()
-            if isinstance(value, Tensor) and not is_lazy(value)  # other state of a module is not copied
-        }
+        state = module.state_dict(keep_vars=True) if restored else {}
+        values = dict[str, Tensor]()
+        for name, value in state.items():
+            if isinstance(value, Tensor) and not is_lazy(value):  # other state of a module is not copied
+                values[name] = value.detach().clone()
         action = site.spec.action
         before = _requires_grad(module)
         try:

@@ -31,15 +31,17 @@ class OptimizerSteps(RegisteredHook):
     @torch.no_grad()
     def run(self, kind: HookType, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Run the hooks of one kind, before or after a step of these parameters of the optimizer."""
-        mine = set(map(id, parameters))
+        stepped = set(map(id, parameters))
         scale = getattr(optimizer, "grad_scale", None)  # set during the step if the optimizer itself unscales
         unscale = scale if kind.gradient and isinstance(scale, Tensor) else None
         groups = defaultdict[tuple[str, str], list[tuple[BoundHook, nn.Parameter]]](list)
         for firing, place in zip(self.firings, self.places, strict=False):
             site = firing.site
-            if site.hook_type is kind and id(place.parameter) in mine:
+            if site.hook_type is kind and id(place.parameter) in stepped:
                 action = site.spec.action
-                group = action.together_by(site.path) if action.scope == "together" else site.path
+                group = site.path
+                if action.scope == "together":
+                    group = action.together_by(site.path)
                 groups[site.hook_name, group].append((firing, place.parameter))
         for pairs in groups.values():
             _run(pairs, unscale)
@@ -51,16 +53,17 @@ def _run(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None) -> N
     Results are written in place; for a sharded tensor only this rank's shard.
     """
     first = pairs[0][0]
-    site, op = first.site, first.op
     if not due(first):
         return
-    values = {
-        firing.site.path: parameter.grad if site.hook_type.gradient else parameter.data
-        for firing, parameter in pairs
-    }
-    seen, before = {path: whole(value) for path, value in values.items()}, site.fired
+    site = first.site
+    op = first.op
+    values = dict[str, Tensor | None]()
+    for firing, parameter in pairs:
+        values[firing.site.path] = parameter.grad if site.hook_type.gradient else parameter.data
+    seen = {path: whole(value) for path, value in values.items()}
     together = site.spec.action.scope == "together"
     value: Any = seen if together else seen[site.path]
+    before = site.fired
     new = op(value) if scale is None else run_unscaled(op, value, scale)
     for firing, _ in pairs[1:]:
         firing.site.fired += site.fired - before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import NOT_NESTED, StraightThrough
+from hookrun.engine.runtime.call_stack import begin_call, end_call
 from hookrun.engine.runtime.compiled import rebuilt, tracing
 from hookrun.engine.runtime.fast.direct_calls import call_directly, maker
-from hookrun.engine.runtime.frames import call_frame, left_open
-from hookrun.engine.runtime.hooks.base import BoundHook, ModuleHook, Shared, no_gradient
+from hookrun.engine.runtime.hooks.base import BoundHook, ModuleHook, no_gradient
 from hookrun.engine.runtime.hooks.exits import GradientHook, Watched, aliased, hooked_inside
 from hookrun.engine.values.containers import TargetError, exchange, get, leaves, tensors
 from hookrun.engine.values.tensors import has_no_shape
@@ -26,10 +25,6 @@ class OutputGrad(ModuleHook):
 
     hook_types = (OUTPUT_GRAD,)
     depth = 0
-
-    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
-        super().__init__(firings, shared)
-        self._entered = dict[FrameType, dict[int, int]]()
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
@@ -43,9 +38,15 @@ class OutputGrad(ModuleHook):
 
     def call_directly(self, module: nn.Module, number: int) -> object | None:
         """For a layer whose output is always in new memory: one tensor hook for all calls."""
-        made_by, (firing, *others) = maker(module), self.firings
+        made_by = maker(module)
+        firing = self.firings[0]
         site = firing.site
-        if made_by is None or others or site.spec.keys.target is not None or site.clock.passes is not None:
+        if (
+            made_by is None
+            or len(self.firings) > 1
+            or site.spec.keys.target is not None
+            or site.clock.passes is not None
+        ):
             return None
         op = firing.op
         hook = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
@@ -62,9 +63,8 @@ class OutputGrad(ModuleHook):
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """torch's forward pre-hook: remember the versions of the arguments, to see which ones the module writes."""
         if self.firings and not tracing() and torch.is_grad_enabled():
-            left_open(self._entered)  # those of calls that raised
             given = (tensor for tensor in tensors((args, kwargs)) if tensor.requires_grad)
-            self._entered[call_frame()] = {id(tensor): tensor._version for tensor in given}
+            begin_call(self, {id(tensor): tensor._version for tensor in given})
 
     def attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """torch's forward hook, registered with kwargs."""
@@ -76,31 +76,35 @@ class OutputGrad(ModuleHook):
                 for _, tensor in _carrying(firing, output):
                     firing.traced(tensor)
             return output
-        versions = self._entered.pop(call_frame(), {})
-        hooked = dict[int, tuple[Tensor, str, list[GradientHook]]]()
+        versions = end_call(self) or {}
+        seen = dict[int, Tensor]()
+        watched = dict[int, Watched]()
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
-                _, _, hooks = hooked.setdefault(id(tensor), (tensor, firing.site.where, []))
-                hooks.append(self._in_this_call(firing, path))
-        if not hooked:
-            return None
-        distinct = {id(each): each for each in tensors(output)}
+                key = id(tensor)
+                seen[key] = tensor
+                watched.setdefault(key, Watched(firing.site.where, [])).hooks.append(
+                    self._in_this_call(firing, path)
+                )
+        outputs = list(tensors(output))
         news = dict[int, Tensor]()
-        for key, (tensor, where, hooks) in hooked.items():
-            others = (each for other, each in distinct.items() if other != key)
-            # An in-place write would bypass the hooks that an inner module has on a view.
-            shared = aliased(tensor, versions, (args, kwargs), others) or (
-                tensor._is_view() and hooked_inside(tensor)
-            )
-            news[key] = Watched(where, hooks).attach(
-                tensor, self.shared.calls.at_end(module) if shared else None
-            )
-        return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
+        for key, tensor in seen.items():
+            others = (other for other in outputs if other is not tensor)
+            shared = aliased(tensor, versions, (args, kwargs), others)
+            # an in-place write would bypass the hooks that an inner module has on a view
+            if not shared and tensor._is_view():
+                shared = hooked_inside(tensor)
+            views = self.shared.calls.at_end(module) if shared else None
+            new = watched[key].attach(tensor, views)
+            if new is not tensor:
+                news[key] = new
+        return exchange(output, news) if seen else None
 
     def _in_this_call(self, firing: BoundHook, path: str) -> GradientHook:
         """What the firing does to the gradient of the tensor at this path of the output."""
         current = firing.site.current
-        call, tokens = firing.site.call, current.model_tokens
+        call = firing.site.call
+        tokens = current.model_tokens
 
         def hook(grad: Tensor) -> Tensor:
             if not self.firings:
@@ -143,17 +147,18 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     site = firing.site
     target = site.spec.keys.target
     try:
-        members = leaves(output) if target is None else ((str(target), get(output, target.keys)),)
+        members = leaves(output) if target is None else [(str(target), get(output, target.keys))]
     except TargetError as error:
         site.fail(f"target {target}: {error}")
         return []
-    watched = [(path, leaf) for path, leaf in members if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not watched:
+    carrying: list[tuple[str, Tensor]] = []  # plain Python: torch.compile traces this function too
+    for path, leaf in members:
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+            continue
+        if all(leaf is not tensor for _, tensor in carrying):
+            carrying.append((path, leaf))
+    if not carrying:
         site.fail(no_gradient(output))
-    if any(has_no_shape(tensor) for _, tensor in watched):
+    if any(has_no_shape(tensor) for _, tensor in carrying):
         site.fail(NOT_NESTED)
-    once: list[tuple[str, Tensor]] = []  # plain Python: torch.compile traces this function too
-    for path, tensor in watched:
-        if all(tensor is not other for _, other in once):
-            once.append((path, tensor))
-    return once
+    return carrying

@@ -35,7 +35,8 @@ class ParameterGrad(ParameterHook):
 
     def reduced(self, parameter: nn.Parameter) -> None:
         """Act on the gradient that was summed over all ranks; a parameter without a gradient is left out."""
-        if (grad := parameter.grad) is not None:
+        grad = parameter.grad
+        if grad is not None:
             parameter.grad = edited(grad, self.firings)
 
 
@@ -91,7 +92,8 @@ class KeptZero(ParameterHook):
 
     def reduced(self, parameter: nn.Parameter) -> None:
         """The same for a sharded parameter, whose tensor hooks torch never calls."""
-        if (grad := parameter.grad) is not None and is_sharded(grad):
+        grad = parameter.grad
+        if grad is not None and is_sharded(grad):
             own_part(grad).mul_(self._free_part())
 
     @property
@@ -113,7 +115,8 @@ class KeptZero(ParameterHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the elements of a saved state at 0; they are set to 0 at the next forward."""
-        self.free, self._version = state["free"], -1
+        self.free = state["free"]
+        self._version = -1
 
     def _free_part(self) -> Tensor:
         """`free`, on the parameter's device; of a sharded parameter this rank's part."""

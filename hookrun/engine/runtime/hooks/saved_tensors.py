@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import local
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,9 +13,9 @@ from torch.utils import checkpoint
 
 from hookrun.engine.actions.base import Packed
 from hookrun.engine.hook_types import SAVED_TENSORS
+from hookrun.engine.runtime.call_stack import OpenCall, begin_call, end_call, open_calls
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.compiled import tracing
-from hookrun.engine.runtime.frames import call_frame, finished
 from hookrun.engine.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
 from hookrun.engine.runtime.hooks.exits import storage
 from hookrun.engine.values.host_copies import HostCopy
@@ -45,7 +43,9 @@ class PackedTensor:
 
     def restore(self) -> Tensor:
         """The tensor that autograd saved. Raises HookError if it was modified in place since, or cannot be restored."""
-        tensor: Tensor | None = self.held if self.unpack is None else self.unpack(self.held)
+        tensor: Tensor | None = self.held
+        if self.unpack is not None:
+            tensor = self.unpack(self.held)
         if self.version is not None and tensor is not None and tensor._version != self.version:
             raise HookError(
                 f"a saved tensor of shape {list(tensor.shape)} was modified in place between forward and backward: "
@@ -65,21 +65,20 @@ class Scope:
     hooks: those of the user, or of activation checkpointing.
 
     idle:   the call recomputes an earlier one, for which the hooks have acted already
-    frame:  of the call
-    call:   its number within the forward
-    scopes: the open scopes of the thread of the call; a backward inside the call packs in a thread of the accelerator
+    number: of the call within the forward
+    scopes: this one, after those of the calls around it
     """
 
-    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, scopes: list[Scope]) -> None:
+    def __init__(self, hook: SavedTensors, idle: bool, call: OpenCall, around: Scope | None) -> None:
         self.hook = hook
         self.idle = idle
-        self.frame: FrameType | None = frame
-        self.call = hook.firings[0].site.call
-        self.scopes = scopes
+        self._call: OpenCall | None = call
+        self.number = hook.firings[0].site.call
+        self.scopes: tuple[Scope, ...] = (self,) if around is None else (*around.scopes, self)
         self._of_parameters = hook.of_parameters
         outer = _top()
-        if outer is not None and scopes and outer[0] is scopes[-1].pack:
-            outer = scopes[-1].outer
+        if outer is not None and around is not None and outer[0] is around.pack:
+            outer = around.outer
         if outer is not None and hook.edits and getattr(outer[0], "__module__", "") == checkpoint.__name__:
             outer = None  # a tensor that an action has packed is restored without recomputation
         self.outer: Outer | None = outer
@@ -90,7 +89,7 @@ class Scope:
     @property
     def ended(self) -> bool:
         """Whether the call has ended; after an exception a call can end without its scope being closed."""
-        return self.frame is None or finished(self.frame)
+        return self._call is None or self._call.ended
 
     def close(self) -> None:
         """Remove our hooks from torch's stack, which itself removes the topmost pair, whichever that is.
@@ -100,33 +99,40 @@ class Scope:
         ours instead of its own, which is then the topmost one that is not ours.
         """
         above = list[Outer]()
-        while (top := _top()) is not None and top[0] is not self.pack:
+        top = _top()
+        while top is not None and top[0] is not self.pack:
             above.append(top)
             self._context.__exit__()
+            top = _top()
         if top is not None:
             self._context.__exit__()
-        elif others := [pair for pair in above if not isinstance(getattr(pair[0], "__self__", None), Scope)]:
-            above.remove(others[0])
+        else:
+            others = [pair for pair in above if not isinstance(getattr(pair[0], "__self__", None), Scope)]
+            if others:
+                above.remove(others[0])
         for pair in reversed(above):
             torch.autograd.graph.saved_tensors_hooks(*pair).__enter__()
         del self.pack, self._context, self._of_parameters, self.scopes
-        # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
-        self.frame = None
+        # autograd refers to this object for as long as the graph lives: it must not keep the locals of the call alive
+        self._call = None
 
     def _pack(self, saved: Tensor) -> PackedTensor:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
-        whole, undos = tensor, list[Undo]()
+        whole = tensor
+        undos = list[Undo]()
         copy: HostCopy | None = None
         is_parameter = storage(saved) in self._of_parameters()
         for scope in self.scopes:
-            for firing in () if scope.idle or scope.ended else scope.hook.firings:
+            if scope.idle or scope.ended:
+                continue
+            for firing in scope.hook.firings:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
                 if copy is not None:
                     copy.wait()
-                packed = site.current.in_call(scope.call, None, firing.op, tensor)
+                packed = site.current.in_call(scope.number, None, firing.op, tensor)
                 if isinstance(packed, Packed):
                     undos.append(packed.undo)
                     tensor = packed.tensor
@@ -147,26 +153,26 @@ def _top() -> Outer | None:
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-_open = local()
-"""`scopes`: the open scopes of each thread, the innermost last; all installations share them."""
-
-
-def _open_scopes() -> list[Scope]:
-    return _open.__dict__.setdefault("scopes", [])
+def _innermost() -> Scope | None:
+    """The innermost open scope of this thread, of any installation."""
+    for call in reversed(open_calls()):
+        for kept in reversed(call.kept.values()):
+            if isinstance(kept, Scope):
+                return kept
+    return None
 
 
 def _storages(shared: Shared) -> Callable[[], set[int | None]]:
     """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy or elsewhere."""
-    model, known = shared.model, shared.storages
 
     def storages() -> set[int | None]:
-        if known:
-            return known
-        parameters = list(model.parameters())
-        there = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
+        if shared.storages:
+            return shared.storages
+        parameters = list(shared.model.parameters())
+        present = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
         if not any(is_lazy(parameter) or parameter.is_meta for parameter in parameters):
-            known.update(there)
-        return there
+            shared.storages = present
+        return present
 
     return storages
 
@@ -197,21 +203,15 @@ class SavedTensors(AroundForward):
         idle = again is not None and again.keeps_graph
         if idle and not self.edits:
             return
-        scopes = _open_scopes()
-        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
-        while scopes and scopes[-1].ended:
-            scopes.pop().close()
-        scopes.append(Scope(self, idle, call_frame(), scopes))
+        call = begin_call(self)
+        call.kept[self] = Scope(self, idle, call, _innermost())
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """torch's forward hook, called also when the forward raised: close the scopes of the call and inside it."""
-        scopes, frame = _open_scopes(), call_frame()
-        while any(scope.frame is frame for scope in scopes):
-            scopes.pop().close()
+        """torch's forward hook, called also when the forward raised."""
+        scope: Scope | None = end_call(self)
+        if scope is not None:
+            scope.close()
 
-    def clear(self) -> None:
-        """Drop all firings, and close the scopes that an exception has left open."""
-        super().clear()
-        scopes = _open_scopes()
-        while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
-            scopes.pop().close()
+    def abandon(self, kept: Scope) -> None:
+        """Close the scope."""
+        kept.close()

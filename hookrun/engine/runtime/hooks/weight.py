@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
-from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,8 +13,8 @@ from torch.nn.utils import parametrize
 
 from hookrun.engine.hook_types import WEIGHT
 from hookrun.engine.plan.model_tree import parametrized
+from hookrun.engine.runtime.call_stack import OpenCall, begin_call, end_call
 from hookrun.engine.runtime.compiled import refusal, tracing
-from hookrun.engine.runtime.frames import call_frame, left_open
 from hookrun.engine.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
 from hookrun.errors import HookError, Problem
 
@@ -26,13 +25,14 @@ _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 
 
 @dataclass(eq=False)
-class Reading:
+class WeightReading:
     """A call of a module that reads edited parameters; all installations share it.
 
     edited: the tensors that the call reads, by name
     before: what the module's `__dict__` had under the names of the attributes that are set during the call
     """
 
+    call: OpenCall
     module: nn.Module
     thread: int = field(default_factory=get_ident)
     edited: dict[str, Tensor] = field(default_factory=dict)
@@ -54,15 +54,18 @@ class Reading:
         attributes[name] = value
 
     def end(self) -> None:
-        """Give the module its attributes back."""
+        """Give the module its attributes back, unless that was done."""
+        if self not in _readings:
+            return
+        _readings.remove(self)
         for name, value in self.before.items():
             self.module.__dict__[name] = value
             if value is _ABSENT:
                 del self.module.__dict__[name]
 
 
-_open = dict[FrameType, Reading]()
-"""The current readings of all threads, by the frames of the calls, the innermost last."""
+_readings = list[WeightReading]()
+"""The current readings of all threads, the innermost of each thread last."""
 
 
 class Weight(AroundForward):
@@ -97,13 +100,13 @@ class Weight(AroundForward):
                     self._refused(None)  # raises CompileError
                 module.__dict__[name] = fire(firings, module._parameters[name])
             return
-        for left in left_open(_open):
-            left.end()
-        frame = call_frame()
-        reading = _open.get(frame) or self._begin(module, frame)  # another installation may have begun it
+        call = begin_call(self)
+        call.kept[self] = reading = self._reading(call, module)
         for name, firings in self._by_name.items():
             stored = reading.edited.get(name)
-            reading.show(name, fire(firings, self._stored(module, name) if stored is None else stored))
+            if stored is None:
+                stored = self._stored(module, name)
+            reading.show(name, fire(firings, stored))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """torch's forward hook, called also when the forward raised."""
@@ -113,28 +116,42 @@ class Weight(AroundForward):
             for name in self._by_name:
                 del module.__dict__[name]
             return
-        if (reading := _open.pop(call_frame(), None)) is not None:
+        reading: WeightReading | None = end_call(self)
+        if reading is not None:
             reading.end()
 
     def clear(self) -> None:
         """Drop all firings, and end the readings that an exception has left open, also one in a broken graph."""
         for firing in self.firings:
-            module, name = firing.site.module, firing.site.path.rpartition(".")[2]
-            for frame in [frame for frame, reading in reversed(_open.items()) if reading.module is module]:
-                _open.pop(frame).end()
+            module = firing.site.module
+            name = firing.site.path.rpartition(".")[2]
+            for reading in reversed(tuple(_readings)):
+                if reading.module is module:
+                    reading.end()
             if name in module._parameters:
                 module.__dict__.pop(name, None)
         super().clear()
 
-    def _begin(self, module: nn.Module, frame: FrameType) -> Reading:
-        reading = _open[frame] = Reading(module)
-        around = [other for other in tuple(_open.values()) if other.module is module]
-        if any(other.thread != reading.thread for other in around):
-            del _open[frame]
-            raise HookError(
-                f"{self.firings[0].site.where}: two threads call the module at the same time, and each would read the "
-                "parameter as it is edited for the other: call it in one thread, or give each thread a copy"
-            )
+    def abandon(self, kept: WeightReading) -> None:
+        """Give the module its attributes back."""
+        kept.end()
+
+    def _reading(self, call: OpenCall, module: nn.Module) -> WeightReading:
+        """The reading of a call, which another installation may have begun."""
+        for kept in call.kept.values():
+            if isinstance(kept, WeightReading):
+                return kept
+        for other in reversed(tuple(_readings)):
+            if other.module is not module or other.thread == get_ident():
+                continue
+            if not other.call.ended:
+                raise HookError(
+                    f"{self.firings[0].site.where}: two threads call the module at the same time, and each would read "
+                    "the parameter as it is edited for the other: call it in one thread, or give each thread a copy"
+                )
+            other.end()
+        reading = WeightReading(call, module)
+        _readings.append(reading)
         for name in module.__dict__.keys() & _OF_RECURRENT:
             reading.set(name, module.__dict__[name])
         return reading
@@ -142,8 +159,10 @@ class Weight(AroundForward):
     def _stored(self, module: nn.Module, name: str) -> Tensor:
         """The parameter without our edits: the module's own, that of `functional_call`, or a parametrized one."""
         stored: Tensor | None = module._parameters.get(name)
-        if stored is None and name in (lists := parametrized(module)) and not parametrize._cache_enabled:
-            stored = lists[name]()
+        if stored is None and not parametrize._cache_enabled:
+            lists = parametrized(module)
+            if name in lists:
+                stored = lists[name]()
         if stored is None:
             raise HookError(
                 f"{self._by_name[name][0].site.where}: the module has no such parameter now, or one tensor for all "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,13 +64,20 @@ class CallTokens:
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None) -> CallTokens:
         """From the arguments of `hooks.tokens`: ids [B, T], and a mask [B, S], wider if a cache has earlier tokens."""
         rows, columns = input_ids.shape
-        mask = None if attention_mask is None else as_mask(attention_mask, rows, None)
-        past = None if mask is None or mask.shape[1] == columns else mask.shape[1] - columns
+        mask = as_mask(attention_mask, rows, None)
+        past = None
+        if mask is not None and mask.shape[1] != columns:
+            past = mask.shape[1] - columns
         return cls(rows, columns, on_cpu(input_ids), mask, past)
 
     def first(self, rows: int) -> CallTokens:
         """The tokens of the first rows."""
-        ids, mask = (None if each is None else each[:rows] for each in (self.ids, self.mask))
+        ids = self.ids
+        mask = self.mask
+        if ids is not None:
+            ids = ids[:rows]
+        if mask is not None:
+            mask = mask[:rows]
         return replace(self, rows=rows, ids=ids, mask=mask)
 
 
@@ -91,33 +98,50 @@ class CallReader:
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallTokens | None:
         """The tokens of a call with these arguments; None if there are none among them."""
-        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        given = _by_name(self._names, args, kwargs)
         ids = given.get(IDS)
-        if not isinstance(ids, Tensor) and not self.by_name:
-            others = [value for name, value in kwargs.items() if name not in (MASK, POSITIONS)]
-            plane = (tensor for tensor in tensors((args, others)) if tensor.dim() == 2)
-            ids = next((tensor for tensor in plane if tensor.dtype in (torch.int64, torch.int32)), None)
         embeds = given.get(EMBEDS)
+        if not isinstance(ids, Tensor) and not self.by_name:
+            ids = _whole_plane(args, kwargs)
         if isinstance(ids, Tensor) and ids.dim() == 2:
             rows, columns = ids.shape
         elif isinstance(embeds, Tensor) and embeds.dim() == 3:
-            ids, (rows, columns) = None, embeds.shape[:2]
+            ids = None
+            rows, columns = embeds.shape[:2]
         else:
             return None
-        if not all(holds_data(tensor) for tensor in (ids, embeds) if isinstance(tensor, Tensor)):
-            return CallTokens(rows, columns, has_data=False)
+        for tensor in (ids, embeds):
+            if isinstance(tensor, Tensor) and not holds_data(tensor):
+                return CallTokens(rows, columns, has_data=False)
         past, after_state = _past(given)
-        raw = given.get(MASK)
-        if ids is not None and isinstance(raw, Tensor) and raw.dim() == 2 and holds_data(raw):
+        raw: Any = given.get(MASK)
+        has_plain_mask = isinstance(raw, Tensor) and raw.dim() == 2
+        if ids is not None and has_plain_mask and holds_data(raw):
             ids, raw = read_together([ids, raw])
         mask = as_mask(raw, rows, None if past is None else past + columns)
         if past is None and mask is not None and mask.shape[1] > columns:
-            past, after_state = mask.shape[1] - columns, False
+            past = mask.shape[1] - columns
+            after_state = False
         packed = False
-        if not past and not (isinstance(raw, Tensor) and raw.dim() == 2):
+        if not past and not has_plain_mask:
             mask, packed = _by_positions(given.get(POSITIONS), mask, rows, columns)
-        ids = None if ids is None else on_cpu(ids)
+        if ids is not None:
+            ids = on_cpu(ids)
         return CallTokens(rows, columns, ids, mask, past, packed=packed, after_state=after_state)
+
+
+def _by_name(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name. names: those of the positional ones."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _whole_plane(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The first integer tensor [B, T] among the arguments, mask and positions left out."""
+    others = [value for name, value in kwargs.items() if name not in (MASK, POSITIONS)]
+    for tensor in tensors((args, others)):
+        if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
+            return tensor
+    return None
 
 
 def made_from_labels(model: nn.Module) -> list[nn.Module]:
@@ -131,10 +155,12 @@ def labelled(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     None if the call has decoder arguments, or no labels.
     """
-    given = {**dict(zip(positional(module), args, strict=False)), **kwargs}
+    given = _by_name(positional(module), args, kwargs)
+    for name in (DECODER_IDS, DECODER_MASK, "decoder_inputs_embeds"):
+        if given.get(name) is not None:
+            return None
     labels = given.get(LABELS)
-    told = any(given.get(name) is not None for name in (DECODER_IDS, DECODER_MASK, "decoder_inputs_embeds"))
-    if told or not isinstance(labels, Tensor) or labels.dim() != 2 or not holds_data(labels):
+    if not isinstance(labels, Tensor) or labels.dim() != 2 or not holds_data(labels):
         return None
     return labels.detach().to("cpu") != NO_LABEL
 
@@ -151,8 +177,9 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
     if raw.dim() == 4:  # a key is real if any query may attend to it
         if width is not None and raw.shape[-1] < width:  # it covers only the window that a cache holds
             return None
-        allowed = raw > _MASKED if raw.is_floating_point() else raw != 0
-        raw = allowed[:, 0].any(1)
+        if raw.is_floating_point():
+            raw = raw > _MASKED
+        raw = (raw != 0)[:, 0].any(1)
     if raw.dim() != 2:
         return None
     return (raw != 0).to("cpu")[:, :width].expand(rows, -1)
@@ -172,24 +199,34 @@ def _by_positions(raw: Any, mask: Tensor | None, rows: int, columns: int) -> tup
     at = torch.arange(columns)
     start = torch.where(positions == 0, at, 0).amax(1, keepdim=True)
     before = at < start
-    first = positions[:, :1]
-    if not bool((before & ((positions != first) | (positions > 1))).any()):
-        return (~before if bool(before.any()) else None), False
-    return None, True
+    differs = (positions != positions[:, :1]) | (positions > 1)
+    if bool((before & differs).any()):
+        return None, True
+    if bool(before.any()):
+        return ~before, False
+    return None, False
 
 
 def _past(given: Mapping[str, Any]) -> tuple[int | None, bool]:
     """How many columns the call's cache holds, None if no argument says it; and whether a state holds some others."""
-    cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-    if cache is None:
+    for name in CACHES:
+        cache = given.get(name)
+        if cache is not None:
+            break
+    else:
         return None, given.get(STATE) is not None
-    if callable(length := getattr(cache, "get_seq_length", None)):
+    length = getattr(cache, "get_seq_length", None)
+    if callable(length):
         try:
             return int(length()), False
         except ValueError:  # of transformers, for a cache of recurrent layers alone
-            return (None, True) if cache.has_previous_state() else (0, False)
+            if cache.has_previous_state():
+                return None, True
+            return 0, False
     keys = next(tensors(cache), None)  # keys [B, H, S, width]
-    return (None if keys is None or keys.dim() < 2 else int(keys.shape[-2])), False
+    if keys is None or keys.dim() < 2:
+        return None, False
+    return int(keys.shape[-2]), False
 
 
 # ---- the signature ---------------------------------------------------------------------------------------------
@@ -215,23 +252,26 @@ def sources(model: nn.Module) -> dict[nn.Module, int]:
     These are the outermost modules whose forward takes `input_ids`, and those inside them that may be called instead;
     encoder and decoder instead of an encoder-decoder. Empty if there is no such module.
     """
-    outermost, seen, ahead = list[nn.Module](), set[int](), [model]
-    while ahead:
-        module = ahead.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        names = parameters_of(module)
-        if IDS in names:
-            outermost.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
-        else:
-            ahead += reversed(list(module.children()))  # in the order of the model
-    return {
-        each: number
-        for number, module in enumerate(outermost)
-        for each in module.modules()
-        if each is module or IDS in parameters_of(each)
-    }
+    numbers = dict[nn.Module, int]()
+    for number, outermost in enumerate(_outermost_sources(model, set())):
+        for module in outermost.modules():
+            if module is outermost or IDS in parameters_of(module):
+                numbers[module] = number
+    return numbers
+
+
+def _outermost_sources(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost modules that take `input_ids`, in the order of the model; both parts of an encoder-decoder."""
+    if module in seen:
+        return
+    seen.add(module)
+    names = parameters_of(module)
+    if IDS not in names:
+        for child in module.children():
+            yield from _outermost_sources(child, seen)
+        return
+    parts = _encoder_and_decoder(module) if DECODER_IDS in names else []
+    yield from parts or [module]
 
 
 def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:
@@ -266,38 +306,53 @@ class Session:
 
 
 def session(model: nn.Module) -> Session | None:
-    """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass."""
+    """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass.
+
+    It is kept as a variable of the `generate` call: in a table it would outlive the call, or with the frame as its key
+    keep the call's cache alive.
+    """
     for frame in outward(sys._getframe(1)):
-        owner = frame.f_locals.get("self") if frame.f_code.co_name == _GENERATES else None
-        if isinstance(owner, nn.Module) and (  # the model, a part of it or a wrapper of it
-            any(module is owner for module in model.modules())
-            or any(module is model for module in owner.modules())
-        ):
-            known = frame.f_locals.get(_SESSION)
-            if not isinstance(known, Session):
-                known = frame.f_locals[_SESSION] = _new_session(frame)
-            return known
+        if frame.f_code.co_name == _GENERATES and _belong_together(frame.f_locals.get("self"), model):
+            running = frame.f_locals.get(_SESSION)
+            if not isinstance(running, Session):
+                running = frame.f_locals[_SESSION] = _new_session(frame)
+            return running
     return None
 
 
+def _belong_together(owner: Any, model: nn.Module) -> bool:
+    """Whether the owner of a method is the model, a part of it, or a wrapper of it."""
+    if not isinstance(owner, nn.Module):
+        return False
+    return any(module is owner for module in model.modules()) or any(
+        module is model for module in owner.modules()
+    )
+
+
 def _new_session(frame: FrameType) -> Session:
-    local = frame.f_locals
-    ids = local.get(IDS)
-    prompt = ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] else None
-    config = local.get("generation_config") or getattr(local.get("self"), "generation_config", None)
+    variables = frame.f_locals
+    ids = variables.get(IDS)
+    prompt = None
+    if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1]:
+        prompt = ids.shape[1]
+    config = variables.get("generation_config") or getattr(variables.get("self"), "generation_config", None)
     eos = whole_numbers(getattr(config, "eos_token_id", None))
-    samples = local.get("batch_size")
+    samples = variables.get("batch_size")
     return Session(
         prompt,
         () if eos is None else tuple(eos.flatten().tolist()),
         samples if isinstance(samples, int) else None,
         chunked=getattr(config, "prefill_chunk_size", None) is not None,
-        drafts=any(  # also for the model that drafts, whose `generate` is called by that of the other one
-            call.f_locals.get("generation_mode") == _SPECULATIVE
-            for call in outward(frame)
-            if call.f_code.co_name == _GENERATES
-        ),
+        drafts=_is_speculative(frame),
     )
+
+
+def _is_speculative(frame: FrameType) -> bool:
+    """Whether a `generate` call is a speculative decoding, or that of the model that drafts, inside it."""
+    for call in outward(frame):
+        if call.f_code.co_name == _GENERATES and call.f_locals.get("generation_mode") == _SPECULATIVE:
+            return True
+    return False
 
 
 class Pass:
@@ -336,13 +391,22 @@ class Pass:
         ended: Tensor | None = None,
         decodes: bool = False,
     ) -> None:
-        self.rows, self.columns, self.total = tokens.rows, tokens.columns, real.shape[1]
-        self.ids, self.real, self.prompt = ids, real, prompt
-        self.new_from, self.number = new_from, number
-        self.session, self.spans, self.by_hand = session, spans, by_hand
+        self.rows = tokens.rows
+        self.columns = tokens.columns
+        self.has_data = tokens.has_data
+        self.packed = tokens.packed
+        self.real = real
+        self.total = real.shape[1]
+        self.prompt = prompt
+        self.ids = ids
+        self.new_from = new_from
+        self.number = number
+        self.session = session
         self.goes_on = session is not None
-        self.has_data, self.packed = tokens.has_data, tokens.packed
-        self.ended, self.decodes = ended, decodes
+        self.spans = spans
+        self.by_hand = by_hand
+        self.ended = ended
+        self.decodes = decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
             self._mark_ended(ids, session.eos)
         self.encoder: Pass | None = None
@@ -374,13 +438,16 @@ class Pass:
     def seen_by(self, decoder: Pass) -> Pass:
         """This encoder pass for cross-attention modules of a decoder pass: a row for each row of the decoder."""
         seen = copy(self)
-        times = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
-        seen.rows = self.rows * times
-        seen.real = self.real.repeat_interleave(times, 0)
         seen.__dict__.pop("positions", None)
-        seen.ids = None if self.ids is None else self.ids.repeat_interleave(times, 0)
-        seen.new_from = self.total if decoder.new_from else self.new_from
         seen.chosen = {}
+        if decoder.rows % self.rows == 0:
+            times = decoder.rows // self.rows
+            seen.rows = self.rows * times
+            seen.real = self.real.repeat_interleave(times, 0)
+            if self.ids is not None:
+                seen.ids = self.ids.repeat_interleave(times, 0)
+        if decoder.new_from:
+            seen.new_from = self.total
         return seen
 
     def samples_of_rows(self, count: int | None) -> Tensor:

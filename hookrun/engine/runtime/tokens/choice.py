@@ -86,19 +86,25 @@ class Rule(NamedTuple):
 
 def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
     tokens = rule.tokens
-    axes = (tokens.query, tokens.key) if tokens.on_pattern else (tokens,)
-    starts, hits = list[int](), list[Tensor]()  # of each dimension with a clause
-    for axis, size, start in zip(axes, sizes, [_start(of, size) for size in sizes], strict=True):
-        if axis is None:
+    clauses: list[TokenFilter | None] = [tokens]
+    if tokens.on_pattern:
+        clauses = [tokens.query, tokens.key]
+    all_starts = [_start(of, size) for size in sizes]
+    starts = list[int]()  # of each dimension with a clause
+    hits = list[Tensor]()
+    for clause, size, start in zip(clauses, sizes, all_starts, strict=True):
+        if clause is None:
             continue
-        hit = _columns(rule, axis, of, start, size)
-        known = of.new_from - start  # columns that an earlier pass has computed
-        if rule.once and known > 0 and axis is not tokens.key:
-            hit[:, :known] = False
+        hit = _columns(rule, clause, of, start, size)
+        earlier = of.new_from - start  # columns that an earlier pass has computed
+        if rule.once and earlier > 0 and clause is not tokens.key:
+            hit[:, :earlier] = False
         starts.append(start)
         hits.append(hit)
-    both = hits[0][:, :, None] & hits[1][:, None, :] if len(hits) > 1 else hits[0]
-    sequences, *columns = both.nonzero(as_tuple=True)
+    selected = hits[0]
+    if len(hits) > 1:
+        selected = selected[:, :, None] & hits[1][:, None, :]
+    sequences, *columns = selected.nonzero(as_tuple=True)
     count = None if samples is None else len(samples)
     of.rows_for_each(count)  # raises, for edits too, if the batch does not have the samples of the call
 
@@ -106,9 +112,13 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
         in_batch = of.samples_of_rows(count)[sequences]
         numbers = in_batch + of.number if samples is None else samples[in_batch]
         places = [column + start for column, start in zip(columns, starts, strict=True)]
-        positions = [place if rule.tokens.padding else of.positions[sequences, place] for place in places]
-        known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
-        return TokenRows(in_batch, numbers, positions[0], known, *positions[1:])
+        positions = places
+        if not rule.tokens.padding:
+            positions = [of.positions[sequences, place] for place in places]
+        ids = torch.full_like(sequences, -1)
+        if of.ids is not None:
+            ids = of.ids[sequences, places[0]]
+        return TokenRows(in_batch, numbers, positions[0], ids, *positions[1:])
 
     return Chosen(of, sequences, columns, rows)
 
@@ -136,11 +146,10 @@ def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -
             "tokens: spans refer to the encoder's tokens, and this is a module of the decoder: select its tokens by "
             "position, id or text, or hook the encoder or the keys and values of the cross-attention"
         )
+    end = start + size
     if not of.has_data:
-        columns = _placeholder_columns(clause, of)
-    else:
-        columns = _Columns(rule, of, clause.phase).of_filter(clause)
-    return columns[:, start : start + size]
+        return _placeholder_columns(clause, of)[:, start:end]
+    return _Columns(rule, of, clause.phase).of_filter(clause)[:, start:end]
 
 
 class _Columns:
@@ -151,56 +160,78 @@ class _Columns:
     """
 
     def __init__(self, rule: Rule, of: Pass, phase: str | None) -> None:
-        self._texts, self._of, self._phase = rule.texts, of, phase
+        self._texts = rule.texts
+        self._of = of
+        self._phase = phase
         self._skips = rule.tokens.missing == "skip"
-        padding = rule.tokens.padding
-        self._real = torch.ones_like(of.real) if padding else of.real
-        positions = self._real.cumsum(1) - 1 if padding else of.positions
+        self._real = of.real
+        positions = of.positions
+        if rule.tokens.padding:
+            self._real = torch.ones_like(of.real)
+            positions = self._real.cumsum(1) - 1
         self._in_prompt = torch.arange(of.total) < of.prompt
         self._lengths = (self._real & self._in_prompt).sum(1, keepdim=True)
-        self._counted = positions - self._lengths if phase == "generation" else positions
+        self._counted = positions
+        if phase == "generation":
+            self._counted = positions - self._lengths
 
     def of_filter(self, clause: TokenFilter) -> Tensor:
         """[B, total] bool: the columns of the phase that the clause selects, without the excluded ones."""
-        base = self._real
-        if self._phase is not None:
-            base = base & (self._in_prompt if self._phase == "prompt" else ~self._in_prompt)
-        columns = base & self._of_set(clause, strict=not self._skips)
-        return columns if clause.exclude is None else columns & ~self._of_set(clause.exclude, strict=False)
+        columns = self._real & self._of_set(clause, strict=not self._skips)
+        if self._phase == "prompt":
+            columns = columns & self._in_prompt
+        elif self._phase == "generation":
+            columns = columns & ~self._in_prompt
+        if clause.exclude is not None:
+            columns = columns & ~self._of_set(clause.exclude, strict=False)
+        return columns
 
     def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
         columns = torch.ones_like(self._real)
-        numbers = [] if clause.position is None else list(clause.position.numbers)  # `all` has none
-        if self._of.packed and (clause.span is not None or numbers):
+        has_numbers = clause.position is not None and any(
+            True for _ in clause.position.numbers
+        )  # `all` has none
+        if self._of.packed and (clause.span is not None or has_numbers):
             raise ValueError(
                 "tokens: the position_ids of the call start again within a row, so the row holds several sequences: "
                 "positions and spans need one; give each its own row, or select tokens by id or text"
             )
         if clause.position is not None:
-            hits = [self._of_place(place) for place in clause.position.places]
-            if strict and self._of.first and self._phase != "generation":
-                for place, hit in zip(clause.position.places, hits, strict=True):
-                    self._require(place, hit)
-            columns = columns & torch.stack(hits).any(0)
+            columns = columns & self._of_places(clause.position.places, strict)
         if clause.id is not None:
             columns = columns & torch.isin(self._ids(), torch.tensor(clause.id))
         if clause.text is not None:
-            ways = [ids for text in clause.text for ids in self._texts[text]]
-            columns = columns & torch.stack([self._of_text(ids) for ids in ways]).any(0)
-        return columns if clause.span is None else columns & self._of_span(clause.span, strict)
+            columns = columns & self._of_texts(clause.text)
+        if clause.span is not None:
+            columns = columns & self._of_span(clause.span, strict)
+        return columns
+
+    def _of_places(self, places: Sequence[Place], strict: bool) -> Tensor:
+        columns = torch.zeros_like(self._real)
+        for place in places:
+            hit = self._of_place(place)
+            if strict and self._of.first and self._phase != "generation":
+                self._require(place, hit)
+            columns |= hit
+        return columns
 
     def _of_place(self, place: Place) -> Tensor:
         if isinstance(place, int):
             hit = self._counted == self._from_start(place)
-            return hit & self._in_prompt if place < 0 else hit
-        start, end = place.start, place.end
+            if place < 0:
+                hit &= self._in_prompt
+            return hit
+        start = place.start
+        end = place.end
         low = 0 if start is None else self._from_start(start).clamp_min(0)
         hit = self._counted >= low
         if end is not None:
             hit &= self._counted < self._from_start(end)
         if place.every > 1:
             hit &= (self._counted - low) % place.every == 0
-        return hit & self._in_prompt if start is not None and start < 0 else hit
+        if start is not None and start < 0:
+            hit &= self._in_prompt
+        return hit
 
     def _from_start(self, number: int) -> Tensor:
         """A position counted from the start: [B, 1] for a negative one, which counts from the end of the prompt."""
@@ -208,19 +239,23 @@ class _Columns:
 
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
-        first = place if isinstance(place, int) else place.start
-        last = None if isinstance(place, int) or place.end is None else place.end - 1
+        numbers = list[int | None]()
+        if isinstance(place, int):
+            numbers.append(place)
+        else:
+            numbers.append(place.start)
+            numbers.append(None if place.end is None else place.end - 1)
         later_too = self._of.goes_on and self._phase is None
-        required = {
-            f"position {number}": self._of_place(number) & self._in_prompt
-            for number in (first, last)
-            if number is not None and (number < 0 or not later_too)
-        }
+        for number in numbers:
+            if number is not None and (number < 0 or not later_too):
+                self._require_all(f"position {number}", self._of_place(number) & self._in_prompt)
         if not self._of.goes_on or self._phase == "prompt":
-            required[f"position in {place}"] = hit
-        for what, columns in required.items():
-            if (lacks := ~(columns & self._real).any(1)).any():
-                self._raise_missing(lacks, what)
+            self._require_all(f"position in {place}", hit)
+
+    def _require_all(self, what: str, columns: Tensor) -> None:
+        lacks = ~(columns & self._real).any(1)
+        if lacks.any():
+            self._raise_missing(lacks, what)
 
     def _raise_missing(self, lacks: Tensor, what: str) -> None:
         row = int(lacks.nonzero()[0])
@@ -236,32 +271,39 @@ class _Columns:
             )
         return self._of.ids
 
-    def _of_text(self, text: tuple[int, ...]) -> Tensor:
-        """[B, total] bool: all tokens of all occurrences of the text.
+    def _of_texts(self, texts: Sequence[str]) -> Tensor:
+        """[B, total] bool: all tokens of all occurrences of the texts.
 
         In generated text only the last token of an occurrence: when the others are computed, the rest is not known.
         """
-        ids, width = self._ids(), len(text)
-        hits = torch.zeros_like(self._real)
+        columns = torch.zeros_like(self._real)
+        for text in texts:
+            for ids in self._texts[text]:
+                self._mark(ids, columns)
+        return columns
+
+    def _mark(self, text: tuple[int, ...], columns: Tensor) -> None:
+        ids = self._ids()
+        width = len(text)
         if width > ids.shape[1]:
-            return hits
+            return
         starts = (ids.unfold(1, width, 1) == torch.tensor(text)).all(2)  # [B, total - width + 1]
-        in_prompt = torch.arange(starts.shape[1]) + width <= self._of.prompt
-        for place in range(width):
-            known = starts if place == width - 1 else starts & in_prompt
-            hits[:, place : place + starts.shape[1]] |= known
-        return hits
+        ends_in_prompt = torch.arange(starts.shape[1]) + width <= self._of.prompt
+        in_prompt = starts & ends_in_prompt
+        for place in range(width - 1):
+            columns[:, place : place + starts.shape[1]] |= in_prompt
+        columns[:, width - 1 :] |= starts
 
     def _of_span(self, name: str, strict: bool) -> Tensor:
         if name not in self._of.spans:
-            there = list(self._of.spans)
-            hint = (
-                nearest(name, there) if there else "the data has no spans: set hooks.spans before each batch"
-            )
+            hint = "the data has no spans: set hooks.spans before each batch"
+            if self._of.spans:
+                hint = nearest(name, list(self._of.spans))
             raise ValueError(f"tokens: there is no span {name!r}: {hint}")
         bounds = self._of.spans[name]
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
-        first, end = bounds[:, :1], bounds[:, 1:]
+        first = bounds[:, :1]
+        end = bounds[:, 1:]
         if self._of.first and (first == TWICE).any():
             raise ValueError(
                 f"tokens: span {name!r}: a sample has its text more than once: give token positions in the data, "

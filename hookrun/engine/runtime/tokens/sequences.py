@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from hookrun.engine.runtime.call_stack import CallStack
+from hookrun.engine.runtime.call_stack import CallStack, drop_ended
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.tokens.calls import (
     CallReader,
@@ -60,7 +60,7 @@ class Sequences:
         self._sources = sources(model)
         if not self._sources:
             calls.begins.append(partial(self.enter, 0, None))
-        self._here = _ThreadState()
+        self._state = _ThreadState()
         self._numbered = 0
         self.spans: Mapping[str, Tensor] = {}
         self.copies = 1
@@ -75,24 +75,25 @@ class Sequences:
     @property
     def current(self) -> Pass | None:
         """The current pass in this thread; else a pass with the tokens of `hooks.tokens`; None: not known."""
-        given, forward = self._here.given, self._calls.forward
+        given = self._state.given
+        forward = self._calls.forward
         if forward.tokens is None and given is not None:
             forward.tokens = self._first_pass(given, None, by_hand=True)
         return forward.tokens
 
     def set_by_hand(self, given: CallTokens) -> None:
         """Set the tokens of the next forward: `hooks.tokens`."""
-        self._calls.drop_ended()
-        here, forward = self._here, self._calls.forward
-        here.given, forward.tokens = given, None
-        if (
-            given.past is not None
-            and (earlier := here.latest.get(0)) is not None
-            and earlier.total >= given.past
-        ):
+        drop_ended()
+        state = self._state
+        forward = self._calls.forward
+        state.given = given
+        forward.tokens = None
+        if given.past is None:
+            state.latest.clear()
+            return
+        earlier = state.latest.get(0)
+        if earlier is not None and earlier.total >= given.past:
             forward.tokens = self._next_pass(earlier, given)
-        elif given.past is None:
-            here.latest.clear()
 
     def enter(
         self,
@@ -103,25 +104,38 @@ class Sequences:
         kwargs: Mapping[str, Any],
     ) -> None:
         """Find the pass of a call of source `number` that begins. A recomputed call belongs to the earlier pass."""
-        calls, forward = self._calls.open, self._calls.forward
-        if forward.source in calls or repeating() is not None:
+        forward = self._calls.forward
+        if forward.source is not None or repeating() is not None:
             return
-        forward.source = calls[-1]
-        here, tokens = self._here, (reader or CallReader(module)).read(args, kwargs)
-        labels = forward.labels
-        if number and tokens is not None and tokens.mask is None and labels is not None:
-            tokens = replace(tokens, mask=labels) if labels.shape == (tokens.rows, tokens.columns) else tokens
-        if tokens is not None and self.copies > 1:
-            tokens = tokens.first(tokens.rows // self.copies)
+        forward.source = self._calls.innermost
+        latest = self._state.latest
+        tokens = self._read(number, reader or CallReader(module), args, kwargs)
         running = session(self._model)
         forward.tokens = new = self._find_pass(number, tokens, running)
-        if new is not None:
-            encodes = not number and 1 in self._sources.values()
-            if running is not None and tokens is not None and not encodes:
-                new.drafts = _drafts(running, tokens, here.latest.get(number))
-            here.latest[number] = new
-            encoder = here.latest.get(0) if number else None
-            new.encoder = None if encoder is None else encoder.seen_by(new)
+        if new is None:
+            return
+        encodes = number == 0 and 1 in self._sources.values()
+        if running is not None and tokens is not None and not encodes:
+            new.drafts = _drafts(running, tokens, latest.get(number))
+        latest[number] = new
+        encoder = latest.get(0)
+        if number and encoder is not None:
+            new.encoder = encoder.seen_by(new)
+
+    def _read(
+        self, number: int, reader: CallReader, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> CallTokens | None:
+        """The tokens of a call of source `number`: those of the first copy of the batch, without labels padding."""
+        tokens = reader.read(args, kwargs)
+        if tokens is None:
+            return None
+        labels = self._calls.forward.labels
+        fits = labels is not None and labels.shape == (tokens.rows, tokens.columns)
+        if number and tokens.mask is None and fits:
+            tokens = replace(tokens, mask=labels)
+        if self.copies > 1:
+            tokens = tokens.first(tokens.rows // self.copies)
+        return tokens
 
     def label(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Read which decoder tokens have a label in the call that begins."""
@@ -130,59 +144,61 @@ class Sequences:
 
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the module with these arguments continues the sequences of an earlier call."""
-        running, latest = session(self._model), self._here.latest
+        running = session(self._model)
         if self._sources and module not in self._sources:
-            return running is not None and any(earlier.session is running for earlier in latest.values())
-        number = self._sources.get(module, 0)
+            if running is None:
+                return False
+            return any(earlier.session is running for earlier in self._state.latest.values())
         tokens = CallReader(module).read(args, kwargs)
-        return tokens is not None and self._continued_pass(number, tokens, running) is not None
+        if tokens is None:
+            return False
+        return self._continued_pass(self._sources.get(module, 0), tokens, running) is not None
 
     # ---- from one pass to the next -----------------------------------------------------------------------------
 
     def _find_pass(self, number: int, tokens: CallTokens | None, running: Session | None) -> Pass | None:
-        here, set_before = self._here, self._calls.forward.tokens
+        state = self._state
+        given = state.given
+        set_before = self._calls.forward.tokens
         if tokens is None:
-            return self.current if here.given is not None else None
+            return None if given is None else self.current
         if not tokens.has_data:
             with unset_fake_temporarily():
                 real = torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1)  # no padding
                 return Pass(tokens, real=real, prompt=tokens.columns, decodes=number > 0)
-        if here.given is not None and here.given.past is not None and set_before is not None:
+        if given is not None and given.past is not None and set_before is not None:
             return set_before  # hooks.tokens was called for this pass
-        if (earlier := self._continued_pass(number, tokens, running)) is not None:
+        earlier = self._continued_pass(number, tokens, running)
+        if earlier is not None:
             if tokens.after_state:  # the state holds what the earlier passes have computed
                 tokens = replace(tokens, past=earlier.total)
             return self._next_pass(earlier, tokens)
-        given = here.given
         if given is None or number:
             return self._first_pass(tokens, running, source=number)
         if _same(given, tokens):
-            mask = given.mask if given.mask is not None else tokens.mask
-            return self._first_pass(
-                replace(tokens, ids=given.ids, mask=mask, packed=False), running, by_hand=True
-            )
+            mask = tokens.mask if given.mask is None else given.mask
+            tokens = replace(tokens, ids=given.ids, mask=mask, packed=False)
+            return self._first_pass(tokens, running, by_hand=True)
         if tokens.mask is None and given.mask is not None:
             raise HookrunError(
                 "hooks.tokens was given other tokens than the model is now called with: call it before each batch"
             )
-        here.given = None
+        state.given = None
         return self._first_pass(tokens, running)
 
     def _continued_pass(self, number: int, tokens: CallTokens, running: Session | None) -> Pass | None:
         """The earlier pass that the call continues, or None if it begins new sequences."""
-        last = self._here.latest.get(number)
+        last = self._state.latest.get(number)
         if last is None or last.rows != tokens.rows or not last.has_data or not tokens.has_data:
             return None
         if tokens.past:
-            return last if last.total >= tokens.past else None
-        if running is not None:
-            later = tokens.after_state or tokens.columns > last.total
-            return last if last.session is running and later else None
-        if not last.by_hand or tokens.past == 0:
-            return None
-        if tokens.columns > last.total and last.ids is not None and tokens.ids is not None:
-            return last if torch.equal(tokens.ids[:, : last.total], last.ids) else None
-        return None
+            continues = last.total >= tokens.past
+        elif running is not None:
+            is_longer = tokens.after_state or tokens.columns > last.total
+            continues = last.session is running and is_longer
+        else:
+            continues = last.by_hand and tokens.past is None and _repeats(last, tokens)
+        return last if continues else None
 
     def _first_pass(
         self, tokens: CallTokens, running: Session | None, *, source: int = 0, by_hand: bool = False
@@ -200,14 +216,17 @@ class Sequences:
                 f"tokens: a call inside `generate` computes {total} of the prompt's {running.prompt} tokens, and no "
                 f"argument says where they are: {hint}"
             )
-        known = None if running is None else running.samples
+        samples = tokens.rows
+        if running is not None and running.samples is not None:
+            samples = running.samples
+        past = total - tokens.columns
         return Pass(
             tokens,
             real=_filled(tokens.mask, None, tokens.rows, total, tokens.columns),
-            ids=None if tokens.ids is None else _behind(None, total - tokens.columns, tokens.ids, unknown=-1),
+            ids=_ids_so_far(None, past, tokens),
             prompt=total,
-            new_from=total - tokens.columns,
-            number=self._number(tokens.rows if known is None else known, source),
+            new_from=past,
+            number=self._number(samples, source),
             session=running,
             spans={} if source else self.spans,
             by_hand=by_hand,
@@ -216,8 +235,9 @@ class Sequences:
 
     def _number(self, samples: int, source: int) -> int:
         """The number of the first sample of a batch; a decoder has the samples of its encoder."""
-        if source and (of_encoder := self._here.latest.get(0)) is not None:
-            return of_encoder.number
+        encoder = self._state.latest.get(0)
+        if source and encoder is not None:
+            return encoder.number
         self._numbered += samples
         return self._numbered - samples
 
@@ -233,7 +253,7 @@ class Sequences:
         return Pass(
             tokens,
             real=real,
-            ids=None if tokens.ids is None else _behind(last.ids, past, tokens.ids, unknown=-1),
+            ids=_ids_so_far(last.ids, past, tokens),
             prompt=min(last.prompt, total),
             new_from=past or last.total,
             number=last.number,
@@ -250,15 +270,23 @@ def _drafts(running: Session, tokens: CallTokens, last: Pass | None) -> bool:
     if running.drafts:
         return True
     if last is None or last.session is not running:
-        longer = running.prompt is not None and tokens.columns > running.prompt
-        return longer and tokens.ids is not None and not tokens.past
-    return last.drafts or (tokens.past is not None and 0 < tokens.past < last.total)
+        is_longer = running.prompt is not None and tokens.columns > running.prompt
+        return is_longer and tokens.ids is not None and not tokens.past
+    has_shrunk = tokens.past is not None and 0 < tokens.past < last.total
+    return last.drafts or has_shrunk
 
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
-    return (one.rows, one.columns) == (other.rows, other.columns) and (
-        one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
-    )
+    if one.rows != other.rows or one.columns != other.columns:
+        return False
+    return one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
+
+
+def _repeats(last: Pass, tokens: CallTokens) -> bool:
+    """Whether the call computes all tokens of the last pass again, and further ones."""
+    if tokens.columns <= last.total or last.ids is None or tokens.ids is None:
+        return False
+    return torch.equal(tokens.ids[:, : last.total], last.ids)
 
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
@@ -272,9 +300,18 @@ def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, 
                 f"the attention mask has {mask.shape[1]} columns, and there are {total} tokens so far"
             )
     elif not before and earlier is not None:  # all columns are computed again, without a mask in this call
-        return torch.cat([earlier, torch.ones(rows, total - earlier.shape[1], dtype=torch.bool)], dim=1)
-    new = torch.ones(rows, columns, dtype=torch.bool) if mask is None else mask
-    return _behind(earlier, before, new, unknown=1)
+        new = torch.ones(rows, total - earlier.shape[1], dtype=torch.bool)
+        return torch.cat([earlier, new], dim=1)
+    if mask is None:
+        mask = torch.ones(rows, columns, dtype=torch.bool)
+    return _behind(earlier, before, mask, unknown=1)
+
+
+def _ids_so_far(earlier: Tensor | None, before: int, tokens: CallTokens) -> Tensor | None:
+    """[rows, before + columns]: the ids of all columns, -1 for those that were not observed; None: not known."""
+    if tokens.ids is None:
+        return None
+    return _behind(earlier, before, tokens.ids, unknown=-1)
 
 
 def _behind(earlier: Tensor | None, before: int, new: Tensor, *, unknown: int) -> Tensor:
