@@ -117,7 +117,7 @@ def test_the_key_path_follows_sections_without_members_of_unions(given: dict[str
         ({"one": {"mode": "fats"}}, "x.one.mode", "did you mean 'fast'?"),
     ],
 )
-def test_a_mistake_in_an_inner_section_comes_with_the_nearest_name(given: Any, where: str, hint: str) -> None:
+def test_a_mistake_in_an_inner_section_has_the_nearest_name(given: Any, where: str, hint: str) -> None:
     (problem,) = parse(Outer, given, "x")[1]
     assert (problem.where, problem.hint) == (where, hint)
 

@@ -21,7 +21,7 @@ def test_a_trainable_bias_learns_in_its_own_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(site.bias.grad, torch.tensor([3.0, 3.0]))
 
 
-def test_a_change_of_the_bias_by_the_optimizer_takes_effect_at_the_next_call() -> None:
+def test_an_optimizer_step_takes_effect_at_the_next_call() -> None:
     action = AddBias(value=1, trainable=True)
     site = FakeSite(action)
     add = action.build(site)

@@ -19,7 +19,7 @@ from hookrun.engine.hook_types import APPLY
 from hookrun.engine.spec.hook import parse_hooks
 
 
-def test_the_parameter_is_registered_with_its_shape_and_value() -> None:
+def test_the_parameter_is_registered_with_its_value() -> None:
     module = nn.Linear(3, 2)
     assert build(AddParameter(name="gain", shape=[4, 2], value=[1, 2]))(module) is None
     assert isinstance(module.gain, nn.Parameter)
@@ -28,7 +28,7 @@ def test_the_parameter_is_registered_with_its_shape_and_value() -> None:
     assert list(module.state_dict()) == ["weight", "bias", "gain"]
 
 
-def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty() -> None:
+def test_the_initial_value_defaults_to_0() -> None:
     module = nn.ReLU()
     build(AddParameter(name="slope", shape=[]))(module)
     assert module.slope.shape == () and module.slope.item() == 0
@@ -45,7 +45,7 @@ def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty() -> None:
         nn.Linear(2, 2, device="meta"),
     ],
 )
-def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module) -> None:
+def test_it_has_the_dtype_of_the_module(module: nn.Module) -> None:
     tensors = [*module.parameters(), *module.buffers()]
     lazy = any(isinstance(tensor, nn.UninitializedParameter) for tensor in tensors)
     like = torch.empty(0) if lazy or not tensors else tensors[0]
@@ -70,7 +70,7 @@ def test_a_tensor_that_does_not_broadcast_is_refused() -> None:
         build(action, values={"value": torch.ones(3)})(nn.ReLU())
 
 
-def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:
+def test_the_key_name_is_that_of_the_parameter() -> None:
     raw = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]}
     (hook,), problems = parse_hooks({"h": raw})
     action = hook.action
@@ -100,7 +100,7 @@ def test_a_name_a_shape_or_a_value_that_does_not_fit_is_refused(keys: dict[str, 
         AddParameter(**{"name": "gain", "shape": [2], **keys})
 
 
-def test_an_added_parameter_is_distinguished_from_the_module_s_own() -> None:
+def test_an_added_parameter_is_distinct_from_the_module_s() -> None:
     module = nn.Linear(1, 1)
     before = set(vars(module))
     add_parameter(module, "shift", nn.Parameter(torch.zeros(1)))

@@ -50,7 +50,7 @@ def test_the_largest_elements_are_kept_with_their_indices() -> None:
     assert torch.equal(X.gather(-1, nested.indices), nested.values) and nothing is None
 
 
-def test_a_random_projection_is_the_same_for_every_row_and_preserves_lengths() -> None:
+def test_a_random_projection_preserves_lengths() -> None:
     x = torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
     found = kept(x, reduce={"project": 400})
     assert found.shape == (20, 400)
@@ -102,7 +102,7 @@ def test_a_batch_without_a_chosen_sample_is_not_stored() -> None:
     ],
     ids=str,
 )
-def test_a_reduction_that_a_tensor_does_not_have_is_refused_by_name(reduce: Any, said: str) -> None:
+def test_an_impossible_reduction_is_refused_by_name(reduce: Any, said: str) -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "reduce": reduce}}
     says = rf"'h' \(forward, capture\) on 0: reduce: .*\[2, 3\] .*{said}"

@@ -82,7 +82,7 @@ def test_nan_propagates_as_in_torch() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_gradient_flows_through_tensors_and_norm(count: int) -> None:
+def test_the_gradient_flows_through_the_norm(count: int) -> None:
     xs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(count)]
     assert torch.autograd.gradcheck(lambda *xs: tuple(clipped(xs, max_norm=0.5)), xs)
 

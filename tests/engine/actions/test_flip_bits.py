@@ -93,7 +93,7 @@ def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
 
 
 @pytest.mark.parametrize("index", [None, ":, [0, 2]", "[3, 1]", "..., 1:"])
-def test_count_is_exact_and_elements_are_of_the_whole_tensor(index: str | None) -> None:
+def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
     x, part = torch.randn(4, 5, 3), {} if index is None else {"index": index}
     picked = np.arange(60).reshape(4, 5, 3)[eval(f"np.s_[{index or '...'}]")]
     new, records = flipped(x, count=7, samples=[10, 11, 12, 13], **part)
@@ -106,7 +106,7 @@ def test_count_is_exact_and_elements_are_of_the_whole_tensor(index: str | None) 
     assert Counter(record["sample"] for record in records) == {10 + row: 2 for row in rows}
 
 
-def test_the_gradient_is_straight_through_and_a_weight_stays() -> None:
+def test_the_gradient_is_straight_through() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
     stored, x = model[0].weight.detach().clone(), torch.randn(2, 3, requires_grad=True)
     flips = {"action": "flip_bits", "count": 3, "bits": [20, 31]}
@@ -131,7 +131,7 @@ def test_the_gradient_is_straight_through_and_a_weight_stays() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_recomputed_call_flips_again_and_lists_nothing_twice(reentrant: bool) -> None:
+def test_a_recomputed_call_lists_nothing_twice(reentrant: bool) -> None:
     def trained(run: Callable[[nn.Module, Tensor], Tensor]) -> tuple[list[Tensor], Records]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -9,7 +9,7 @@ from hookrun.engine.actions.freeze import Freeze
 from hookrun.engine.hook_types import APPLY
 
 
-def test_every_parameter_of_the_module_and_its_descendants_stops_training() -> None:
+def test_every_parameter_below_the_module_stops_training() -> None:
     backbone = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
     model = nn.Sequential(backbone, nn.Linear(2, 2))
     assert build(Freeze())(backbone) is None

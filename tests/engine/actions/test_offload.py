@@ -94,7 +94,7 @@ def test_a_cpu_tensor_stays_unchanged() -> None:
     assert build(Offload(to="cpu"))(torch.ones(2)) is None
 
 
-def test_another_device_s_tensor_goes_to_the_cpu_and_back() -> None:
+def test_the_tensor_of_another_device_comes_back() -> None:
     with FakeTensorMode():
         x = torch.empty(2, 3, device="cuda")
         packed = build(Offload(to="cpu"))(x)

@@ -76,7 +76,7 @@ def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
     assert all(map(torch.equal, by_hand, hooks.parameters()))
 
 
-def test_they_start_from_a_seed_of_hook_and_module() -> None:
+def test_modules_start_from_a_seed_of_their_own() -> None:
     def initial(*order: str) -> dict[str, Tensor]:
         model, state = net(), torch.get_rng_state()
         with hookrun.hooked(model, {name: spec(Adapter)["ad"] for name in order}) as hooks:
@@ -128,7 +128,7 @@ def test_other_sizes_than_those_in_the_model_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_it_has_the_models_dtype_and_mode(dtype: torch.dtype) -> None:
+def test_it_has_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     class Noisy(Adapter):
         def forward(self, value: Tensor) -> Tensor:
             assert self.training is self.down.training is False
@@ -141,7 +141,7 @@ def test_it_has_the_models_dtype_and_mode(dtype: torch.dtype) -> None:
     assert {(each.dtype, each.is_inference()) for each in hooks.parameters()} == {(dtype, False)}
 
 
-def test_activation_checkpointing_inside_and_around_it_changes_nothing() -> None:
+def test_checkpointing_changes_nothing() -> None:
     class Inside(Adapter):
         def forward(self, value: Tensor) -> Tensor:
             output: Tensor = checkpoint(super().forward, value, use_reentrant=False)
@@ -171,7 +171,7 @@ def test_it_may_take_the_context() -> None:
     assert [record["gain"] for record in hooks.records] == [1.0]
 
 
-def test_a_given_object_is_shared_and_keeps_its_parameters() -> None:
+def test_a_given_object_is_shared() -> None:
     model, own = net(), Adapter()
     hooks = spec(own) | {"g": {"select": "0", "hook": "output_grad", "action": "stats"}}
     plan = hookrun.compile(hooks, model, example=((X,), {}))
@@ -206,7 +206,7 @@ BUFFERS = [
 ]
 
 
-def test_its_persistent_buffers_are_those_of_hooks_by_hand_and_of_the_model() -> None:
+def test_persistent_buffers_are_those_of_the_model() -> None:
     model, plain, own = net(), net(), [Normed(), Normed()]
     plan = hookrun.compile(spec(Normed), model, example=((X,), {}))
     assert "to each module, 52 elements" in str(plan)
@@ -234,7 +234,7 @@ def test_its_persistent_buffers_are_those_of_hooks_by_hand_and_of_the_model() ->
     assert other.state_dict().keys() == net().state_dict().keys()
 
 
-def test_modules_that_share_a_given_object_share_a_replaced_buffer() -> None:
+def test_a_shared_object_shares_its_replaced_buffer() -> None:
     model, plain, own, theirs = net(), net(), Counting(), Counting()
     plan = hookrun.compile(spec(own), model, example=((X,), {}))
     assert own.calls == 0, "the trial run leaves nothing in it"
@@ -285,7 +285,7 @@ def test_a_buffer_that_a_saved_state_would_not_fit_is_an_error(own: Any, says: s
         model(X)
 
 
-def test_modules_of_the_model_itself_are_called_and_add_nothing() -> None:
+def test_modules_of_the_model_itself_add_nothing() -> None:
     model = net()
     model[2].eval()
     before = list(model.state_dict())
@@ -336,7 +336,7 @@ class Alike(Adapter):
         (Adapter, "apply", "is trained on forward and forward_pre only"),
     ],
 )
-def test_what_a_checkpoint_or_the_optimizer_would_lack_is_refused(own: Any, hook: str, says: str) -> None:
+def test_what_a_checkpoint_would_lack_is_refused(own: Any, hook: str, says: str) -> None:
     with pytest.raises(hookrun.CompileError, match=rf"hooks\.ad\.function: .*{says}"):
         hookrun.compile(spec(own, hook=hook), net())
 

@@ -91,7 +91,7 @@ def test_a_function_may_be_given_as_the_action() -> None:
         hookrun.compile({"h": {"select": "1", "hook": "forward", "action": halve, "function": halve}}, model)
 
 
-def test_arguments_target_index_and_schedule_apply() -> None:
+def test_hook_settings_apply_to_the_function() -> None:
     model = net()
     bare = model[0](X)
     with hookrun.hooked(model, spec(halve, args={"by": 4}, index=":, 0")):
@@ -103,7 +103,7 @@ def test_arguments_target_index_and_schedule_apply() -> None:
         assert torch.equal(model(X), torch.relu(bare / 2))
 
 
-def test_none_keeps_the_value_and_the_context_describes_the_firing() -> None:
+def test_the_context_describes_the_firing() -> None:
     SEEN.clear()
     model = net()
     bare = model(X)
@@ -157,9 +157,7 @@ def test_in_inference_mode_a_function_may_return_its_value() -> None:
         (returns(lambda x: x.nothing), r"failed: AttributeError(.|\n)*test_python\.py"),
     ],
 )
-def test_forbidden_effects_are_errors_before_the_run_and_during_it(
-    function: Callable[[Tensor], Any], says: str
-) -> None:
+def test_forbidden_effects_are_errors(function: Callable[[Tensor], Any], says: str) -> None:
     with pytest.raises(hookrun.CompileError, match=says):
         hookrun.compile(spec(function), net(), example=((X,), {}))
     model = net()
@@ -167,7 +165,7 @@ def test_forbidden_effects_are_errors_before_the_run_and_during_it(
         model(X)
 
 
-def test_an_error_of_hookrun_in_the_function_is_passed_on_unchanged() -> None:
+def test_errors_of_hookrun_in_the_function_are_unchanged() -> None:
     def checked(x: Tensor) -> Tensor:
         raise hookrun.CheckFailed("too large")
 
@@ -209,7 +207,7 @@ def test_its_generator_draws_anew_at_each_firing_of_every_run() -> None:
     assert torch.equal(torch.get_rng_state(), state), "the run's own generator is left alone"
 
 
-def test_a_function_that_needs_data_is_not_checked_beforehand_and_runs() -> None:
+def test_a_function_that_needs_data_is_checked_in_the_run() -> None:
     def by_numpy(x: Tensor) -> Tensor:
         return torch.from_numpy(x.detach().numpy().clip(0, 1))
 
@@ -466,7 +464,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(MODULE, None)
 
 
-def test_by_name_it_needs_trust_and_is_hashed(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_by_name_needs_trust(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, named = net(), spec(f"{MODULE}:halve", args={"by": 4})
     with pytest.raises(hookrun.CompileError, match=rf"HOOKRUN_TRUST={MODULE}"):
         hookrun.compile(named, model)

@@ -47,7 +47,7 @@ def of_torch(x: Tensor, bits: int, symmetric: bool, channel: int | None = None) 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_and_gradients_are_those_of_torch(dtype: torch.dtype, bits: int, symmetric: bool) -> None:
+def test_gradients_are_those_of_torch(dtype: torch.dtype, bits: int, symmetric: bool) -> None:
     torch.manual_seed(bits)
     x = (torch.randn(3, 4, 5, 2) * 3 + 1).to(dtype)
     for keys, channel in (({}, None), ({"per": "channel"}, 1), ({"per": "channel", "dim": -1}, 3)):
@@ -67,7 +67,7 @@ def test_each_group_of_the_last_dimension_has_a_scale() -> None:
     assert torch.equal(new, of_torch(x.view(20, 3), 4, False, channel=0).view(5, 12))
 
 
-def test_16_bits_are_finer_than_half_precision_and_1_bit_has_two_numbers() -> None:
+def test_1_bit_has_two_numbers() -> None:
     x = torch.rand(1000) * 2 - 1
     assert (build(Quantize(bits=16))(x) - x).abs().max() <= 1.01 / (2**16 - 1)
     assert torch.equal(
@@ -75,7 +75,7 @@ def test_16_bits_are_finer_than_half_precision_and_1_bit_has_two_numbers() -> No
     )
 
 
-def test_a_percentile_is_the_element_of_that_rank_and_outliers_get_no_gradient() -> None:
+def test_a_percentile_is_the_element_of_that_rank() -> None:
     x = torch.arange(-50.0, 950).requires_grad_()
     new = build(Quantize(observer="percentile", percentile=99.0))(x)
     scale = (939 + 40) / 255
@@ -103,7 +103,7 @@ def test_a_constant_tensor_stays_as_it_is(number: float, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("observer", ["minmax", "percentile"])
 @pytest.mark.parametrize("per", ["tensor", "channel"])
-def test_nan_stays_and_infinities_become_the_ends_of_the_finite_range(observer: Any, per: Any) -> None:
+def test_infinities_become_the_ends_of_the_finite_range(observer: Any, per: Any) -> None:
     x = torch.tensor([[-1.0, 0.3, math.nan, 2.0, math.inf, -math.inf]]).T.repeat(1, 2)
     new = build(Quantize(observer=observer, per=per))(x.requires_grad_())
     finite = build(Quantize(observer=observer, per=per))(x[[0, 1, 3]])

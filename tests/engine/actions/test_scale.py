@@ -64,7 +64,7 @@ def test_a_value_that_would_change_the_shape_is_refused(name: str, shape: tuple[
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5, 2.0]])
-def test_the_gradient_is_that_of_the_formula_and_of_a_constant_none(value: Any) -> None:
+def test_the_gradient_is_that_of_the_formula(value: Any) -> None:
     for name, slope in (("scale", torch.tensor(value)), ("add_bias", torch.tensor(1.0))):
         x = torch.randn(3, 2, requires_grad=True)
         build(action_of(name, value))(x).sum().backward()

@@ -112,7 +112,7 @@ def test_a_schedule_that_does_not_hold_calls_the_forward() -> None:
     assert [hooks.fired["seen", f"layers.{number}.inner"] for number in (0, 1)] == [2, 1]
 
 
-def test_a_hook_inside_it_is_no_mistake_and_the_plan_says_so() -> None:
+def test_the_plan_tells_of_a_hook_inside() -> None:
     model = Net()
     plan = hookrun.compile({"out": SKIP, "seen": INSIDE}, model, example=EXAMPLE)
     assert "seen: the example did not reach layers.1.inner under out" in str(plan)
@@ -188,7 +188,7 @@ def test_a_part_of_a_call_cannot_be_skipped(key: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_computes_everything_and_has_the_same_state(way: Callable[[Net], Net]) -> None:
+def test_a_copy_computes_everything(way: Callable[[Net], Net]) -> None:
     model = Net()
     plain, names = model(X), list(model.state_dict())
     with hookrun.hooked(model, {"out": SKIP}):
@@ -203,7 +203,7 @@ def test_a_copy_computes_everything_and_has_the_same_state(way: Callable[[Net], 
         assert torch.equal(shallow(X), X + shallow.inner(X).relu())
 
 
-def test_installations_end_in_any_order_and_leave_the_users_own_forward() -> None:
+def test_installations_may_end_in_any_order() -> None:
     model = Net()
     own = model.layers[1].forward = lambda x: x + 1
     first, second = hookrun.hooked(model, {"a": SKIP}), hookrun.hooked(model, {"b": SKIP})

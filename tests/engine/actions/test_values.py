@@ -52,7 +52,7 @@ def value(raw: Any) -> Any:
     return TypeAdapter(Value).validate_python(raw)
 
 
-def test_numbers_lists_and_sources_are_read() -> None:
+def test_a_value_is_read_from_any_form() -> None:
     assert value(2) == 2.0 and value([[1, 2]]) == ((1.0, 2.0),)
     assert fixed_shape(value([[1, 2], [3, 4]])) == (2, 2) and fixed_shape(value(2)) is None
     found = value({"run": "a", "capture": "h", "factor": 2.0, "minus": {"run": "b"}})
@@ -95,7 +95,7 @@ def test_a_value_broadcasts_if_torch_can_expand_it(shape: tuple[int, ...], onto:
         assert str(list(shape)) in str(error.value) and str(list(onto)) in str(error.value)
 
 
-def test_a_number_is_an_operand_on_the_cpu_with_any_default_device() -> None:
+def test_a_number_is_an_operand_on_the_cpu() -> None:
     with torch.device("meta"):
         tensors = scalars(0.1)
     assert {dtype: (x.dtype, x.device.type, x.item()) for dtype, x in tensors.items()} == {
@@ -108,12 +108,12 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_equal_numbers_with_another_shape_or_dtype_are_a_different_value() -> None:
+def test_the_dtype_belongs_to_the_value() -> None:
     values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.zeros(4).int()]
     assert len({InlineTensor(each).digest for each in values}) == len(values)
 
 
-def test_a_function_is_identified_by_its_name_and_content() -> None:
+def test_a_function_is_identified_by_its_content() -> None:
     found = InlineFunction(double)
     assert found == InlineFunction(double) and hash(found) == hash(InlineFunction(double))
     assert "double" in str(found)
@@ -122,7 +122,7 @@ def test_a_function_is_identified_by_its_name_and_content() -> None:
     assert copy.deepcopy(found) is found and copy.copy(found) is found
 
 
-def test_arguments_are_copied_and_serialized_as_data() -> None:
+def test_arguments_are_serialized_as_data() -> None:
     mine = {"weights": [torch.ones(2)], "name": "a", "by": double}
     copied = copy_of(mine)
     mine["weights"][0].zero_()

@@ -84,7 +84,7 @@ def test_another_model_is_refused_at_installation() -> None:
     assert not other[0]._forward_hooks
 
 
-def test_plain_edits_are_part_of_a_graph_and_of_an_exported_program() -> None:
+def test_plain_edits_are_part_of_a_graph() -> None:
     assert uncompilable(plan()) == unexportable(plan()) == uncompilable(plan(when={"step": 3})) == []
 
 
@@ -119,7 +119,7 @@ def test_parameters_are_shown_short() -> None:
     assert len(argument({"a": tuple(range(40)), "b": "x" * 40})) == 60
 
 
-def test_of_many_modules_some_are_shown_and_the_rest_counted() -> None:
+def test_of_many_modules_some_are_shown() -> None:
     model = nn.Sequential(*(nn.Identity() for _ in range(10)))
     assert "and 7 more" in str(hookrun.compile({"h": SCALE | {"select": "*"}}, model))
 
@@ -141,7 +141,7 @@ def test_in_a_narrow_terminal_each_hook_has_a_few_lines() -> None:
     assert narrow.getvalue().splitlines()[:2] == ["0  h: forward scale factor=2 always", "   0  Linear  -"]
 
 
-def test_sizes_unreached_modules_and_the_hash_are_shown_below_the_table() -> None:
+def test_notes_stand_below_the_table() -> None:
     model = Net(lambda m, x: m.fc(x), fc=nn.Linear(2, 3), later=nn.Identity())
     found = hookrun.compile(one_hook("*"), model, example=((torch.ones(4, 2),), {}))
     said = notes(found)
@@ -150,7 +150,7 @@ def test_sizes_unreached_modules_and_the_hash_are_shown_below_the_table() -> Non
     assert notes(hookrun.compile({}, model))[:1] == ["no hooks"]
 
 
-def test_a_match_is_shown_with_its_other_names_and_the_root_as_root() -> None:
+def test_a_match_is_shown_with_its_other_names() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.add_module("again", model[0])
     found = hookrun.compile({"h": SCALE | {"select": ["", "0"]}}, model).hooks[0].matches

@@ -33,7 +33,7 @@ def compile_one(model: nn.Module, example: Any = EXAMPLE, **hook: Any) -> hookru
     return hookrun.compile({"h": {"hook": "forward", **hook}}, model, example=example)
 
 
-def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_capture() -> None:
+def test_the_plan_shows_output_shapes_of_modules() -> None:
     plan = compile_one(net(), select="*", action="print")
     shapes = [target.shape for target in plan.hooks[0].matches]
     assert shapes == ["[2, 4, 6, 6]", "[2, 4, 6, 6]", "[2, 4, 6, 6]", "[2, 144]", "[2, 3]"]
@@ -41,7 +41,7 @@ def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_captu
     assert (target.bytes, target.per_sample) == (12, True)
 
 
-def test_the_plan_shows_the_shape_of_the_arguments_where_a_hook_sees_these() -> None:
+def test_the_plan_shows_shapes_of_arguments() -> None:
     hooks = {
         kind: {"select": ["3", "4"], "hook": kind, "action": "stats"}
         for kind in ("forward_pre", "backward", "output_grad")
@@ -198,7 +198,7 @@ def test_gradient_hooks_are_checked_in_inference_mode_too() -> None:
     assert plan.unchecked is None
 
 
-def test_a_generator_among_the_arguments_is_neither_copied_nor_moved() -> None:
+def test_a_generator_argument_is_not_copied() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
             return super().forward(x + torch.rand(x.shape, generator=generator))
@@ -210,7 +210,7 @@ def test_a_generator_among_the_arguments_is_neither_copied_nor_moved() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) -> None:
+def test_checking_prints_nothing(capsys, caplog) -> None:
     spec = {
         "p": {"select": "**", "hook": "forward", "action": "print", "what": "value"},
         "c": {"select": "**", "hook": "forward", "action": "check", "min": 5, "policy": "error"},
@@ -221,7 +221,7 @@ def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) ->
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_a_lazy_model_is_unchecked_and_gets_its_shapes_in_the_run() -> None:
+def test_a_lazy_model_gets_its_shapes_in_the_run() -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
     plan = hookrun.compile(spec, model, example=((torch.ones(2, 4),), {}))
@@ -231,7 +231,7 @@ def test_a_lazy_model_is_unchecked_and_gets_its_shapes_in_the_run() -> None:
     assert hooks.captures["h"]["0"][0].shape == (2, 3)
 
 
-def test_a_model_that_cannot_run_without_data_is_unchecked_with_the_reason() -> None:
+def test_a_model_that_needs_data_is_unchecked() -> None:
     def by_value(model: Any, x: Tensor) -> Tensor:
         return model.fc(x) if x.sum() > 0 else model.fc(-x)
 
@@ -241,7 +241,7 @@ def test_a_model_that_cannot_run_without_data_is_unchecked_with_the_reason() -> 
     assert "shapes unchecked" in str(plan)
 
 
-def test_an_example_of_the_wrong_shape_is_a_reason_too_and_a_single_tensor_is_refused() -> None:
+def test_an_example_of_the_wrong_shape_is_a_reason_too() -> None:
     plan = compile_one(net(), example=((torch.ones(1, 2),), {}), select="4", action="capture")
     assert plan.unchecked is not None
     with pytest.raises(HookrunError, match=r"expected \(args, kwargs\)"):
@@ -268,7 +268,7 @@ SITE: Any = SimpleNamespace(
 )
 
 
-def test_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
+def test_another_structure_is_a_problem() -> None:
     x, findings = torch.ones(2, 3), TrialSink()
     assert findings.guard(SITE, lambda value: (value,))(x) is x
     assert findings.guard(SITE, lambda value: {"b": value["a"]})({"a": x}) == {"a": x}
@@ -300,7 +300,7 @@ def test_only_a_small_model_is_run_with_data() -> None:
     assert not is_small(resnet18(), PICTURES)
 
 
-def test_hooked_and_unknown_modules_are_run_with_fake_tensors() -> None:
+def test_unknown_modules_run_with_fake_tensors() -> None:
     linear, tensor = nn.Linear(2, 2), ((torch.zeros(1, 2),), {})
     assert is_small(nn.Sequential(linear), tensor)
     hooked, patched = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -328,7 +328,7 @@ HOOKS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_plan_and_the_errors_are_those_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_is_that_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(model: nn.Module, example: Any, hooks: list[dict[str, Any]]) -> tuple[Any, ...]:
         spec = {f"h{number}": {"select": "fc", **hook} for number, hook in enumerate(hooks)}
         try:

@@ -44,7 +44,7 @@ def run(when: Any, x: Tensor, **keys: Any) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch 2.12 counts row by row
 @pytest.mark.parametrize("name", STATISTICS)
-def test_the_statistics_are_those_of_the_action_stats_for_each_row(name: Any) -> None:
+def test_statistics_of_rows_equal_the_action_stats(name: Any) -> None:
     of_row = torch.stack([torch.as_tensor(measuring((name,))(row)[name]).float() for row in INPUT])
     bound = float(of_row[~of_row.isnan()].median())
     for side, holds in (("above", of_row > bound), ("below", of_row < bound)):
@@ -61,7 +61,7 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_rows_without_the_condition_keep_their_values_and_gradients(name: str) -> None:
+def test_rows_without_the_condition_keep_their_values(name: str) -> None:
     keys, by_hand = EDITS[name]
     x = (INPUT.nan_to_num(1) - 0.5).requires_grad_()
     weight = normal(6, 4, seed=1)
@@ -107,7 +107,7 @@ def test_gradients_are_edited_by_sample_too() -> None:
     torch.testing.assert_close(grad, torch.where((plain.norm(dim=1) > 0.3)[:, None], plain * 5, plain))
 
 
-def test_observers_see_the_rows_and_captures_name_their_samples() -> None:
+def test_captures_name_their_samples() -> None:
     model, holds = net(), INPUT.norm(dim=1) > 2
     hook = {"select": "0", "hook": "forward", "when": {"value": HALF}}
     few = {**hook, "keep": {"every": 2}, "action": "capture"}

@@ -107,7 +107,7 @@ def test_effects_of_apply_on_parameters_must_be_declared(act: Any, says: str) ->
         pass
 
 
-def test_declared_freezing_and_adding_are_accepted() -> None:
+def test_declared_freezing_is_accepted() -> None:
     class Named(Doubles):
         scope = "module"
         parameter: Annotated[str, Meaning.ADDED_NAME] = "extra"

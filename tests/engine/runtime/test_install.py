@@ -56,7 +56,7 @@ ON_FIRST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ON_FIRST)
-def test_what_is_made_under_inference_mode_serves_a_training_step(name: str) -> None:
+def test_what_inference_mode_made_serves_a_training_step(name: str) -> None:
     spec = {"h": {"select": "0", "hook": "forward", **ON_FIRST[name]}}
 
     def trained(*inside: str) -> list[Tensor]:
@@ -111,7 +111,7 @@ def test_the_schedule(when: dict[str, Any], fired: list[int]) -> None:
     assert found == fired
 
 
-def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
+def test_probability_repeats_with_its_own_generator() -> None:
     model = nn.Sequential(nn.Identity())
 
     def firings(seed: int) -> int:
@@ -130,7 +130,7 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
-def test_noise_repeats_with_its_seed_and_is_drawn_anew_by_a_generator_of_its_own(kind: str) -> None:
+def test_noise_repeats_with_its_seed(kind: str) -> None:
     model, state = nn.Sequential(nn.Identity(), nn.Identity()), torch.get_rng_state()
 
     def noise(seed: int) -> list[Tensor]:
@@ -154,7 +154,7 @@ def test_effects_are_counted_on_request() -> None:
     assert hooks.effects == {}
 
 
-def test_added_parameters_are_trained_saved_and_removed_on_request() -> None:
+def test_added_parameters_are_removed_on_request() -> None:
     model = net()
     spec = {
         "shift": {"select": "5", "hook": "forward", "action": "add_bias", "value": [1, 2], "trainable": True},
@@ -201,7 +201,7 @@ class OwnMethods(nn.Module):
 
 
 @pytest.mark.parametrize("prefix", ["", "0."])
-def test_a_model_s_own_methods_named_apply_or_children_are_not_called(prefix: str) -> None:
+def test_a_model_s_own_apply_is_not_called(prefix: str) -> None:
     model = nn.Sequential(OwnMethods()) if prefix else OwnMethods()
     spec = {
         "zero": {"select": f"{prefix}fc", "hook": "apply", "action": "fill", "value": 0},
@@ -217,7 +217,7 @@ def test_outside_of_a_call_it_is_the_caller_s_frame() -> None:
     assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_frame"
 
 
-def test_a_record_begins_with_hook_module_and_step() -> None:
+def test_a_record_begins_with_the_name_of_its_hook() -> None:
     model = nn.Sequential(nn.Identity()).eval()
     spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
     with hookrun.hooked(model, spec) as hooks:

@@ -99,7 +99,7 @@ def test_a_differentiable_step_keeps_its_graph() -> None:
     assert start.grad is not None and start.grad.tolist() == [1, 1]
 
 
-def test_it_is_pickled_and_copied_as_torchs_own_class() -> None:
+def test_it_is_copied_as_torch_s_own_class() -> None:
     weight = torch.ones(2, requires_grad=True)
     optimizer = without_compiler(SGD)([weight], lr=0.5, momentum=0.9)
     weight.sum().backward()

@@ -38,7 +38,7 @@ def part(*items: Item, in_order: bool = False) -> Part:
     return Part(Index(str(items), items), in_order=in_order)
 
 
-def test_missing_repeated_and_unordered_positions_are_refused() -> None:
+def test_unordered_positions_are_refused() -> None:
     for selected, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
         (part(..., (1, -3)), "selects a position of dimension 2 twice"),
@@ -57,7 +57,7 @@ def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
 
 
-def test_a_dimension_counted_from_the_end_stays_if_no_other_behind_it_goes() -> None:
+def test_a_dimension_from_the_end_stays_if_last() -> None:
     for items, kept in (((..., 0), False), ((..., slice(0, 2)), True), ((slice(None), 1), True)):
         assert part(*items).leaves((-2,), 4) is kept, items
 
@@ -93,7 +93,7 @@ def part_at(action: str = "capture", **keys: Any) -> TensorPart | None:
     return part_of(planned, "out", now)
 
 
-def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
+def test_index_tokens_heads_go_one_within_the_other() -> None:
     x = normal(2, 4, 8)  # four heads of width 2
     whole = part_at(heads=[1, 3], index="..., 1:", tokens=0)
     assert whole is not None
@@ -105,7 +105,7 @@ def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
     assert torch.equal(whole.put(x, torch.tensor(7.0)), expected.flatten(2)) and torch.equal(x, before)
 
 
-def test_samples_must_stay_in_order_where_they_are_captured_and_may_change_places_in_an_edit() -> None:
+def test_samples_in_captures_must_stay_in_order() -> None:
     x = normal(2, 4, 8)
     captured, edited = part_at(index="[1, 0]"), part_at("scale", index="[1, 0]")
     assert captured is not None and edited is not None
@@ -142,7 +142,7 @@ def tokens(clause: Any, now: Any) -> TokensPart:
     return TokensPart(Rule(TypeAdapter(Tokens).validate_python(given), False, {}), now)
 
 
-def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
+def test_rows_go_back_to_their_places_alone() -> None:
     middle, pattern = normal(2, 4, 3), normal(2, 5, 3, 3, seed=1)
     for clause, x, places in (
         (0, normal(2, 3, 4), [(0, 1), (1, 0)]),
@@ -161,7 +161,7 @@ def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
         assert torch.equal(x, before), clause
 
 
-def test_tokens_are_chosen_once_for_each_size_and_call() -> None:
+def test_tokens_are_chosen_once_for_each_size() -> None:
     x, now = normal(2, 3, 4), Now()
     part = tokens(0, now)
     first = part.chosen(x)
@@ -170,7 +170,7 @@ def test_tokens_are_chosen_once_for_each_size_and_call() -> None:
     assert part.chosen(x) is not first and len(part.chosen(x)) == 2 and part.nothing_of(x[:, 2:])
 
 
-def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone() -> None:
+def test_parts_of_one_pass_choose_for_themselves() -> None:
     x, now = normal(2, 3, 4), Now()
     for number in range(40):  # Python gives a new object the place of the one just deleted
         position = -(1 + number % 2)
@@ -201,7 +201,7 @@ class Model(nn.Module):
         return input_ids
 
 
-def test_ids_and_mask_are_read_by_position_and_by_name_as_copies() -> None:
+def test_ids_are_read_by_position_or_name() -> None:
     reader = CallReader(Model())
     for args, kwargs in (((IDS, MASK), {}), ((), {"input_ids": IDS, "attention_mask": MASK})):
         told = reader.read(args, kwargs)
@@ -224,7 +224,7 @@ def test_tensors_without_data_give_shapes_only() -> None:
     assert told is not None and not told.has_data and told.ids is None and told.columns == 3
 
 
-def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> None:
+def test_labels_say_which_decoder_tokens_are_real() -> None:
     labels = torch.tensor([[4, -100]])
     found = labelled(nn.Identity(), (), {"labels": labels})
     assert found is not None and found.tolist() == [[True, False]]

@@ -60,7 +60,7 @@ def gradients(net: Net, output: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(output.square().sum(), asked))
 
 
-def test_values_and_gradients_are_those_of_hand_written_patching() -> None:
+def test_values_are_those_of_hand_written_patching() -> None:
     net = Net()
     expected, expected_grads = by_hand(net, INPUT)
     plan = hookrun.compile(hooks(), net, example=((INPUT,), {}))
@@ -83,7 +83,7 @@ def test_values_and_gradients_are_those_of_hand_written_patching() -> None:
         ({"when": {"step": 0}}, {"when": {"step": 0, "mode": "train"}}),
     ],
 )
-def test_parts_and_other_edits_take_it_whatever_is_stored(source: Any, keys: Any) -> None:
+def test_parts_take_the_value_whatever_is_stored(source: Any, keys: Any) -> None:
     net = Net()
     given = hooks({**CAPTURE, **source}, **keys)
     given["after"] = {"select": "second", "hook": given["patch"]["hook"], "action": "capture"}
@@ -118,7 +118,7 @@ class Reader(nn.Module):
         return [self(input_ids), *(self(torch.cat([input_ids, tokens[:, :new]], 1)) for new in (1, 2))]
 
 
-def test_tokens_that_a_generation_computes_again_are_passed_on_again() -> None:
+def test_recomputed_tokens_are_passed_on_again() -> None:
     net, part = Reader(), {"tokens": {"phase": "generation"}}
     last = net.generate(torch.tensor([[1, 2, 3]]))[-1]
     with hookrun.hooked(net, hooks({**CAPTURE, **part}, **part)) as installed:
@@ -128,7 +128,7 @@ def test_tokens_that_a_generation_computes_again_are_passed_on_again() -> None:
     assert [len(rows) for rows in installed.captures["c"]["first"]] == [1, 1], "each token is stored once"
 
 
-def test_the_latest_call_counts_and_an_earlier_pass_never_does() -> None:
+def test_an_earlier_pass_never_counts() -> None:
     net, both = Net(again=3), list[Tensor]()
     source = {**CAPTURE, "select": "second"}
     with hookrun.hooked(net, hooks(source, select="third")):

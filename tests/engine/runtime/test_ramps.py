@@ -60,7 +60,7 @@ def plain(net: nn.Sequential) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
-def test_noise_draws_the_same_numbers_with_the_deviation_of_the_step(kind: str) -> None:
+def test_noise_takes_the_deviation_of_the_step(kind: str) -> None:
     net, outputs = model(), []
     for std in ({"from": 0, "to": 1, "steps": [0, 4]}, 0.75):
         with compiled(net, action="noise", kind=kind, std=std, seed=3).install(net) as hooks:
@@ -70,7 +70,7 @@ def test_noise_draws_the_same_numbers_with_the_deviation_of_the_step(kind: str) 
 
 
 @pytest.mark.parametrize("name", [name for name in ACTIONS if name != "steer"])
-def test_a_graph_reads_the_number_and_is_compiled_once(name: str) -> None:
+def test_a_graph_with_a_ramp_is_compiled_once(name: str) -> None:
     net, graphs = model(), list[Any]()
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -103,7 +103,7 @@ def test_a_number_that_cannot_follow_the_clock_is_refused(keys: dict[str, Any], 
         compiled(model(), **keys)
 
 
-def test_the_plan_shows_it_and_an_export_refuses_it() -> None:
+def test_an_export_refuses_a_ramp() -> None:
     plan = compiled(model(), action="scale", factor=RAMP)
     assert "factor=0.5 to -2 over steps 1 to 5" in str(plan)
     (problem,) = unexportable(plan)

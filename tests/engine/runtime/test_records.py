@@ -30,7 +30,7 @@ def record(**data: Any) -> dict[str, Any]:
     return {"hook": "h", "module": "fc", "path": "", "action": "stats", **at, **data}
 
 
-def test_an_unreadable_record_is_named_and_the_others_are_kept() -> None:
+def test_an_unreadable_record_keeps_the_others() -> None:
     sink = Memory()
     sink._pending += [
         record(mean=torch.ones(())),
@@ -42,7 +42,7 @@ def test_an_unreadable_record_is_named_and_the_others_are_kept() -> None:
     assert [each["mean"] for each in sink.records] == [1.0, 2.0]
 
 
-def test_statistics_of_a_sharded_tensor_are_refused_at_the_module(tmp_path: Any) -> None:
+def test_statistics_of_a_sharded_tensor_are_refused(tmp_path: Any) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -37,7 +37,7 @@ def parameter(grad: float) -> nn.Parameter:
     return made
 
 
-def test_parameters_outside_of_the_backward_pass_keep_their_gradient() -> None:
+def test_parameters_outside_the_pass_keep_their_gradient() -> None:
     seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
     gradients, of_last = ReducedGradients(), HookedParameter(nn.Module(), "last", last)
     gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
@@ -129,7 +129,7 @@ def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
         step(wrapped, 3.0)
 
 
-def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
+def test_only_a_forward_with_gradients_ends_its_pass() -> None:
     model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, SEEN) as hooks:
@@ -158,7 +158,7 @@ def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
     assert model.weight.grad == 105.0
 
 
-def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_trained() -> None:
+def test_parameters_added_after_the_wrapper_are_refused() -> None:
     added = {"b": {"select": "", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
     late = multiplying()
     wrapped = DistributedDataParallel(late)
@@ -186,7 +186,7 @@ def test_after_the_block_gradients_are_torchs_own() -> None:
     assert not model._forward_pre_hooks and not model._forward_hooks
 
 
-def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
+def test_a_write_to_the_local_tensor_changes_its_version() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -196,7 +196,7 @@ def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
     assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]
 
 
-def test_an_unsharded_tensor_that_no_hook_changes_is_the_same_object() -> None:
+def test_an_unchanged_unsharded_tensor_is_the_same_object() -> None:
     x, same = torch.zeros(2), SimpleNamespace(op=lambda value: value)
     firings: Any = [same, same]
     assert edited(x, firings) is x
@@ -209,7 +209,7 @@ def hooked() -> tuple[nn.Sequential, HookedParameters]:
     return model, parameters
 
 
-def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
+def test_a_replaced_parameter_is_an_error_at_the_next_step() -> None:
     model, parameters = hooked()
     optimizer = torch.optim.SGD(model.parameters())
     parameters.follow(optimizer)

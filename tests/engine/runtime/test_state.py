@@ -105,7 +105,7 @@ def plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str, Tensor)
 
 
-def test_a_loop_resumed_from_any_step_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_loop_may_be_resumed_from_any_step(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "whole", SPEC)
     for number in range(STEPS):
         loop.step(number)

@@ -18,7 +18,7 @@ def keys_of(**given: Any) -> HookKeys:
     return spec.hooks[0].keys
 
 
-def test_the_forms_of_tokens_are_read_and_shown() -> None:
+def test_forms_of_tokens_are_shown_as_read() -> None:
     forms: dict[str, Any] = {
         "-1": -1,
         "[0, 4:8, -1]": [0, "4:8", -1],
@@ -108,7 +108,7 @@ def test_a_number_a_list_or_a_mapping(raw: Any, text: str, plain: dict[str, Any]
         ({"pick": [1], "dim": 0}, "greater than or equal to 1"),
     ],
 )
-def test_no_heads_and_repeated_heads_are_refused(raw: Any, reason: str) -> None:
+def test_repeated_heads_are_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         CLAUSE.validate_python(raw)
 

@@ -44,7 +44,7 @@ def value() -> Any:
     return OrderedDict(a=Pair(one, [two, None]), b=Frozen(one), c=torch.ones(2, 2).max(0))
 
 
-def test_every_tensor_has_a_path_by_which_it_is_read_and_replaced() -> None:
+def test_every_tensor_has_a_path() -> None:
     whole, new = value(), torch.full((1,), 7.0)
     before = copy.copy(whole)
     paths = [path for path, leaf in leaves(whole) if isinstance(leaf, Tensor)]
@@ -73,7 +73,7 @@ def test_an_unchanged_value_is_the_same_object() -> None:
     assert doubled["a"].right[1] is None and doubled["b"].x.tolist() == [2, 2] and doubled is not whole
 
 
-def test_a_call_becomes_one_value_and_back() -> None:
+def test_a_call_becomes_one_value() -> None:
     for args, kwargs in (((1, 2), {}), ((1,), {"x": 3}), ((), {"x": 3})):
         assert call_with(arguments(args, kwargs)) == (args, kwargs)
     assert (
@@ -92,7 +92,7 @@ def test_a_replacement_of_another_structure_is_an_error() -> None:
     assert describe((x, {"h": x[0]}, None)) == "([2, 3], {h: [3]}, None)"
 
 
-def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats() -> None:
+def test_under_vmap_the_whole_batch_is_read() -> None:
     seen = list[torch.Tensor | None]()
 
     def noted(x: torch.Tensor) -> torch.Tensor:

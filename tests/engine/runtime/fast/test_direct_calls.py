@@ -158,7 +158,7 @@ class OwnState(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, OwnState])
-def test_copies_and_replicas_call_their_own_weights(kind: type[nn.Linear]) -> None:
+def test_replicas_call_their_own_weights(kind: type[nn.Linear]) -> None:
     model = nn.Sequential(kind(4, 4))
     plain = called(model, X)
     with hookrun.hooked(model, DOUBLE):
@@ -180,7 +180,7 @@ def test_copies_and_replicas_call_their_own_weights(kind: type[nn.Linear]) -> No
         torch.testing.assert_close(outputs, [plain * 6, plain * 2])
 
 
-def test_compilers_traces_and_transforms_see_the_hook() -> None:
+def test_compilers_see_the_hook() -> None:
     model = net()
     plain = called(model[0], X)
     with hookrun.hooked(model, DOUBLE), torch.no_grad():
@@ -200,7 +200,7 @@ def test_compilers_traces_and_transforms_see_the_hook() -> None:
     torch._dynamo.reset()
 
 
-def test_arguments_by_keyword_and_calls_in_another_thread() -> None:
+def test_calls_by_keyword_see_the_hook() -> None:
     model = net()
     plain = called(model[0], X)
     with hookrun.hooked(model, {**DOUBLE, **SEEN}) as hooks:
@@ -220,7 +220,7 @@ def test_arguments_by_keyword_and_calls_in_another_thread() -> None:
 
 
 @pytest.mark.parametrize("change", ["nothing", "inplace", "forward"])
-def test_captures_keep_the_value_at_hook_time_and_share_no_memory(change: str) -> None:
+def test_captures_share_no_memory(change: str) -> None:
     """Also if a layer starts to write in place, or is given another forward, after the hooks."""
     model, given = net(), torch.empty(3, 4)
     array = given.numpy()
@@ -258,7 +258,7 @@ def test_a_gradient_in_foreign_memory_is_cloned() -> None:
         assert [len(kept[name]) for name in "012"] == [3, 3, 3]
 
 
-def test_attributes_copied_in_the_same_thread_cause_no_direct_call() -> None:
+def test_copied_attributes_cause_no_direct_call() -> None:
     model = net()
     torch.nn.init.ones_(model[2].bias)
     with hookrun.hooked(model, SEEN) as hooked:
@@ -304,7 +304,7 @@ def test_a_replacement_of_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("shared", ["numpy", "dlpack"])
-def test_a_replaced_function_may_return_memory_that_is_written_later(shared: str, monkeypatch) -> None:
+def test_a_replaced_function_may_return_reused_memory(shared: str, monkeypatch) -> None:
     buffer = torch.zeros(3, 4)
     others = buffer.numpy() if shared == "numpy" else torch.from_dlpack(buffer.__dlpack__())
     model = net()

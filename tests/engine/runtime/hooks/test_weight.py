@@ -95,7 +95,7 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_outputs_and_gradients_are_those_of_functional_call(name: str) -> None:
+def test_outputs_are_those_of_functional_call(name: str) -> None:
     hook, edit = EDITS[name]
     model, plain = net(), net()
     with hooked(model, **hook):
@@ -108,7 +108,7 @@ def test_outputs_and_gradients_are_those_of_functional_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "autocast", "inference"])
-def test_precisions_and_modes_are_those_of_functional_call(kind: str) -> None:
+def test_precisions_are_those_of_functional_call(kind: str) -> None:
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     model, plain = net().to(dtype), net().to(dtype)
     inside = torch.inference_mode(kind == "inference")
@@ -118,7 +118,7 @@ def test_precisions_and_modes_are_those_of_functional_call(kind: str) -> None:
         assert torch.equal(found, functional_call(plain, {"0.weight": plain[0].weight * 0.3}, X.to(dtype)))
 
 
-def test_the_stored_parameter_is_trained_saved_and_copied() -> None:
+def test_the_stored_parameter_is_trained() -> None:
     model, plain = net(), net()
     ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain))
     with hooked(model, action="scale", factor=0.3) as hooks:
@@ -153,7 +153,7 @@ def test_each_reader_of_a_tied_weight_has_its_own_edit(readers: list[str]) -> No
 
 @pytest.mark.parametrize("select", ["0.weight", "0"])
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
-def test_a_parametrized_weight_is_edited_once_as_the_forward_reads_it(name: str, select: str) -> None:
+def test_a_parametrized_weight_is_edited_once(name: str, select: str) -> None:
     model = net()
     getattr(parametrizations, name)(model[0])
     plain = copy.deepcopy(model)
@@ -184,7 +184,7 @@ def test_what_the_forward_does_not_read_is_refused() -> None:
             model(X)
 
 
-def test_recurrent_layers_read_the_edit_and_keep_their_own_weights() -> None:
+def test_recurrent_layers_keep_their_own_weights() -> None:
     torch.manual_seed(0)
     model, x = nn.LSTM(3, 4), torch.ones(2, 5, 3)
     plain, before = copy.deepcopy(model), model(x)[0]
@@ -326,7 +326,7 @@ def test_a_torch_that_would_lose_the_parameter_compiles_no_edit(monkeypatch: pyt
 
 @in_graphs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_an_exception_between_two_graphs_leaves_nothing_after_the_block() -> None:
+def test_an_exception_between_graphs_leaves_nothing() -> None:
     def broken(model: Any, x: Tensor) -> Tensor:
         x = x * model.w
         torch._dynamo.graph_break()
