@@ -41,7 +41,7 @@ def stored(path: Path, name: str) -> Any:
     return json.loads((path / "run" / name).read_text())
 
 
-def test_the_plan_is_on_disk_before_the_task_and_counts_after_it(performed, tmp_path) -> None:
+def test_the_plan_is_on_disk_before_the_task(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
         assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
         assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
@@ -54,7 +54,7 @@ def test_the_plan_is_on_disk_before_the_task_and_counts_after_it(performed, tmp_
     assert len((tmp_path / "run" / "stats.jsonl").read_text().splitlines()) == 1
 
 
-def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(performed, monkeypatch) -> None:
+def test_loggers_are_told_how_the_experiment_ended(performed, monkeypatch) -> None:
     told = list[Any]()
 
     class Telling(RunLogger):
@@ -141,7 +141,7 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
     assert torch.utils.deterministic.fill_uninitialized_memory, "the setting of the process"
 
 
-def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(performed, tmp_path) -> None:
+def test_a_failed_pass_leaves_the_model_as_it_was(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
         clock, batches = context.hooks.clock, Batches(context.prepared, "val")
         context.model.train()
@@ -163,7 +163,7 @@ def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(performe
     performed(perform, hooks={"h": STATS})
 
 
-def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(performed: Performed) -> None:
+def test_output_without_hooks_leaves_the_other_alone(performed: Performed) -> None:
     """Dropout draws the same, buffers count one call, and the hook draws as in the first forward."""
     noise = {"select": "fc", "hook": "forward", "action": "noise", "std": 1.0}
     found = list[Any]()
@@ -187,7 +187,7 @@ def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(perfor
     assert others is not None and not torch.equal(others, both) and not others.requires_grad
 
 
-def test_every_so_many_steps_are_logged_and_counted_until_the_block_ends(performed: Performed) -> None:
+def test_every_so_many_steps_are_logged(performed: Performed) -> None:
     seen = list[tuple[bool, bool, bool]]()
 
     def perform(context: RunContext) -> None:
@@ -202,7 +202,7 @@ def test_every_so_many_steps_are_logged_and_counted_until_the_block_ends(perform
     assert seen == [(True, True, False), (False, False, False), (True, True, False)]
 
 
-def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:
+def test_a_summed_loss_counts_as_of_the_whole_batch() -> None:
     told = list[float]()
     for sums in (False, True):
         context = object.__new__(RunContext)
@@ -218,7 +218,7 @@ def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() ->
     assert told == [3.0, 12.0]
 
 
-def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(performed, monkeypatch) -> None:
+def test_a_state_follows_the_rows_on_the_disk(performed, monkeypatch) -> None:
     due, shards = list[bool](), 0
 
     class Points(Resuming):
@@ -256,7 +256,7 @@ def test_a_compiled_run_has_the_results_of_the_run(executed) -> None:
             assert found[key] == pytest.approx(expected[key], rel=1e-3)
 
 
-def test_hooks_that_cannot_be_compiled_are_refused_before_the_run(refused, hook) -> None:
+def test_hooks_that_do_not_compile_are_refused_early(refused, hook) -> None:
     said = refused("compute.compile=true", hook(select="fc", hook="forward", action="capture"))
     assert "hooks.h: capture on 'forward' passes values to Python at each firing" in said
 

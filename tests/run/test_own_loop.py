@@ -33,7 +33,7 @@ def weights(path: Path, state: dict[str, torch.Tensor], applied: str = "[]") -> 
     return {"name": "mlp", "weights": str(path)}
 
 
-def test_the_model_has_the_weights_of_the_seed_and_the_process_its_generators() -> None:
+def test_the_model_has_the_weights_of_the_seed() -> None:
     before = torch.get_rng_state()
     (first, data), (second, _), (other, _) = (parts(experiment(seed=seed), NOBODY) for seed in (1, 1, 2))
     assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
@@ -92,7 +92,7 @@ def test_a_training_run_captures_samples_of_both(shared) -> None:
     assert torch.equal(row, rows[1441]) and label == labels("val", 4)[3]
 
 
-def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(executed, shared) -> None:
+def test_a_probe_of_validation_rows_has_their_labels(executed, shared) -> None:
     trained = shared(*TRAINED)
     assert set(trained.captures["h"]["fc"].splits) == {"val"}
     [line] = executed("task=probe", f"task.run={trained.path}", "task.capture=h").metrics

@@ -18,7 +18,7 @@ from hookrun.store.config.yaml_files import load
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
 
 
-def test_the_report_shows_where_the_weights_come_from_also_by_a_link(run, executed, capsys) -> None:
+def test_the_report_shows_where_weights_come_from(run, executed, capsys) -> None:
     trained = executed(*SMALL)
     assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
     Path("newest").symlink_to(trained.path)
@@ -91,7 +91,7 @@ def test_task_plan_shows_the_whole_plan(capsys: Any) -> None:
     assert "layer4.1.bn2" in out and "more" not in out
 
 
-def test_a_checkpoint_is_not_overwritten_by_the_apply_hooks_it_contains(executed: Any) -> None:
+def test_apply_hooks_do_not_overwrite_their_checkpoint(executed: Any) -> None:
     ones = "+hooks.ones={select: fc, hook: apply, action: fill, value: 1}"
     run = executed(*SMALL, ones, "train.optimizer.lr=0.1")
     weights = run.path / "checkpoints" / "last.safetensors"

@@ -51,7 +51,7 @@ def of_model(**sections: Any) -> Refusal:
     return refusal.value
 
 
-def test_mistakes_in_a_dict_of_hooks_come_before_selectors_without_match() -> None:
+def test_mistakes_in_hooks_come_before_missing_matches() -> None:
     hooks = {"a": CLAMP | {"mx": 2}, "b": CLAMP | {"max": "x"}, "c": CLAMP | {"select": "fc"}, "d": CLAMP}
     with pytest.raises(hookrun.SpecError) as of_spec:
         hookrun.compile({"hooks": hooks}, MODEL)
@@ -102,7 +102,7 @@ def test_wrong_data_leaves_the_selectors_to_be_checked() -> None:
     assert error.notes == ("shapes were not checked, because the data is not valid",)
 
 
-def test_a_wrong_model_leaves_the_hooks_unchecked_and_says_so() -> None:
+def test_a_wrong_model_leaves_the_hooks_unchecked() -> None:
     model = {"name": "cnn", "args": {"widht": 3}}
     error = of_model(model=model, hooks={"c": FC | {"select": "fd"}})
     assert places(error) == ["model.args.widht"]
@@ -110,7 +110,7 @@ def test_a_wrong_model_leaves_the_hooks_unchecked_and_says_so() -> None:
     assert str(error).startswith("1 configuration error\n") and error.notes[0] in str(error)
 
 
-def test_weights_of_a_run_that_is_missing_do_not_hide_other_mistakes() -> None:
+def test_weights_of_a_missing_run_hide_no_mistakes() -> None:
     model = {"name": "cnn", "weights": {"run": "nowhere"}}
     error = of_model(model=model, hooks={"c": FC | {"select": "fd"}})
     assert places(error) == ["model.weights.run", "hooks.c.select"]

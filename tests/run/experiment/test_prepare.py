@@ -47,7 +47,7 @@ def test_the_weights_of_the_network_follow_the_seed() -> None:
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_the_process_and_the_model_are_not_changed() -> None:
+def test_the_process_is_not_changed() -> None:
     before = torch.get_rng_state(), torch.get_num_threads()
     model = prepared({"h": CAPTURE, "g": CAPTURE | {"hook": "grad"}}).model
     assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
@@ -121,7 +121,7 @@ def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
         mistakes.refuse()
 
 
-def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
+def test_what_is_not_trained_is_frozen_before_compiling() -> None:
     only = prepared({"shift": BIAS}, train={"parameters": "hook:shift"})
     assert [group.names for group in only.trained.groups] == [("relu1.shift_bias",)]
     assert not any(parameter.requires_grad for parameter in only.model.parameters())
@@ -130,7 +130,7 @@ def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
     assert "found an empty list" in refusal(train={"parameters": []})
 
 
-def test_a_learning_rate_for_each_group_counts_those_that_hooks_fill() -> None:
+def test_each_group_counts_parameters_that_hooks_fill() -> None:
     rates = {"scheduler": {"name": "OneCycleLR", "max_lr": [1, 2], "cycle_momentum": False}}
     optimizer = {"name": "SGD", "lr": 0.1, "groups": [{"select": "hook:*", "lr": 1}]}
     prepared({"shift": BIAS}, train={"optimizer": optimizer, **rates})
@@ -161,7 +161,7 @@ def checked(jobs: dict[int, Experiment], seconds: float) -> SimpleNamespace:
     return SimpleNamespace(refused=refused, proven=cache.proven, unproven=cache.unproven)
 
 
-def test_shapes_are_checked_once_for_hooks_that_differ_in_floating_point_numbers() -> None:
+def test_hooks_that_differ_in_floats_are_checked_once() -> None:
     found = checked(jobs(value=[n / 7 for n in range(100)]), 60)
     assert (found.proven, found.unproven, found.refused) == (1, 0, {})
     found = checked(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
@@ -173,7 +173,7 @@ def test_shapes_are_checked_once_for_hooks_that_differ_in_floating_point_numbers
     assert found.proven == 3 and not found.refused
 
 
-def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
+def test_jobs_of_several_models_are_checked_apart() -> None:
     made = [{**EVALUATED, "model": {"name": name}, "hooks": {"h": {**ON_FC, "select": select}}}
             for select in ("fc", "conv1") for name in ("mlp", "cnn")]  # fmt: skip
     found = checked({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
@@ -201,7 +201,7 @@ def resized(x: Any, size: float) -> Any:
     return x
 
 
-def test_a_fraction_among_the_arguments_of_ones_own_function_may_be_a_size() -> None:
+def test_a_fraction_for_ones_own_function_may_be_a_size() -> None:
     hook = {"select": "fc", "hook": "forward", "action": "python", "function": resized}
     specs = [
         hookrun.load_spec({"hooks": {"h": {**hook, "args": {"size": size}}}}) for size in (0.5, 0.5, 2.5)
@@ -224,7 +224,7 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
     assert len(set(different)) == len(different)
 
 
-def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(monkeypatch) -> None:
+def test_a_mistake_in_a_model_is_not_made_again(monkeypatch) -> None:
     last, made = list[weakref.ref[nn.Module]](), list[str]()
 
     def load(settings: Any, info: Any, trust: Any, *, stands_in: bool) -> Any:

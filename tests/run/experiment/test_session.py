@@ -95,7 +95,7 @@ def test_a_device_that_this_machine_does_not_have_is_refused(name: str) -> None:
         device_named(name)
 
 
-def test_seeded_blocks_repeat_and_restore_the_generators() -> None:
+def test_seeded_blocks_repeat() -> None:
     states = generator_states()
     outside = draws()
     set_generators(states)
@@ -123,7 +123,7 @@ def notes(compute: Compute, device: torch.device) -> list[str]:
     return list(device_notes(compute, device, torch.nn.Linear(1, 1)))
 
 
-def test_a_deterministic_run_sets_the_workspace_of_cublas_before_cuda_starts(cuda: torch.device) -> None:
+def test_the_workspace_of_cublas_is_set_before_cuda_starts(cuda: torch.device) -> None:
     compute = Compute(device="cuda")
     assert device_of(compute) == cuda
     assert os.environ[WORKSPACE] == ":4096:8"

@@ -86,7 +86,7 @@ def test_without_labels_of_the_output_nothing_is_right_or_wrong(output: Any, tar
         Average(load_metrics(["accuracy"])).add(None, of_samples(output, target))
 
 
-def test_of_several_labels_of_a_sample_the_fraction_that_is_right_counts() -> None:
+def test_of_several_labels_the_right_fraction_counts() -> None:
     pixels = torch.tensor([[[5.0, 0.0], [0.0, 5.0]]])  # one sample, two classes, two pixels: classes 0, 1
     average = Average()
     average.add(None, of_samples(pixels, torch.tensor([[0, 0]])))
@@ -160,7 +160,7 @@ def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> No
         scores(run, "train", 3)
 
 
-def test_rows_are_in_the_order_of_the_batch_and_those_without_a_split_are_of_any(saved: Saved) -> None:
+def test_rows_are_in_the_order_of_the_batch(saved: Saved) -> None:
     assert torch.equal(scores(saved(SCORES, split=None), "train", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
 
 

@@ -68,7 +68,7 @@ def test_each_row_is_the_gradient_for_its_sample_alone(shared, ready) -> None:
     torch.testing.assert_close(rows[:].sum(0), in_all, rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_and_losses_do_not_change_and_nothing_is_trained(shared, ready) -> None:
+def test_a_backward_pass_changes_no_predictions(shared, ready) -> None:
     backward, prepared = shared(*TOP), ready(*FEW)
     batches = list(Batches(prepared, "val").epoch(0))
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_an_output_that_is_not_scores_of_classes_is_refused(refused, own_model) 
     assert "'top' needs an output [batch, classes], and the model returned [2, 1, 8, 8]" in said
 
 
-def test_integer_inputs_and_a_frozen_model_have_no_gradient(refused, own_model, tmp_path) -> None:
+def test_integer_inputs_have_no_gradient(refused, own_model, tmp_path) -> None:
     save_file({"x": torch.randint(0, 9, (8, 5))}, tmp_path / "x.safetensors")
     body = """
         def __init__(self):

@@ -34,7 +34,7 @@ def of_torch(batches: Batches, seed: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("limit", "starts"), [(3, (0, 2, 3)), (None, (0, 21))]
 )  # the last batch is a smaller one
-def test_rows_in_memory_and_loaded_have_torchs_order(limit: Any, starts: tuple[int, ...]) -> None:
+def test_rows_in_memory_have_torch_s_order(limit: Any, starts: tuple[int, ...]) -> None:
     made = source(train={"limit_batches": limit})
     for shuffle in (True, False):
         fast, slow = (Batches(made, "train", shuffle=shuffle) for _ in range(2))
@@ -51,7 +51,7 @@ def test_rows_in_memory_and_loaded_have_torchs_order(limit: Any, starts: tuple[i
                 assert [batch.ids.tolist() for batch in ours] == expected[start : len(fast)]
 
 
-def test_a_sample_s_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
+def test_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
     data = {
         "name": "fake_images",
         "batch_size": 4,

@@ -32,7 +32,7 @@ def test_a_model_without_trainable_parameters_is_refused(refused, hook) -> None:
     assert "nothing to train" in refused(*QUICK, hook(select="''", hook="apply", action="freeze"))
 
 
-def test_a_stopping_check_ends_validation_and_evaluation_too(executed, hook) -> None:
+def test_a_stopping_check_ends_an_evaluation_too(executed, hook) -> None:
     stop = hook(
         select="fc", hook="forward", action="check", max=-1e9, policy="stop", when="{mode: eval, step: [1]}"
     )
@@ -66,7 +66,7 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
     assert (found.path / "report.html").is_file()
 
 
-def test_an_interruption_while_torch_is_imported_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_of_importing_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """`use_deterministic_algorithms` imports much of torch, and fails where it is called again after half of that."""
 
     def interrupted(*_: Any, **__: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_check_that_found_nan_reports_it(fails, hook) -> None:
     assert said.endswith("expected every element to be finite, found nan")
 
 
-def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, executed, hook) -> None:
+def test_a_resumed_run_has_the_same_best_weights(run, executed, hook) -> None:
     """The half epoch before a stop is not scored: its accuracy is that of the training."""
     argv = ["train.epochs=4", "train.limit_batches=3", "train.optimizer.lr=0.01"]
     check = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "policy": "stop"}
@@ -117,7 +117,7 @@ def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, execute
     assert all(one[name].equal(other[name]) for name in one)
 
 
-def test_all_final_steps_run_and_the_first_error_is_raised(capsys) -> None:
+def test_all_final_steps_run_before_an_error_is_raised(capsys) -> None:
     done = list[str]()
 
     def refused(text: str) -> Callable[[], None]:
@@ -229,7 +229,7 @@ def test_a_sweep_returns_the_objective_of_each_run(run, executed, tmp_path: Path
         tasks.objective(without_metrics.path)
 
 
-def test_the_jobs_of_a_sweep_do_not_affect_each_other_and_keep_no_model(
+def test_jobs_of_a_sweep_keep_no_model(
     tmp_path: Path, executed, hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job of a sweep has the results that it has alone, and its model is freed when it ends."""

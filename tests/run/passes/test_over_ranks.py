@@ -65,7 +65,7 @@ def test_each_of_the_same_number_of_ranks_gets_its_own_part() -> None:
     assert for_rank(saved_by(1), ALONE, {"rows"}) == state(0)
 
 
-def test_with_another_number_the_sums_and_counts_of_all_are_on_rank_0() -> None:
+def test_rank_0_has_the_sums_of_another_number_of_ranks() -> None:
     for ranks in (ALONE, Of(0, 2)):
         saved = saved_by(3)
         before = copy.deepcopy(saved)
@@ -90,7 +90,7 @@ def test_with_another_number_the_sums_and_counts_of_all_are_on_rank_0() -> None:
         assert saved == before
 
 
-def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() -> None:
+def test_other_ranks_begin_with_empty_sums() -> None:
     for size in (1, 3):
         found = for_rank(saved_by(size), Of(1, 2), {"rows"})
         assert "generators" not in found, "the run did not have this rank, or had it among others"
@@ -103,7 +103,7 @@ def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() ->
         )
 
 
-def test_a_hook_that_fired_and_acted_on_some_rank_did_so() -> None:
+def test_a_hook_that_fired_on_some_rank_did_fire() -> None:
     """Rank 0 has not called the first module, and nothing was found in the second one."""
 
     class First(Ranks):

@@ -131,9 +131,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("task", RUNS)
-def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
-    task: str, tmp_path, own_model, trusted, killed, capsys
-) -> None:
+def test_a_resumed_run_ends_as_a_whole_one(task: str, tmp_path, own_model, trusted, killed, capsys) -> None:
     argv, kills = RUNS[task]
     trusted(adapters=ADAPTER)
     argv = [*SMALL, *argv, *(own_model(DROPPING) if task == "train" else ())]

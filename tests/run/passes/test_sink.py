@@ -25,9 +25,7 @@ def forward(self, x):
 """
 
 
-def test_a_capture_has_the_samples_of_the_batch_and_one_of_a_parameter_has_none(
-    executed, ready, own_model
-) -> None:
+def test_a_capture_of_a_parameter_has_no_samples(executed, ready, own_model) -> None:
     """A weight of ten rows is no batch of ten samples. ReLU writes over what `fc` returned, after the capture."""
     argv = (*own_model(IN_PLACE), "task=predict", "data.batch_size=10", "train.limit_batches=2")
     seen = "+hooks.seen={select: fc, hook: forward, action: capture}"

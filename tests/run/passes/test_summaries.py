@@ -31,7 +31,7 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 
 @pytest.mark.usefixtures("pages")
-def test_a_training_ends_with_its_metrics_checkpoints_and_directory(run, capsys) -> None:
+def test_a_training_ends_with_its_metrics(run, capsys) -> None:
     found = run(*QUICK)
     printed = capsys.readouterr().out
     *_, train, val, kept, where, page = printed.splitlines()
@@ -51,7 +51,7 @@ LINES = {
 }  # fmt: skip
 
 
-def test_an_evaluation_ends_with_its_metrics_and_a_line_for_each_hook(executed, capsys) -> None:
+def test_an_evaluation_ends_with_a_line_for_each_hook(executed, capsys) -> None:
     """How often it fired, and what it changed or kept."""
     hooks = [f"+hooks.{name}={body}, hook: forward}}" for name, (body, _) in LINES.items()]
     found = executed("task=evaluate", "train.limit_batches=1", *hooks)
@@ -81,7 +81,7 @@ def test_numbers_are_shown_with_their_units() -> None:
     assert found == "loss 0.1235  accuracy 96.5 %  tokens 12,345  lr 1e-05"
 
 
-def test_lines_are_written_as_they_are_and_a_quiet_screen_writes_none(capsys) -> None:
+def test_a_quiet_screen_writes_no_lines(capsys) -> None:
     texts = ["[bold]hooks[/bold] :smile: " + "x" * 300, "ein Häkchen ✓"]
     for quiet in (False, True):
         screen = Screen(quiet=quiet)
@@ -100,7 +100,7 @@ class ClosedPipe(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
+def test_a_closed_pipe_does_not_end_the_run() -> None:
     screen, pipe = Screen(), ClosedPipe()
     screen.console.file = pipe
     screen.say("a line")
@@ -110,7 +110,7 @@ def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
     assert pipe.tried == tried
 
 
-def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(monkeypatch) -> None:
+def test_a_bar_on_a_terminal_yields_each_batch(monkeypatch) -> None:
     monkeypatch.setattr("hookrun.run.passes.progress._BETWEEN", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     for terminal in (True, False):

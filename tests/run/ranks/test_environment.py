@@ -22,7 +22,7 @@ def test_without_torchrun_there_is_one_process() -> None:
     assert started() is None and size_of_world() == 1 and is_main()
 
 
-def test_the_rank_and_the_rank_on_its_machine_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_on_its_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(NAMES, ("4", "3", "1", "localhost"), strict=True):
         monkeypatch.setenv(name, value)
     assert started() == Started(rank=3, size=4, local=1)
@@ -38,7 +38,7 @@ def test_several_processes_without_a_rank_are_refused(monkeypatch: pytest.Monkey
         started()
 
 
-def test_one_process_is_the_main_one_and_keeps_its_values() -> None:
+def test_one_process_is_the_main_one() -> None:
     tensor = torch.tensor([1.0, 2.0])
     ALONE.sum_([tensor])
     ALONE.from_main([tensor])

@@ -65,7 +65,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return made
 
 
-def test_numbers_and_plain_values_are_those_of_all_ranks_on_each(wire: Wire) -> None:
+def test_every_rank_has_the_numbers_of_all(wire: Wire) -> None:
     def act(ranks: RankGroup) -> Any:
         plain = {"rank": ranks.rank, "text": "ä" * 100 * ranks.rank, "none": None}
         return (
@@ -80,7 +80,7 @@ def test_numbers_and_plain_values_are_those_of_all_ranks_on_each(wire: Wire) -> 
         assert gathered == every and is_main == (rank == 0) and nothing == []
 
 
-def test_tensors_are_summed_and_those_of_rank_0_are_copied_in_place(wire: Wire) -> None:
+def test_tensors_of_rank_0_are_copied_in_place(wire: Wire) -> None:
     def act(ranks: RankGroup) -> Any:
         rows = torch.full((2, 3), float(ranks.rank), requires_grad=True)
         flags, columns = torch.tensor([ranks.rank == 0]), torch.full((3, 2), ranks.rank).t()
@@ -106,7 +106,7 @@ class Held:
         return self.owners.pop(0) if len(self.owners) > 1 else self.owners[0]
 
 
-def test_a_collective_waits_until_no_other_thread_holds_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collective_waits_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Held(3, 2, 1)
     group._released(cast(Tensor, tensor))
     assert tensor.owners == [1]
@@ -140,7 +140,7 @@ def told(ranks: RankGroup, error: BaseException) -> BaseException:
         (RuntimeError("x" * 9000), "RuntimeError: " + "x" * 3986, 1),
     ],
 )
-def test_a_failure_is_raised_and_told_to_the_others(error: BaseException, text: str, code: int) -> None:
+def test_a_failure_is_told_to_the_others(error: BaseException, text: str, code: int) -> None:
     first, other = pair()
     assert told(other, error) is error
     third = RankGroup(2, 3, other._store)
@@ -176,7 +176,7 @@ def test_a_store_that_is_gone_with_rank_0_is_told() -> None:
     assert told(RankGroup(1, 2, Gone()), own) is own  # type: ignore[arg-type]
 
 
-def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monkeypatch) -> None:
+def test_a_group_is_open_in_its_block_alone(monkeypatch) -> None:
     me = Started(0, 1, 0)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(HookrunError, match=r"compute\.timeout: rank 0 of 1 did not connect .* within 5 s"):

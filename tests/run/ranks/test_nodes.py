@@ -183,9 +183,7 @@ def build(split, kind):
         ("global", ""),
     ],
 )
-def test_own_data_is_compared_by_samples_and_random_samples_by_form(
-    workers: Any, cwd: Path, kind: str, what: str
-) -> None:
+def test_own_data_is_compared_by_samples(workers: Any, cwd: Path, kind: str, what: str) -> None:
     (cwd / "ranks_data.py").write_text(OWN)
     own = ("data=python", "data.factory=ranks_data:build", f"+data.args.kind={kind}", "+trust=[ranks_data]")
     ended = workers.run(cwd, *EVALUATE, *own, "model.args.num_classes=2", "hydra.run.dir=run")
@@ -193,7 +191,7 @@ def test_own_data_is_compared_by_samples_and_random_samples_by_form(
     assert not what or f"rank 1 has {what}" in ended.said[0]
 
 
-def test_versions_and_weights_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_the_nodes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepare(parse_experiment(compose_dict([*EVALUATE[:2], "task=evaluate"])))
     one = facts_of_rank(ready, Path("/tmp/run"))
     monkeypatch.setattr("hookrun.run.passes.resuming.__version__", "0.0")
@@ -302,7 +300,7 @@ def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
     assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
 
 
-def test_a_restart_in_a_typed_directory_resumes_the_same_configuration_only(
+def test_a_restart_resumes_the_same_configuration_only(
     cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ("model=cnn", "data=digits", *TRAIN[3:], "hydra.run.dir=run")
@@ -321,9 +319,7 @@ def test_a_restart_in_a_typed_directory_resumes_the_same_configuration_only(
     assert hookrun.open_run(cwd / "run").status["status"] == "done"
 
 
-def test_a_second_run_of_the_same_processes_is_not_a_restart_of_the_first(
-    cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_of_the_processes_is_no_restart(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     monkeypatch.setattr(restarts, "_agent_store", lambda: store)
     assert main(["model=cnn", "data=digits", *TRAIN[3:], "hydra.run.dir=first"]) == 0

@@ -81,7 +81,7 @@ def wait_for(folder: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_node_that_dies_ends_the_other_and_the_last_state_is_kept(
+def test_the_last_state_outlives_a_node_that_dies(
     dies: int, disk: Disk, workers: Any, same: Any, tmp_path: Path, free_port: Any
 ) -> None:
     """The other ends long before `compute.timeout`; what it has left is resumed, bit by bit as if nothing had been."""

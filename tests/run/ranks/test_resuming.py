@@ -57,7 +57,7 @@ def wait_for(folder: Path, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_killed_rank_and_another_number_of_ranks(workers, same, tmp_path, monkeypatch, capsys) -> None:
+def test_another_number_of_ranks_resumes_a_killed_one(workers, same, tmp_path, monkeypatch, capsys) -> None:
     """Killed in the middle of an epoch; resumed by two, by three and by one; what one did is resumed by two."""
     monkeypatch.chdir(tmp_path)
     assert workers.run(tmp_path, *ARGV, "hydra.run.dir=whole").codes == [0, 0]

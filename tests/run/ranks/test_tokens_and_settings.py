@@ -48,7 +48,7 @@ def test_four_ranks_train_as_one(workers, same, cwd) -> None:
     assert ended.said[1:] == ["", "", ""]
 
 
-def test_a_pass_of_two_ranks_has_the_metrics_of_one_and_they_divide_max_bytes(workers, same, cwd) -> None:
+def test_a_pass_of_two_ranks_has_the_metrics_of_one(workers, same, cwd) -> None:
     argv = (*SMALL, "task=evaluate", METRICS, NOISE, SEEN, "data.batch_size=3")
     assert main([*argv, "hydra.run.dir=one"]) == 0
     few = SEEN.replace("seen", "few").replace("}", ", max_bytes: 4000}")

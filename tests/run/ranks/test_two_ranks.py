@@ -146,7 +146,7 @@ def noisy(value, context):
 """
 
 
-def test_an_own_module_is_trained_and_records_as_stats(workers: Any, same: Any, cwd: Path) -> None:
+def test_an_own_module_is_trained_on_two_ranks(workers: Any, same: Any, cwd: Path) -> None:
     """Batches of one row at the end: the second rank has none, and records nothing."""
     (cwd / "ranks_own.py").write_text(OWN)
     own = "+hooks.{}={{select: fc, hook: forward, action: python, function: 'ranks_own:{}', args: {}}}"
@@ -183,7 +183,7 @@ def test_a_rank_without_rows_takes_part(workers: Any, same: Any, cwd: Path) -> N
         assert_same(same, one, in_two(workers, cwd, strategy, *argv)[0])
 
 
-def test_predictions_and_gradients_without_training(workers: Any, same: Any, cwd: Path) -> None:
+def test_predictions_are_those_of_one_rank(workers: Any, same: Any, cwd: Path) -> None:
     """The 359 rows of the split in batches of 179: of the last one, of a single row, one rank has none."""
     more = ("task=predict", "task.backward={score: label}", "data.batch_size=179", "train.limit_batches=null")
     argv = (*entries({name: HOOKS[name] for name in ("rows", "gradient")}), *more)

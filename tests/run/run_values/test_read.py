@@ -51,7 +51,7 @@ def test_the_mean_is_over_all_rows_in_float32(run: Path) -> None:
     assert found.tolist() == [12.0, 12.0] and found.dtype is torch.float32
 
 
-def test_one_sample_an_index_a_difference_and_a_factor(run: Path) -> None:
+def test_a_sample_can_be_indexed_with_a_factor(run: Path) -> None:
     asked = value(
         run, sample=14, index="0", factor=0.5, minus={"run": str(run), "capture": "seen", "index": "0"}
     )
@@ -164,7 +164,7 @@ def test_resampled_rows_are_always_of_another_sample(run: Path) -> None:
     assert torch.equal(found, again)
 
 
-def test_a_part_a_difference_and_a_multiple_of_rows_equal_those_of_tensors(rows: CaptureRows) -> None:
+def test_a_multiple_of_rows_equals_that_of_tensors(rows: CaptureRows) -> None:
     tensor = torch.tensor([1.0, 2.0])
     samples = ids(14, 10)
     plain = rows.of(samples, GENERATOR).float()
@@ -188,7 +188,7 @@ def test_small_dtypes_are_computed_in_float32() -> None:
     assert multiple(torch.ones(1, dtype=torch.float16), 2).dtype is torch.float32  # type: ignore[union-attr]
 
 
-def test_hashes_follow_content_dtype_shape_and_change(rows: CaptureRows) -> None:
+def test_hashes_follow_the_content(rows: CaptureRows) -> None:
     ones = torch.ones(2, 2)
     sources = [
         ones, ones * 2, ones.reshape(4), ones.double(), rows, multiple(rows, 2), multiple(rows, 3),
@@ -198,7 +198,7 @@ def test_hashes_follow_content_dtype_shape_and_change(rows: CaptureRows) -> None
     assert digest_of(ones) == digest_of(torch.ones(2, 4)[:, :2])
 
 
-def test_shapes_and_bytes_as_text(rows: CaptureRows) -> None:
+def test_bytes_are_shown_as_text(rows: CaptureRows) -> None:
     assert form(torch.ones(2, 3)) == ("[2, 3]", 24) and form(rows) == ("[2]", 4)
     assert form(PendingRun("a")) == ("not known yet", 0)
 

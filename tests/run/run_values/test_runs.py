@@ -52,7 +52,7 @@ def test_a_missing_run_is_reported_with_the_nearest_need(tmp_path: Path) -> None
     assert "needs" not in str(refusal.value)
 
 
-def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
+def test_used_runs_are_listed_with_plan_hash(run: Path) -> None:
     runs = RunReferences({"base": str(run), "later": None})
     used = runs.used("task.run", "base")
     assert used is not None and runs.used("task.run", "later") is None
@@ -61,7 +61,7 @@ def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
     assert used.manifest == runs.open("base").status["manifest"]  # type: ignore[union-attr]
 
 
-def test_disabled_hooks_and_missing_runs_use_none(run: Path) -> None:
+def test_disabled_hooks_use_no_run(run: Path) -> None:
     value = {"run": str(run), "capture": "seen"}
     hooks = {
         "on": HOOK | {"factor": value},
@@ -122,7 +122,7 @@ def change(run: Path, **sections: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | sections))
 
 
-def test_equal_runs_have_no_notes_and_differences_have(run: Path, settings: Settings) -> None:
+def test_only_different_runs_have_notes(run: Path, settings: Settings) -> None:
     assert differences(spec(run), settings, RunReferences()) == ()
     data = {"name": "digits", "root": "/x", "args": {}, "transforms": {}}
     change(run, seed=3, data=data, model={"name": "cnn", "args": {"channels": [1, 2]}, "weights": None})
@@ -131,7 +131,7 @@ def test_equal_runs_have_no_notes_and_differences_have(run: Path, settings: Sett
     assert "data.root is '/x' there and None here" in note and "seed is 3 there and 0 here" in note
 
 
-def test_a_note_on_other_arguments_has_the_keys_that_differ_alone(run: Path) -> None:
+def test_a_note_has_the_arguments_that_differ_alone(run: Path) -> None:
     here = {"a": 1, "b": {"c": 2, "d": 3}, "only": 5, "same": "x"}
     model = {"name": "python", "factory": "m:f", "args": here}
     settings = parse_experiment({"model": model, "data": {"name": "digits"}, "hooks": {}}).settings
@@ -153,7 +153,7 @@ def test_a_value_of_any_length_is_shortened(run: Path, settings: Settings) -> No
     assert len(note) < 1000
 
 
-def test_a_run_that_runs_first_has_a_note_and_a_missing_one_has_none(settings: Settings) -> None:
+def test_a_run_that_runs_first_has_a_note(settings: Settings) -> None:
     (note,) = differences(spec("base"), settings, RunReferences({"base": None}))
     assert note.startswith("base runs first")
     assert differences(spec("nowhere"), settings, RunReferences()) == ()

@@ -171,7 +171,7 @@ def test_the_plan_shows_where_the_batch_is(argv, ready) -> None:
     assert "c: batch dimension" not in said
 
 
-def test_of_a_part_the_plan_shows_where_the_batch_is_in_what_is_captured(argv, ready) -> None:
+def test_the_plan_shows_where_the_batch_is_in_a_part(argv, ready) -> None:
     said = str(
         ready(
             *argv,
@@ -211,9 +211,7 @@ def forward(self, image):
 """
 
 
-def test_a_model_that_takes_one_sample_at_a_time_is_checked_and_keeps_samples(
-    own_model, ready, executed
-) -> None:
+def test_a_model_of_one_sample_at_a_time_keeps_samples(own_model, ready, executed) -> None:
     argv = (*own_model(ONE), "task=predict", "data.batch_size=1", "train.limit_batches=3")
     hooks = hook("seen", "''", "capture")
     assert ready(*argv, hooks).plan.unchecked is None
@@ -262,9 +260,7 @@ def forward(self, images):
 """
 
 
-def test_of_two_dimensions_that_follow_the_batch_the_first_is_taken_and_told(
-    own_model, ready, executed
-) -> None:
+def test_the_first_of_two_batch_dimensions_is_taken(own_model, ready, executed) -> None:
     argv = (*own_model(SIMILAR), "task=predict", "data.batch_size=4", "train.limit_batches=1")
     said = str(ready(*argv, hook("seen", "compare", "capture")).plan)
     assert "seen: batch dimension 0 (dimension 1 follows the batch too" in said

@@ -315,7 +315,7 @@ def test_labels_are_read_again_through_the_function(executed) -> None:
         of_nodes.labels(torch.tensor([0]), "val")
 
 
-def test_workers_change_nothing_and_draws_of_the_function_follow_the_seed(executed) -> None:
+def test_workers_change_nothing(executed) -> None:
     noisy = (*GRAPHS, "train.epochs=1", "data.collate=setpkg:join_noisily")
     losses = [executed(*noisy, f"data.workers={count}").metrics for count in (0, 2)]
     assert losses[0] == losses[1]
@@ -335,7 +335,7 @@ def test_a_resumed_run_ends_as_a_whole_one(run, tmp_path) -> None:
         assert len(rows) == len(same) and torch.equal(rows.sample_ids, same.sample_ids)
 
 
-def test_a_detector_gets_lists_and_its_metric_the_targets_themselves(executed) -> None:
+def test_a_detector_s_metric_gets_the_targets_themselves(executed) -> None:
     trained = executed(
         *SCENES, "data.collate=setpkg:with_targets", "train.loss=setpkg:total", "train.epochs=1",
         "task.metrics=['setpkg:boxes_wanted']",
@@ -354,7 +354,7 @@ def test_a_detector_gets_lists_and_its_metric_the_targets_themselves(executed) -
 
 
 @pytest.mark.parametrize("batching", [("data.batch_size=3", "data.collate=list"), ("data.batch_size=null",)])
-def test_clouds_of_different_sizes_are_predicted_and_scored_one_by_one(executed, batching) -> None:
+def test_clouds_of_different_sizes_are_scored(executed, batching) -> None:
     model, clouds = seeded("CloudNet"), module().Clouds("val")
     scores = torch.stack([model(clouds[index][0]) for index in range(7)])
     labels = torch.tensor([index % 2 for index in range(7)])
@@ -375,7 +375,7 @@ def test_conditions_on_labels_choose_samples_of_a_list(executed) -> None:
     assert found.captures["c"]["outer"].sample_ids.tolist() == [1, 3, 5]
 
 
-def test_a_tuple_of_inputs_is_stacked_to_the_arguments_of_the_model(executed) -> None:
+def test_a_tuple_of_inputs_becomes_the_arguments(executed) -> None:
     own = ("model=python", "model.factory=setpkg:PairNet", "data=python", "data.factory=setpkg:Pairs")
     found = executed(*own, "task=predict", "data.batch_size=4")
     model, pairs = seeded("PairNet"), module().Pairs("val")
@@ -444,9 +444,7 @@ def test_what_cannot_be_a_batch_is_refused_before_the_run(refused, given: list[s
     assert says in refused(*overrides, *given).replace("\n      ", " ")
 
 
-def test_float_labels_are_refused_with_the_argument_and_numbers_to_predict_are_not(
-    refused, ready, tmp_path
-) -> None:
+def test_float_labels_are_refused_with_the_argument(refused, ready, tmp_path) -> None:
     np.savez(tmp_path / "x.npz", input=np.ones((8, 4), np.float32), target=np.arange(8.0))
     own = ("data=tensors", "data.args.file=x.npz", "model=mlp", "model.args.num_classes=1")
     for loss in ("cross_entropy", "nll"):
@@ -460,7 +458,7 @@ def test_a_condition_on_labels_needs_a_label_for_each_sample(refused) -> None:
     assert "label" in refused(*GRAPHS, "data.collate=setpkg:join_nodes", hook)
 
 
-def test_a_batch_that_fails_later_is_told_in_one_line_also_by_a_worker(fails) -> None:
+def test_a_batch_that_fails_later_is_told_in_one_line(fails) -> None:
     late = (*GRAPHS, "task=evaluate", "data.collate=setpkg:fails_late", "train.limit_batches=1")
     said = [fails(*late, f"data.workers={count}") for count in (0, 1)]
     assert said[0] == said[1]
@@ -479,7 +477,7 @@ def test_a_model_that_takes_another_form_names_the_key(fails) -> None:
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 
-def test_a_mapping_is_keywords_a_tuple_arguments_and_anything_else_one_argument() -> None:
+def test_a_mapping_becomes_keywords() -> None:
     model, x = nn.Identity(), torch.zeros(2)
     packed = pack_sequence([torch.zeros(2, 1)])
     encoding = BatchEncoding({"input_ids": x})

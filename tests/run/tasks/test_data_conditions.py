@@ -132,7 +132,7 @@ def test_the_class_of_an_image_is_its_folder(executed, refused, tmp_path) -> Non
     assert "hooks.h.when.data.class: no sample of the data 'image_folder' has the value \"cow\"" in said
 
 
-def test_a_number_is_not_a_class_also_where_the_names_are_unknown() -> None:
+def test_a_number_is_not_a_class_without_names() -> None:
     image, label = TensorInfo((1, 8, 8), torch.float32), TensorInfo((), torch.int64)
     data = DataInfo("mine", image, label, None, {"train": 1, "val": 1})
     (problem,) = unknown_fields({"class": ["cat", 3], "label": [3]}, "when", data)
@@ -205,7 +205,7 @@ def test_what_cannot_hold_is_refused_before_the_run(data: str, keys: str, text: 
 
 
 @pytest.mark.usefixtures("prompts")
-def test_fields_of_a_file_are_checked_by_name_and_value(refused) -> None:
+def test_fields_of_a_file_are_checked_by_value(refused) -> None:
     keys = "select: blocks.0, hook: forward, action: capture"
     for data, text in (
         ("{topik: cat}", "has no field 'topik'; did you mean 'topic'"),
@@ -219,7 +219,7 @@ def test_fields_of_a_file_are_checked_by_name_and_value(refused) -> None:
         assert text in refused("task=predict", *PROMPTS, when(data, keys)), data
 
 
-def test_graphs_and_loops_of_ones_own_are_refused_by_name(refused) -> None:
+def test_loops_of_ones_own_are_refused_by_name(refused) -> None:
     edit = "select: fc, hook: forward, action: scale, factor: 2"
     said = refused("task=predict", *DIGITS, "compute.compile=true", when("{label: 3}", edit))
     assert "hooks.h.when.data: scale on 'forward' is evaluated at each call" in said
@@ -239,9 +239,7 @@ def test_a_value_that_no_sample_of_the_pass_has_is_told(executed, fails, capsys)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_documents_have_the_fields_of_their_lines_and_packed_text_has_none(
-    packed: bool, executed, refused, tmp_path
-) -> None:
+def test_only_documents_have_the_fields_of_their_lines(packed: bool, executed, refused, tmp_path) -> None:
     many = {f"f{number}": number for number in range(2 * MOST_FIELDS)}
     lines = [{"text": "abc", "lang": "de"}, {"text": "abd", "lang": "en"}, {"text": "abe", **many}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))

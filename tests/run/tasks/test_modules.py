@@ -103,7 +103,7 @@ def test_modules_that_are_not_called_or_checked_have_no_shapes(shown, own_model)
     assert "idle  Linear  12  -" in folded(shown(*own_model(idle)))
 
 
-def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_model) -> None:
+def test_a_model_that_branches_is_shown_without_shapes(shown, own_model) -> None:
     branching = """
         def __init__(self):
             super().__init__()
@@ -117,14 +117,14 @@ def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_
     assert "shapes unknown: " in printed
 
 
-def test_weights_of_a_trained_run_are_accepted_with_or_without_its_hooks(executed, shown, hook) -> None:
+def test_weights_are_accepted_without_their_hooks(executed, shown, hook) -> None:
     bias = hook(select="fc", hook="forward", action="add_bias", value=0, trainable="true")
     trained = executed("train.steps=1", "train.limit_batches=1", bias)
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
     assert shown(file) == shown(bias, file)
 
 
-def test_columns_are_aligned_and_levels_and_width_can_be_limited(shown, monkeypatch) -> None:
+def test_columns_are_aligned_at_any_width(shown, monkeypatch) -> None:
     lines = shown("model=mlp").splitlines()
     starts = [re.match(r"\W*\S+\s+", line).end() for line in lines[:-1]]
     assert len(set(starts)) == 1, "classes stand below each other"

@@ -43,7 +43,7 @@ def found(shared: Callable[..., Run]) -> Run:
     return shared(*MINE)
 
 
-def test_the_own_module_alone_is_trained_and_saved(executed, found, capsys) -> None:
+def test_the_own_module_alone_is_trained(executed, found, capsys) -> None:
     capsys.readouterr()
     before = executed(*MINE, "train.optimizer.lr=0")
     told = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_the_own_module_alone_is_trained_and_saved(executed, found, capsys) -> N
     assert "spread" in page and "input_norm" in page
 
 
-def test_another_run_loads_it_and_does_not_change_it(executed, found, refused) -> None:
+def test_another_run_loads_it_unchanged(executed, found, refused) -> None:
     file = str(found.path / "checkpoints/last.safetensors")
     read = executed(*MINE, "task=evaluate", f"model.weights={file}")
     validated = [line["loss"] for line in found.metrics if line["split"] == "val"]

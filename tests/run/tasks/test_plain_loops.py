@@ -176,7 +176,7 @@ def test_composed_schedules(executed, says: str, schedule: Any, by_epoch: bool) 
     assert len(set(plain.rates)) > 1
 
 
-def test_groups_and_accumulation(executed) -> None:
+def test_accumulation_equals_a_plain_loop(executed) -> None:
     """A group by module name, one by glob with another weight decay, and the rest; a smaller micro-batch at the end."""
 
     def grouped(model: nn.Module) -> Optimizer:
@@ -212,7 +212,7 @@ def test_only_the_named_parameters_are_trained(executed, capsys) -> None:
 
 @pytest.mark.parametrize("fp16", [False, True])
 @pytest.mark.parametrize("by_value", [False, True])
-def test_clipping_after_accumulation_and_unscaling(executed, fp16: bool, by_value: bool) -> None:
+def test_clipping_comes_after_unscaling(executed, fp16: bool, by_value: bool) -> None:
     key, bound = ("clip_grad_value", 0.003) if by_value else ("clip_grad_norm", 0.2)
     precision = f"compute.precision={'fp16' if fp16 else 'fp32'}"
     says = (*SGD_SAYS, "train.accumulate=2", precision, "train.epochs=1")
@@ -224,7 +224,7 @@ def test_clipping_after_accumulation_and_unscaling(executed, fp16: bool, by_valu
     assert max(plain.norms) > 0.2, "it clips"
 
 
-def test_hooks_on_gradients_run_before_clipping_and_those_of_the_optimizer_after(executed) -> None:
+def test_hooks_on_gradients_run_before_clipping(executed) -> None:
     hooks = [
         f"+hooks.{kind}={{select: fc.bias, hook: {kind}, action: capture}}"
         for kind in ("grad", "post_accumulate_grad", "optimizer_step_pre")
@@ -235,7 +235,7 @@ def test_hooks_on_gradients_run_before_clipping_and_those_of_the_optimizer_after
     assert torch.equal(found.captures["optimizer_step_pre"]["fc.bias"][0], seen["grad"].clamp(-0.001, 0.001))
 
 
-def test_the_average_of_the_weights_is_validated_and_kept(executed, own_model) -> None:
+def test_the_average_of_the_weights_is_validated(executed, own_model) -> None:
     """With batch norm: its running statistics are averaged, its counts are the model's."""
     body = """
         def __init__(self):

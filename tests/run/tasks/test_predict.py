@@ -14,9 +14,7 @@ from hookrun.data.settings import Data
 from hookrun.models.settings import Model
 
 
-def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_forward(
-    executed, hook
-) -> None:
+def test_predictions_equal_a_hand_written_forward(executed, hook) -> None:
     see = hook(select="conv1", hook="forward", action="capture")
     found = executed("task=predict", "data.batch_size=50", see, "seed=3")
     samples = data.load(Data(name="digits"), "val", seed=3)
@@ -32,7 +30,7 @@ def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_f
     assert found.metrics == [{"split": "val", "epoch": 0, "step": 0, "samples": len(samples)}]
 
 
-def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit(executed, hook) -> None:
+def test_samples_of_the_train_split_may_be_chosen(executed, hook) -> None:
     entry = hook(select="fc", hook="forward", action="capture", keep="{reservoir: 9}")
     found = executed("task=predict", "task.split=train", "train.limit_batches=2", entry)
     assert found.predictions is not None
@@ -41,7 +39,7 @@ def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit
     assert len(ids) == 9 and ids.max() < 128
 
 
-def test_data_without_targets_can_be_predicted_and_has_no_loss(executed, refused, tmp_path) -> None:
+def test_data_without_targets_has_no_loss(executed, refused, tmp_path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = ("data=tensors", "data.args={file: x.safetensors, input: x, target: null}")
     found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
@@ -54,7 +52,7 @@ def test_data_without_targets_can_be_predicted_and_has_no_loss(executed, refused
     )
 
 
-def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(executed) -> None:
+def test_evaluate_gives_the_mean_for_any_batch_size(executed) -> None:
     losses = [executed("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 7)]
     assert losses == pytest.approx([losses[0]] * 2, rel=1e-5)
 
@@ -88,7 +86,7 @@ CONTAINER = """
 """
 
 
-def test_containers_are_predicted_and_captured_as_they_are(executed, own_model, hook) -> None:
+def test_containers_are_predicted_as_they_are(executed, own_model, hook) -> None:
     see = hook(select="pair", hook="forward", action="capture")
     found = executed(*own_model(CONTAINER), "task=predict", "train.limit_batches=2", see)
     samples = data.load(Data(name="digits"), "val", seed=0)

@@ -124,7 +124,7 @@ def test_the_samples_that_hooks_can_see() -> None:
     assert samples_of_a_pass(experiment(TRAIN).settings, None) is None
 
 
-def test_shuffled_epochs_meet_all_samples_and_others_those_of_their_batches() -> None:
+def test_only_shuffled_epochs_meet_all_samples() -> None:
     assert reach(TRAIN, epochs=2, limit_batches=3) == (95, 2 * (30 + 30))
     assert reach(TRAIN, epochs=2, limit_batches=3, shuffle=False) == (30, 2 * (30 + 30))
     assert reach(TRAIN, epochs=3) == (95, 3 * (95 + 45))
@@ -137,14 +137,14 @@ def measures(**task: object) -> dict[str, str | None]:
     return dict(task_of(made).measures(made.settings))
 
 
-def test_the_metrics_that_can_be_optimized_are_those_of_its_split() -> None:
+def test_only_metrics_of_its_split_can_be_optimized() -> None:
     assert measures() == {"val/loss": "minimize", "val/accuracy": "maximize"}
     found = measures(split="train", metrics=["perplexity"])
     assert found == {"train/perplexity": "minimize"}
     assert measures(metrics=["loss"]) == {"val/loss": "minimize"}
 
 
-def test_a_training_has_numbers_of_the_validation_if_there_is_one_and_of_the_epochs() -> None:
+def test_a_training_has_numbers_of_the_validation() -> None:
     found = measures(name="train")
     assert found["val/loss"] == found["train/loss"] == "minimize" and found["val/accuracy"] == "maximize"
     assert next(iter(found)).startswith("val/")
@@ -158,7 +158,7 @@ def why(objective: Any = None, **task: Any) -> str:
     return str(error.value)
 
 
-def test_the_goal_is_the_validation_accuracy_or_the_given_objective() -> None:
+def test_the_goal_is_the_validation_accuracy() -> None:
     usual = experiment(TRAIN)
     assert goal_of(usual) == required_goal(usual) == Goal("val/accuracy", "maximize", "best")
     asked = {"metric": "train/loss", "direction": "maximize", "of": "last"}
@@ -175,7 +175,7 @@ def test_without_a_goal_there_is_a_reason() -> None:
     assert "objective.metric: is not given" in why(name="generate", without_hooks=True)
 
 
-def test_a_metric_of_another_task_is_accepted_and_a_misspelt_one_is_not() -> None:
+def test_a_misspelt_metric_is_refused() -> None:
     check_objective(experiment(TRAIN, objective="probe/accuracy"), ["probe"])
     check_objective(experiment({"name": "predict"}, objective="val/mine"), [])  # logs nothing to compare
     for others, metric in (([], "probe/accuracy"), (["val"], "val/acuracy")):
@@ -183,7 +183,7 @@ def test_a_metric_of_another_task_is_accepted_and_a_misspelt_one_is_not() -> Non
             check_objective(experiment(TRAIN, objective=metric), others)
 
 
-def test_a_backward_pass_of_its_own_is_refused_with_the_tasks_that_have_one() -> None:
+def test_only_some_tasks_have_a_backward_pass() -> None:
     with pytest.raises(SpecError, match="task=train has a backward pass of its own"):
         experiment(TRAIN | {"backward": {"score": "top"}})
 

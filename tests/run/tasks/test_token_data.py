@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_the_prompts_one_by_one(
         assert value(found) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(executed, ready, text) -> None:
+def test_next_token_is_the_loss_of_transformers(executed, ready, text) -> None:
     common = ("task=evaluate", *TRANSFORMERS, *text, "data.args.val_fraction=1", "data.batch_size=4")
     for tokens in ((), ("task.tokens='-9:'",)):  # the loss that the model computes is that of all tokens
         own = value(executed(*common, "train.loss=output", "data.args.labels=true", *tokens))
@@ -99,7 +99,7 @@ def test_micro_batches_of_different_lengths_are_one_batch(executed: Runs, text: 
         torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
-def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Runs) -> None:
+def test_tokens_are_not_taken_for_classes(executed: Runs) -> None:
     """A length that equals the vocabulary: [batch, length, vocabulary] would fit [batch, classes, length] too."""
     data = ("data=repeated_tokens", "data.args={vocab_size: 17, half: [8, 8], val_size: 20}")
     found = executed("task=evaluate", *DECODER, *data)
@@ -114,9 +114,7 @@ def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Ru
 
 
 @pytest.mark.parametrize("kind", ["metaspace first", "prepended"])
-def test_the_logit_difference_is_that_of_the_tokens_behind_the_prompt(
-    executed, ready, tmp_path, kind: str
-) -> None:
+def test_the_logit_difference_is_behind_the_prompt(executed, ready, tmp_path, kind: str) -> None:
     """With and without a space: the tokens that the tokenizer itself makes of prompt and answer."""
     pytest.importorskip("transformers")
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind, "<s> $A </s>")
@@ -141,7 +139,7 @@ def test_the_logit_difference_is_that_of_the_tokens_behind_the_prompt(
         assert found == pytest.approx(sum(expected) / len(expected), rel=1e-5)
 
 
-def test_a_batch_has_the_spans_and_the_wrong_answers_of_its_samples(prompts: tuple[str, ...]) -> None:
+def test_a_batch_has_the_spans_of_its_samples(prompts: tuple[str, ...]) -> None:
     overrides = [*DECODER, *prompts, "data.batch_size=3", "data.args.padding=left", "compute.device=cpu"]
     _, data = hookrun.build(overrides=["task=evaluate", *overrides])
     assert data.info.spans == ("subject",) and data.info.tokenizer is not None
@@ -211,7 +209,7 @@ def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
     assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
 
 
-def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
+def test_labels_tell_the_padding_of_the_decoder() -> None:
     overrides = ["model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm", "data=names"]
     model, _ = hookrun.build(overrides=[*overrides, "compute.device=cpu"])
     ids = torch.tensor([[5, 6, 7], [8, 9, 0]])

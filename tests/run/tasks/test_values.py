@@ -58,7 +58,7 @@ def by_hand(x: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tens
     return out.detach(), x.grad
 
 
-def test_factor_index_and_minus_of_a_file(file: str) -> None:
+def test_a_value_of_a_file_takes_a_factor(file: str) -> None:
     (a, b), x = tensors(file), torch.randn(2, 3, 4, 5)
     forms: dict[str, tuple[dict[str, Any], Tensor]] = {
         "minus and both factors": (
@@ -114,7 +114,7 @@ def test_at_same_with_infinite_values_elsewhere_gives_no_nan(tmp_path: Path) -> 
     assert found.tolist() == [[2, 1]] * 3 and gradient.tolist() == [[8, 2]] * 3
 
 
-def test_bounds_and_factors_by_channel() -> None:
+def test_bounds_may_differ_by_channel() -> None:
     x = torch.randn(2, 3, 4, 4)
     low, high = torch.tensor([-1.0, -0.5, 0]).view(3, 1, 1), torch.tensor([0.2, 0.5, 1]).view(3, 1, 1)
     nested = [each.tolist() for each in (low, high)]
@@ -140,7 +140,7 @@ def test_bounds_and_factors_by_channel() -> None:
         edited(x, action="scale", factor=[1, 2, 3])
 
 
-def test_threads_and_graphs(file: str) -> None:
+def test_calls_in_threads_do_not_affect_each_other(file: str) -> None:
     """The state of one call does not affect another; and a compiled graph has the same results."""
     a = tensors(file)[0]
     model = nn.Sequential(nn.Identity())
@@ -220,7 +220,7 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
         expected = torch.zeros_like(theirs)
 
 
-def test_rows_by_sample_and_an_index_into_the_batch(executed: Any, refused: Any, clean: Run) -> None:
+def test_rows_by_sample_take_an_index(executed: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
     assert "`index` picks rows of the batch" in said
@@ -251,7 +251,7 @@ def test_mistakes_in_a_value_are_reported(refused: Any, clean: Run, tmp_path: Pa
     assert "hooks.patch.value: found the keys rnu, expected `file`, `run`" in refused(*BASE, wrong)
 
 
-def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(executed: Any) -> None:
+def test_rows_of_one_token_are_written_at_their_token(executed: Any) -> None:
     model = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
     # as many samples as tokens, so that a mix-up would not be a shape error
     sizes = ("data.args.val_size=15", "data.batch_size=15")
@@ -271,7 +271,7 @@ def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(exe
     assert_close(rows[:], clean.captures["seen"]["blocks.0.attn.z"][:][rows.sample_ids])
 
 
-def test_clean_and_corrupted_inputs_of_two_files(executed: Any, tmp_path: Path, capsys: Any) -> None:
+def test_sample_n_of_one_file_is_that_of_the_other(executed: Any, tmp_path: Path, capsys: Any) -> None:
     """Sample n of one file corresponds to sample n of the other, in any batches; the plan notes the other file."""
     x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
     save_file({"x": x, "y": torch.arange(90) % 3}, tmp_path / "clean.safetensors")
@@ -382,7 +382,7 @@ def test_in_a_user_s_own_loop_the_samples_are_named(clean: Run) -> None:
     assert_close(found, clean.captures["seen"]["fc"][ids])
 
 
-def test_without_names_and_with_too_many_it_is_an_error(clean: Run) -> None:
+def test_values_by_sample_need_names_that_fit(clean: Run) -> None:
     model = nn.Linear(3, 10)
     with hookrun.hooked(model, spec_of(clean, "same")) as hooks:
         with pytest.raises(hookrun.HookrunError, match="does not know which samples these are"):
@@ -395,7 +395,7 @@ def test_without_names_and_with_too_many_it_is_an_error(clean: Run) -> None:
             model(torch.ones(3, 3))
 
 
-def test_resampled_rows_are_the_same_when_checkpointing_repeats_a_call(clean: Run) -> None:
+def test_resampled_rows_survive_checkpointing(clean: Run) -> None:
     gradients = list[Tensor]()
     for repeated in (False, True):
         torch.manual_seed(0)

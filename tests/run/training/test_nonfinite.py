@@ -44,7 +44,7 @@ def forward(self, x):
 """
 
 
-def test_memory_read_before_it_is_written_is_found_in_the_first_step(fails, own_model) -> None:
+def test_memory_read_before_it_is_written_is_found(fails, own_model) -> None:
     said = fails(*own_model(UNWRITTEN), *FOUR_STEPS)
     assert "epoch 0, step 0: the loss is nan: first made by the forward of (root) (Net)" in said, said
 
@@ -74,7 +74,7 @@ def test_a_hook_that_takes_the_value_of_another_is_named(fails) -> None:
 BY_STEP = "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5, interval: step}"
 
 
-def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -> None:
+def test_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -> None:
     """`stop` ends with exit 3 and the weights from before; an overflow under fp16 is not a failure; a bad loss is."""
     net = (*own_model(POISONED), "+model.args.at=[2]")
     found = run(*net, *FOUR_STEPS, STOP, code=3)
@@ -178,7 +178,7 @@ def edit(select: str, hook: str, action: str = "scale", **keys: Any) -> dict[str
     return {"select": select, "hook": hook, "action": action, **given, **keys}
 
 
-def test_inputs_and_targets_that_are_not_finite_are_named_with_their_samples() -> None:
+def test_inputs_that_are_not_finite_name_their_samples() -> None:
     counted = "2 NaN and 2 infinite of 8 elements (train samples 11, 13)"
     assert asked(batch(1, NAN, 2, INF)) == f"the inputs of the batch are not finite: {counted}"
     said = asked(batch(1, 2), batch(3, 4, target=NAN), wrong=1)
@@ -200,7 +200,7 @@ def test_a_parameter_not_finite_before_is_named_with_its_hooks() -> None:
     )
 
 
-def test_a_hook_of_this_step_a_module_or_the_loss_is_named_where_it_makes_it_first() -> None:
+def test_what_makes_it_first_is_named() -> None:
     now, gone = ({**edit("norm", "forward"), "when": {"step": step, "epoch": 2}} for step in (3, 1))
     assert asked(batch(1, 2), h=now).startswith("first made by hook 'h' (forward, scale) on norm")
     assert "the step is finite, so the model, the loss or a hook depends on" in asked(batch(1, 2), h=gone)
@@ -238,7 +238,7 @@ def test_gradients_that_overflow_in_their_sum_are_told() -> None:
     )
 
 
-def test_a_step_that_cannot_be_repeated_is_told_and_does_not_end_the_run() -> None:
+def test_a_step_that_cannot_be_repeated_does_not_end_the_run() -> None:
     def fails(output: Tensor, target: Tensor) -> Tensor:
         raise ZeroDivisionError("in the loss")
 
@@ -401,7 +401,7 @@ class Gate(nn.Module):
         return x
 
 
-def test_modules_that_overlap_in_several_threads_do_not_hide_the_origin() -> None:
+def test_overlapping_modules_do_not_hide_the_origin() -> None:
     gates = nn.ModuleList([Gate(), Gate()])
 
     def step(net: Net, x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def told(prepared: Any) -> list[str]:
 @pytest.mark.parametrize("form, place", [
     ("scores", ""), ("pair", "[1]"), ("nested", ".heads.digit"), ("dataclass", ".logits"), ("own_loss", ".logits"),
 ])  # fmt: skip
-def test_labels_without_a_loss_get_cross_entropy_of_the_first_tensor_that_fits(
+def test_labels_get_cross_entropy_of_the_first_fit(
     strange: Overrides, ready: Any, form: str, place: str
 ) -> None:
     of = f"of output{place} [2, 10]"
@@ -56,7 +56,7 @@ def test_labels_without_a_loss_get_cross_entropy_of_the_first_tensor_that_fits(
     ]
 
 
-def test_of_two_that_fit_the_first_is_taken_and_the_other_is_named(strange: Overrides, ready: Any) -> None:
+def test_the_second_tensor_that_fits_is_named(strange: Overrides, ready: Any) -> None:
     first = told(ready(*strange("twice", "labels")))
     assert first[0] == "loss: cross_entropy of output[0] [2, 10]"
     assert first[-1].endswith("[1] would fit too; train.output: '[1]' takes it")
@@ -65,9 +65,7 @@ def test_of_two_that_fit_the_first_is_taken_and_the_other_is_named(strange: Over
     assert second == [f"loss: cross_entropy {of}", f"metrics: loss, accuracy {of}"]
 
 
-def test_where_the_classes_are_not_known_an_embedding_that_fits_too_is_named(
-    strange: Overrides, ready: Any
-) -> None:
+def test_an_embedding_that_fits_too_is_named(strange: Overrides, ready: Any) -> None:
     line, _, note = told(ready(*strange("pair", "unknown")))
     assert line == "loss: cross_entropy of output[0] [2, 6]" and "[1] would fit too" in note
     assert len(told(ready(*strange("dataclass", "unknown")))) == 2, "a member named logits is no guess"
@@ -79,9 +77,7 @@ def test_a_loss_of_any_tensor_names_the_one_that_it_reads(strange: Overrides, re
         assert lines == [f"loss: output_mean of output{place}", "metrics: loss"]
 
 
-def test_loss_and_metrics_read_the_tensor_that_was_named(
-    strange: Overrides, executed: Any, ready: Any
-) -> None:
+def test_the_loss_reads_the_tensor_that_was_named(strange: Overrides, executed: Any, ready: Any) -> None:
     overrides = (*strange("twice", "labels"), "task=evaluate", "task.metrics=[loss,accuracy,foreign:share]")
     prepared = ready(*overrides, "train.output='[0]'")
     batches = list(Batches(prepared, "val"))
@@ -150,7 +146,7 @@ VALUES = "use mse, l1, smooth_l1, huber, bce_with_logits"
     ("nothing", "labels", {}, "use a function of your own"),
     ("embedding", "labels", {}, "give the model as many classes as the data has"),
 ])  # fmt: skip
-def test_training_without_a_loss_that_fits_is_refused_with_those_that_fit(
+def test_training_needs_a_loss_that_fits(
     strange: Overrides, refused: Any, model: str, kind: str, args: dict[str, Any], hint: str
 ) -> None:
     said = refused(*strange(model, kind, **args))
@@ -173,9 +169,7 @@ def test_a_loss_that_does_not_fit_is_refused_at_its_key(
     assert says in said and "train.loss" in said
 
 
-def test_a_label_beyond_the_scores_is_told_where_the_data_does_not_say_its_classes(
-    strange: Overrides, fails: Any
-) -> None:
+def test_a_label_beyond_the_scores_is_told(strange: Overrides, fails: Any) -> None:
     assert "labels of this batch go from 1 to 10" in fails(*strange("scores", "beyond"), "data.batch_size=64")
 
 
@@ -223,9 +217,7 @@ def test_no_loss_is_computed_where_none_is_asked_for(strange: Overrides, execute
     assert line["loss"] > 0
 
 
-def test_a_predicted_class_is_written_of_scores_and_not_of_an_embedding(
-    strange: Overrides, executed: Any
-) -> None:
+def test_a_predicted_class_is_not_of_an_embedding(strange: Overrides, executed: Any) -> None:
     for form, is_there in (("pair", True), ("embedding", False)):
         lines = executed(*strange(form, "labels"), "task=predict").samples.lines
         assert all((line.get("predicted_class") is not None) is is_there for line in lines)
@@ -239,9 +231,7 @@ def test_scores_that_are_probabilities_already_are_noted(
     assert [f"come from a {made_by}," in note for note in notes] == ([] if made_by is None else [True])
 
 
-def test_a_loss_and_a_metric_of_one_s_own_run_before_the_run_without_a_trace(
-    strange: Overrides, ready: Any, executed: Any
-) -> None:
+def test_ones_own_loss_is_tried_before_the_run(strange: Overrides, ready: Any, executed: Any) -> None:
     overrides = strange("scores", "labels")
     before = torch.get_rng_state()
     prepared = ready(*overrides, "train.loss=foreign:wants_a_label", "task.metrics=[foreign:share]")
@@ -265,7 +255,7 @@ def test_of_a_large_output_the_shapes_are_checked(
     assert told(own)[0] == "loss: wants_one_tensor of output"
 
 
-def test_the_jobs_of_a_sweep_share_the_trial_run_and_not_the_loss(strange: Overrides, capsys: Any) -> None:
+def test_jobs_of_a_sweep_share_the_trial_run(strange: Overrides, capsys: Any) -> None:
     sweep = ("-m", *strange("one", "numbers"), "task=evaluate", "compute.device=cpu")
     assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,l1", "hydra.sweep.dir=swept"]) == 0
     losses = [open_run(f"swept/{job}").metrics[-1]["loss"] for job in (0, 1)]
@@ -341,7 +331,7 @@ def test_a_step_of_micro_batches_is_the_step_of_the_whole_batch(
     assert steps[0]["accuracy"] == pytest.approx(steps[1]["accuracy"])
 
 
-def test_classes_in_either_dimension_are_told_and_can_be_named(strange: Overrides, ready: Any) -> None:
+def test_classes_in_either_dimension_can_be_named(strange: Overrides, ready: Any) -> None:
     words = (*strange("Words", "masked", words=7), "data.args={kind: masked, words: 7}")
     first, *_, note = told(ready(*words))
     assert first == "loss: cross_entropy of output [2, 7, 7]"

@@ -80,7 +80,7 @@ def test_they_equal_plain_pytorch(executed: Runs, padding: str, most: int, monke
     assert [line["loss"] for line in samples] == pytest.approx(losses.tolist(), rel=1e-5)
 
 
-def test_positions_count_from_the_first_real_token_on_either_side(executed: Runs) -> None:
+def test_positions_count_from_the_first_real_token(executed: Runs) -> None:
     """The loss is there even where it is listed by position only."""
     data = (*DECODER, "data=repeated_tokens", "data.args.val_size=6", "data.args.half=[3,8]")
     metrics = "task.metrics=[{name: loss, by: position},{name: perplexity, by: position}]"
@@ -172,7 +172,7 @@ def test_metrics_are_computed_from_scores_in_at_least_float32(dtype: torch.dtype
         assert part.scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
+def test_samples_have_a_row_of_the_main_tensor() -> None:
     scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
     found = of_samples({"aux": labels, "logits": scores}, labels).scores
     assert found is not None and torch.equal(found, scores) and not found.requires_grad
@@ -180,7 +180,7 @@ def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
         assert of_samples(output, labels).scores is None
 
 
-def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_shape() -> None:
+def test_scores_of_tokens_are_always_the_logits() -> None:
     first, second = torch.ones(1, 2, 3, requires_grad=True), torch.zeros(1, 2, 3)
     for output in (first, (first, second), {"hidden": second, "logits": first}):
         found = own_token_scores(output)
@@ -195,7 +195,7 @@ def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_sh
     assert of_tokens(first, target[:, :1], target == 0, target) is None
 
 
-def test_one_sample_is_a_batch_of_one_in_float32_and_what_belongs_to_no_sample_stays() -> None:
+def test_one_sample_is_a_batch_of_one_in_float32() -> None:
     hidden, shared = torch.randn(2, 3).half(), torch.ones(3)
     output = {"logits": hidden, "shared": shared, "ids": torch.tensor([7, 8]), "none": None}
     output["loss"] = torch.ones(())

@@ -104,7 +104,7 @@ def test_auroc_of_classes_is_scikit_learns_one_against_the_rest() -> None:
     close(over_split(["auroc"], scores, targets)[0], {"auroc": wanted})
 
 
-def test_probabilities_are_taken_as_they_are_and_that_is_told() -> None:
+def test_probabilities_are_taken_as_they_are() -> None:
     scores, targets = drawn(61, 4).mul(5).softmax(1), torch.arange(61) % 4
     found, notes = over_split(["auroc"], scores, targets)
     close(found, {"auroc": sklearn.roc_auc_score(np.eye(4)[targets], scores.numpy())})
@@ -165,7 +165,7 @@ def test_several_labels_of_a_sample_are_columns(average: str) -> None:
 
 
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
-def test_f1_and_balanced_accuracy_of_predicted_classes(average: str) -> None:
+def test_f1_is_that_of_predicted_classes(average: str) -> None:
     scores, targets = drawn(61, 4), torch.arange(61) % 3
     scores[:, 3] = -9.0  # of class 3 there is no row, and none is predicted
     predicted = scores.argmax(1)
@@ -180,7 +180,7 @@ def test_f1_and_balanced_accuracy_of_predicted_classes(average: str) -> None:
 
 
 @pytest.mark.parametrize("shapes", [((61,), (61,)), ((61, 1), (61,)), ((61,), (61, 1)), ((61, 3), (61, 3))])
-def test_values_have_r2_and_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_values_have_a_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     scores, targets = drawn(*shapes[0]), drawn(*shapes[1], 1)[..., 0]
     columns, truth = (each.reshape(61, -1).double().numpy() for each in (scores, targets))
     correlations = [spearmanr(column, of_truth).statistic for column, of_truth in zip(columns.T, truth.T)]  # noqa: B905
@@ -290,7 +290,7 @@ def values_of(line: dict[str, Any], wanted: dict[str, float]) -> dict[str, float
 
 
 @pytest.mark.parametrize("size", [1, 50])
-def test_predict_and_evaluate_have_the_numbers_of_the_predictions(executed: Runs, size: int) -> None:
+def test_evaluate_has_the_numbers_of_the_predictions(executed: Runs, size: int) -> None:
     few = ("model=mlp", f"train.limit_batches={150 // size}", f"data.batch_size={size}")
     predicted = executed("task=predict", *few, f"task.metrics={ALL}")
     wanted = of_digits(predicted)

@@ -23,7 +23,7 @@ def test_a_job_of_a_sweep_is_named_with_its_sweep() -> None:
     assert names == ["2026-01-02_10-00", "night-12", "7a"]
 
 
-def test_only_means_of_training_epochs_are_kept_apart_from_single_batches() -> None:
+def test_means_of_epochs_are_apart_from_single_batches() -> None:
     found = {
         (split, of): tag(split, "loss", of) for split in ("train", "val") for of in ("batch", "epoch", None)
     }
@@ -31,7 +31,7 @@ def test_only_means_of_training_epochs_are_kept_apart_from_single_batches() -> N
     assert found == {(split, of): f"{split}/loss" for split, of in found}
 
 
-def test_nested_settings_have_one_path_each_and_empty_ones_are_not_lost() -> None:
+def test_empty_nested_settings_are_not_lost() -> None:
     config = {"model": {"name": "cnn", "args": {}}, "tags": ["a", {"b": 1}], 3: {"x": None}}
     assert list(entries(config)) == [
         ("model.name", "cnn"), ("model.args", {}), ("tags", ["a", {"b": 1}]), ("3.x", None)

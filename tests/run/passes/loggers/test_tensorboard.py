@@ -41,7 +41,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(sweep: Path) -> None:
+def test_each_job_of_a_sweep_has_its_own_experiment(sweep: Path) -> None:
     for job, rate in enumerate((0.01, 0.02)):
         found = events(sweep / f"{job}")
         run = open_run(sweep / f"{job}")
@@ -61,7 +61,7 @@ def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(sweep: 
         assert verify(run.path).bad == []
 
 
-def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(sweep: Path) -> None:
+def test_statistics_of_an_evaluation_follow_its_training(sweep: Path) -> None:
     found = open_run(sweep / "0")
     written = events(found.path)
     records = [line for line in found.stats if line["mode"] == "train"]
@@ -70,7 +70,7 @@ def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(s
     assert [step for step, _ in scalars(written, "h/fc/std/eval")] == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_captures_are_histograms_and_pictures_on_the_logged_steps(executed, hook) -> None:
+def test_captures_are_histograms_on_the_logged_steps(executed, hook) -> None:
     entry = hook(select="[relu2,fc]", hook="forward", action="capture")
     found = executed(*QUICK, "task=predict", "task.tensorboard=true", entry)
     written = events(found.path)
@@ -87,7 +87,7 @@ def test_captures_are_histograms_and_pictures_on_the_logged_steps(executed, hook
     assert written.Tags()["images"] == ["h/relu2/eval/maps"]
 
 
-def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) -> None:
+def test_records_are_shown_as_far_as_they_have_numbers(tmp_path: Path) -> None:
     """The steps of an evaluation go on from the step at which it began."""
     clock = SimpleNamespace(mode="eval", step=2)
     site = cast(

@@ -52,7 +52,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return found
 
 
-def test_it_is_offline_and_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None:
+def test_it_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None:
     run = LoggedRun(tmp_path, {"seed": 3})
     for mode, project in (("", ""), ("online", "mine")):
         monkeypatch.setenv("WANDB_MODE", mode)
@@ -67,7 +67,7 @@ def test_it_is_offline_and_tells_nothing_of_the_machine(library, tmp_path, monke
     assert "WANDB_ERROR_REPORTING" not in os.environ
 
 
-def test_metrics_have_their_step_and_the_run_leaves_no_link(library: Library, tmp_path: Path) -> None:
+def test_metrics_have_their_step(library: Library, tmp_path: Path) -> None:
     logger = WeightsAndBiases(LoggedRun(tmp_path, {}))
     logger.metrics("train", {"loss": 0.5, "lr": 0.1}, 7, "batch")
     logger.metrics("train", {"loss": 0.25}, 8, "epoch")
