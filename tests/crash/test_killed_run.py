@@ -31,7 +31,7 @@ SWEEP = ["-m", *JOB, "seed=1,2,3"]
 COMMAND_LINE = "import sys; from hookrun.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_killed_in_a_job_and_resumed_by_two_at_once(tmp_path, monkeypatch, warm) -> None:
+def test_two_resume_a_killed_job_at_once(tmp_path, monkeypatch, warm) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*JOB, "seed=2", "hydra.run.dir=whole"]) == 0
     killed = warm.start(COMMAND_LINE, *SWEEP, "hydra.sweep.dir=cut")
@@ -202,7 +202,7 @@ def by_sample(run: Run) -> dict[tuple[Any, ...], torch.Tensor]:
     return dict(zip(zip(*columns, strict=True), rows[:], strict=True))
 
 
-def test_a_killed_run_is_read_as_cut_off_and_all_that_it_indexed_is_right(ended: Ended) -> None:
+def test_all_that_a_killed_run_indexed_is_right(ended: Ended) -> None:
     counts = set()
     for task, (_, kills) in RUNS.items():
         whole = by_sample(hookrun.open_run(ended.folder / task / "whole"))

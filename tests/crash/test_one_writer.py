@@ -91,11 +91,11 @@ def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_of_many_starts_writes_and_the_others_change_nothing(kind: str, raced) -> None:
+def test_only_one_of_many_starts_writes(kind: str, raced) -> None:
     assert_one_wrote(kind, raced[0], raced[1][kind], KINDS[kind][0])
 
 
-def test_one_of_several_starts_writes_on_a_file_system_without_locks(tmp_path: Path, warm) -> None:
+def test_only_one_start_writes_without_file_locks(tmp_path: Path, warm) -> None:
     done = warm.run(RACE, json.dumps({"run": (3, [])}), "without locks", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_one_wrote("run", tmp_path, json.loads(done.stdout.splitlines()[-1])["run"], 3)
@@ -127,7 +127,7 @@ def holder(tmp_path: Path) -> Any:
         process.kill()
 
 
-def test_a_locked_directory_is_refused_and_left_alone(holder, tmp_path, monkeypatch, capsys) -> None:
+def test_a_locked_directory_is_left_alone(holder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     small = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu"]
@@ -151,7 +151,7 @@ def test_the_lock_is_released_when_its_process_dies(holder: Any, tmp_path: Path)
     assert not (tmp_path / "held/.lock").exists()
 
 
-def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
+def test_a_surviving_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         child = os.fork()
         if child == 0:
@@ -165,7 +165,7 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path
         os.waitpid(child, 0)
 
 
-def test_the_end_of_a_forked_worker_does_not_release_its_parents_lock(tmp_path: Path) -> None:
+def test_a_forked_worker_does_not_release_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         child = os.fork()
         if child == 0:
@@ -197,7 +197,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_a_directory_that_is_removed_meanwhile_ends_without_an_error_of_the_lock(tmp_path: Path) -> None:
+def test_a_directory_removed_meanwhile_is_no_error_of_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         (tmp_path / "run/.lock").unlink()
         (tmp_path / "run").rmdir()
@@ -301,7 +301,7 @@ def test_a_child_was_killed_at_every_kind_of_disk_call(killed: list[Killed]) -> 
     assert {each.call for each in killed} == set(CALLS)
 
 
-def test_every_file_in_the_index_is_complete_and_matches_its_hash(killed: list[Killed]) -> None:
+def test_every_indexed_file_matches_its_hash(killed: list[Killed]) -> None:
     seen = set()
     for each, run in runs(killed):
         shards = read_index(run.path / "captures")

@@ -188,7 +188,7 @@ def no_more_files(left: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_process_without_file_descriptors_names_what_it_could_not_open(tmp_path: Path) -> None:
+def test_a_file_without_a_descriptor_is_named(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("running")
     run.captures.add("f", "m", torch.ones(1), sample_ids=None, **AT)
@@ -248,7 +248,7 @@ def test_the_end_of_a_run_finds_room_on_a_full_disk(tmp_path: Path, monkeypatch:
     assert names(tmp_path) == ["status.json"]
 
 
-def test_a_run_that_fills_its_disk_ends_with_that_error_and_keeps_what_it_had(
+def test_a_run_that_fills_its_disk_keeps_what_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replace = os.replace
@@ -293,7 +293,7 @@ def test_a_folder_that_cannot_be_flushed_at_the_end_is_a_note(monkeypatch, capsy
     assert open_run("run").status["status"] == "done" and verify("run").bad == []
 
 
-def test_a_final_status_that_cannot_be_written_is_a_failure_that_verifies(monkeypatch, capsys) -> None:
+def test_a_final_status_that_cannot_be_written_still_verifies(monkeypatch, capsys) -> None:
     set_status = RunDir.set_status
 
     def refuse_done(run: RunDir, status: Any, *more: Any, **options: Any) -> None:

@@ -87,7 +87,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Ende
     return Ended(folder, json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_a_signalled_run_is_interrupted_by_the_first_signal_and_readable(ended: Ended) -> None:
+def test_the_first_signal_leaves_a_readable_run(ended: Ended) -> None:
     """One of them has a worker that loads its data."""
     for name, signals in SIGNALS.items():
         run, number = open_run(ended.folder / name), signals[0][1]

@@ -204,7 +204,7 @@ def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.dev
     assert torch.equal(torch.cat(stored), rows)
 
 
-def test_rows_of_another_thread_stay_in_the_shard_of_their_memory(tmp_path, device, monkeypatch) -> None:
+def test_rows_of_another_thread_stay_in_their_shard(tmp_path, device, monkeypatch) -> None:
     """Autograd has a thread for each device; one fills the buffer while a copy of the other one begins."""
     begin, rows = host_copies.HostCopies.begin, torch.randn(41, 1, 500)
 
@@ -311,7 +311,7 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     host_copies._tell_waiting.cache_clear()
 
 
-def test_without_pinned_memory_the_program_waits_and_says_so_once(tmp_path, device, unpinned: None) -> None:
+def test_waiting_without_pinned_memory_is_told_once(tmp_path, device, unpinned: None) -> None:
     with pytest.warns(
         HookrunWarning, match="wait for the device: RuntimeError: CUDA error: out of memory"
     ) as told:
@@ -347,7 +347,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_run_that_is_killed_while_a_shard_is_written_is_resumed(tmp_path, monkeypatch, device) -> None:
+def test_a_run_killed_while_writing_a_shard_is_resumed(tmp_path, monkeypatch, device) -> None:
     """It then has the rows of an uninterrupted one."""
     monkeypatch.chdir(tmp_path)
     argv = [

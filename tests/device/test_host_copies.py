@@ -23,7 +23,7 @@ OFFLOAD = {"select": "*", "hook": "saved_tensors", "action": "offload", "to": "c
 CAST = {"select": "*", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
 
 
-def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.device) -> None:
+def test_a_copy_is_of_the_moment_when_it_was_begun(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     moved = x.to(device)
     copy = copy_to_host(moved)
@@ -33,7 +33,7 @@ def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.d
     assert copy.under_way is not None and copy.under_way.is_complete()
 
 
-def test_a_copy_that_is_begun_in_inference_mode_may_arrive_outside_it(device: torch.device) -> None:
+def test_a_copy_begun_in_inference_mode_may_arrive_outside(device: torch.device) -> None:
     """Only there, tensors that were made in inference mode must not be written."""
     with torch.inference_mode():
         copy = copy_to_host(torch.ones(3).to(device) + 1)

@@ -86,7 +86,7 @@ def test_a_stopped_run_ends_as_the_unbroken_one(
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_a_state_of_another_device_goes_on_when_that_is_asked_for_and_says_what_differs(
+def test_a_state_of_another_device_goes_on_when_asked(
     back: bool, tmp_path: Path, killed: Callable[..., None], device: torch.device, capsys
 ) -> None:
     first, then = ("cpu", device.type) if back else (device.type, "cpu")

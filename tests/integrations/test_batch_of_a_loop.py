@@ -68,7 +68,7 @@ def of_four(model: Any, x: Tensor) -> Tensor:
     return steps_first(model, x.view(4, 4, 3))
 
 
-def test_the_first_call_of_a_model_that_depends_on_numbers_shows_it(tmp_path: Path) -> None:
+def test_the_first_call_shows_dependence_on_numbers(tmp_path: Path) -> None:
     model = net(by_value)
     with hookrun.record(model, one_hook("act"), tmp_path / "run"):
         model(X)
@@ -169,9 +169,7 @@ def test_an_example_may_have_the_steps_first() -> None:
 
 
 @pytest.mark.parametrize("steps", [7, 4])
-def test_masks_of_padding_have_the_samples_first_where_sequences_have_the_steps(
-    tmp_path: Path, steps: int
-) -> None:
+def test_masks_of_padding_have_the_samples_first(tmp_path: Path, steps: int) -> None:
     torch.manual_seed(0)
     model, x = nn.TransformerEncoderLayer(6, 2, 8).eval(), normal(steps, 4, 6)
     mask = torch.arange(steps) >= torch.tensor([[2], [3], [1], [4]])
@@ -207,9 +205,7 @@ def test_the_samples_say_which_arguments_are_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, {"batch_dim": 0}], ids=["not said", "said"])
-def test_without_samples_a_first_argument_of_one_row_is_not_taken_for_a_batch_of_one(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
+def test_a_first_argument_of_one_row_is_no_batch_of_one(tmp_path: Path, keys: dict[str, Any]) -> None:
     model, x = timed_net(), normal(4, 3)
     warned = pytest.warns(hookrun.HookrunWarning, match=r"a row for each firing on x.*set hooks\.samples")
     with warned, hookrun.record(model, one_hook("x", **keys), tmp_path / "run"), torch.no_grad():

@@ -19,7 +19,7 @@ def net() -> nn.Module:
     return nn.Sequential(OrderedDict(fc=nn.Linear(3, 2)))
 
 
-def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path) -> None:
+def test_a_second_run_has_its_own_directory(tmp_path) -> None:
     model, follower = net(), LoopFollower(HOOKS, tmp_path / "run")
     for number in range(2):
         follower.begin(model)
@@ -38,7 +38,7 @@ def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path) -> None:
         assert run.status["status"] == "done"
 
 
-def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_path) -> None:
+def test_a_validation_has_its_own_steps(tmp_path) -> None:
     follower = LoopFollower(HOOKS, tmp_path / "run")
     hooks = follower.begin(net())
     hooks.clock.step, hooks.numbered = 7, 28
@@ -50,7 +50,7 @@ def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_
     follower.end()
 
 
-def test_apply_hooks_act_once_on_each_model_that_a_loop_goes_back_to(tmp_path) -> None:
+def test_apply_hooks_act_once_on_each_model(tmp_path) -> None:
     hooks = {"ones": {"select": "fc", "hook": "apply", "action": "init", "name": "ones_"}}
     follower, first, second = LoopFollower(hooks, tmp_path / "run"), net(), net()
     found = []

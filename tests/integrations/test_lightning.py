@@ -81,7 +81,7 @@ def loader(samples) -> Any:
     return DataLoader(TensorDataset(*samples), batch_size=4)
 
 
-def test_fit_then_test_and_predict(tmp_path: Path, samples, loader, plain, spec) -> None:
+def test_predict_may_follow_fit_with_test(tmp_path: Path, samples, loader, plain, spec) -> None:
     module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(module.net, samples)
     made = trainer(callback)
@@ -168,7 +168,7 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_added_parameters_are_trained_and_not_filled_again(tmp_path: Path, loader) -> None:
+def test_added_parameters_are_not_filled_again(tmp_path: Path, loader) -> None:
     spec = {
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
@@ -183,7 +183,7 @@ def test_added_parameters_are_trained_and_not_filled_again(tmp_path: Path, loade
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
 
 
-def test_samples_of_experiments_and_by_a_function(tmp_path: Path, loader) -> None:
+def test_samples_may_come_from_a_function(tmp_path: Path, loader) -> None:
     _, data = hookrun.build(overrides=["compute.device=cpu", "train.limit_batches=2", "data.batch_size=4"])
     spec = {"seen": {"select": "net.0", "hook": "forward", "action": "capture"}}
     for name, given, batches, samples in (

@@ -71,7 +71,7 @@ def trainer(tmp_path: Path, samples, monkeypatch: pytest.MonkeyPatch) -> Any:
     return trainer
 
 
-def test_train_then_evaluate_and_predict(tmp_path: Path, samples, trainer, plain, spec) -> None:
+def test_predict_may_follow_train_with_evaluate(tmp_path: Path, samples, trainer, plain, spec) -> None:
     model, callback = Model(), Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(model.net, samples)
     made = trainer(model, callback)
@@ -101,9 +101,7 @@ def test_train_then_evaluate_and_predict(tmp_path: Path, samples, trainer, plain
     assert plain.unhooked(model)
 
 
-def test_an_exception_ends_the_run_and_a_later_callback_is_followed_too(
-    tmp_path: Path, trainer, plain, spec
-) -> None:
+def test_a_later_callback_is_followed_after_an_exception(tmp_path: Path, trainer, plain, spec) -> None:
     for number, method in enumerate(("train", "evaluate")):
         model, callback = Model(fails_at=3), Callback(spec, run_dir=tmp_path / f"{number}")
         made = trainer(model)
@@ -117,7 +115,7 @@ def test_an_exception_ends_the_run_and_a_later_callback_is_followed_too(
     assert len(callback.run_dirs) == 1
 
 
-def test_added_parameters_are_trained_and_not_filled_again(tmp_path: Path, trainer) -> None:
+def test_added_parameters_are_not_filled_again(tmp_path: Path, trainer) -> None:
     spec = {
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},

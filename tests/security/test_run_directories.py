@@ -414,7 +414,7 @@ def test_a_line_of_a_probe_without_some_of_its_keys_is_drawn(folder: Path) -> No
 # ---- random changes
 
 
-def test_a_directory_that_was_changed_at_random_reads_or_is_refused(good: Path, tmp_path: Path) -> None:
+def test_a_randomly_changed_directory_reads_or_is_refused(good: Path, tmp_path: Path) -> None:
     fuzz_runs.reset_peak()
     before, refused, slowest = fuzz_runs.peak(), 0, 0.0
     for number in range(FUZZED):

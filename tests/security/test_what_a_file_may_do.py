@@ -122,9 +122,7 @@ class TestFile:
 
 
 class TestCommandLine:
-    def test_it_may_choose_the_logging_the_environment_and_the_directory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_may_choose_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all"))
         typed = ["hydra/job_logging=default", "+hydra.job.env_set.HOOKRUN_SEEN=1", "train.epochs=0"]
         assert main([*typed, "hydra.run.dir=../mine"]) == 0
@@ -162,7 +160,7 @@ class TestCommandLine:
 class TestOutput:
     """HOOKRUN_OUTPUT names the folder of all outputs."""
 
-    def test_runs_and_sweeps_are_written_there(
+    def test_sweeps_are_written_there(
         self, tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all my runs"))

@@ -181,7 +181,7 @@ def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_checkpoint_of_the_whole_model_gives_the_results_without_checkpointing(mode: str) -> None:
+def test_checkpointing_the_whole_model_changes_nothing(mode: str) -> None:
     once = {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
     runs = iter((plainly, checkpointed(mode)))
 
@@ -222,7 +222,7 @@ def test_recomputation_may_stop_early_inside_an_action(early_stop: bool) -> None
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoint_sequential_gives_the_results_without_checkpointing(use_reentrant: bool) -> None:
+def test_checkpoint_sequential_changes_nothing(use_reentrant: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)))
     other = copy.deepcopy(plain)
@@ -239,7 +239,7 @@ def test_checkpoint_sequential_gives_the_results_without_checkpointing(use_reent
     require_same((plain, other), hooks, trained)
 
 
-def test_a_module_called_by_a_custom_backward_is_not_a_recomputation() -> None:
+def test_a_custom_backward_is_not_a_recomputation() -> None:
     layer = nn.Linear(2, 2)
 
     class Implicit(torch.autograd.Function):

@@ -91,9 +91,7 @@ def trained(call: Any, model: nn.Module) -> tuple[Tensor, list[Tensor | None]]:
 
 
 @pytest.mark.parametrize("name", POINTWISE)
-def test_compiling_after_installation_gives_one_graph_with_the_same_values(
-    model: nn.Module, name: str
-) -> None:
+def test_compiling_after_installation_gives_one_graph(model: nn.Module, name: str) -> None:
     with hookrun.hooked(model, {"h": POINTWISE[name]}) as hooks:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         expected = trained(model, model)
@@ -157,7 +155,7 @@ class Outputs(nn.Module):
     "kind", ["input", "reshaped", *(pytest.param(each, marks=APART) for each in SEVERAL)]
 )
 @pytest.mark.parametrize("way", ["root", "hooks.compile", "submodule"])
-def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, way: str) -> None:
+def test_a_compiled_output_grad_sees_only_later_uses(kind: str, way: str) -> None:
     inside = way == "submodule"
     model = nn.Sequential(Outputs(kind)) if inside else Outputs(kind)
     with hookrun.hooked(model, one_hook("0" if inside else "", "output_grad", "scale", factor=10)) as hooks:
@@ -177,7 +175,7 @@ def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, w
 
 
 @pytest.mark.parametrize("kind", ["pair", "reshaped"])
-def test_a_shared_output_with_an_output_grad_cannot_be_written_in_a_graph(kind: str) -> None:
+def test_a_shared_output_cannot_be_written_in_a_graph(kind: str) -> None:
     class Writes(Outputs):
         def __init__(self) -> None:
             super().__init__(kind)
@@ -222,7 +220,7 @@ class Broken(Net):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Net, Broken])
-def test_hooks_compile_does_not_reuse_a_graph_of_another_model_of_the_class(kind: type[nn.Module]) -> None:
+def test_hooks_compile_reuses_no_graph_of_another_model(kind: type[nn.Module]) -> None:
     """torch's guards do not look at hooks, so torch.compile would reuse the graph of a model without hooks."""
     one, two, three = kind(), kind(), kind()
     torch.compile(one, backend="eager")(INPUT)
@@ -262,9 +260,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_hook_that_cannot_be_compiled_is_refused_with_the_reason(
-    model: nn.Module, name: str, fullgraph: bool
-) -> None:
+def test_a_hook_that_cannot_be_compiled_is_refused(model: nn.Module, name: str, fullgraph: bool) -> None:
     hook, reason = REFUSED[name]
     with hookrun.hooked(model, {"fine": POINTWISE["scale"], "h": {"select": "act", **hook}}) as hooks:
         with pytest.raises(hookrun.CompileError, match=reason) as caught:
@@ -290,7 +286,7 @@ def test_hooks_on_a_compiled_model_are_refused(model: nn.Module) -> None:
             hookrun.compile({"h": POINTWISE["scale"]}, each)
 
 
-def test_a_model_compiled_in_place_runs_its_hooks_and_refuses_new_ones(model: nn.Module) -> None:
+def test_a_model_compiled_in_place_refuses_new_hooks(model: nn.Module) -> None:
     plan = hookrun.compile({"h": POINTWISE["scale"]}, model)
     with plan.install(model) as hooks:
         expected = model(INPUT)
@@ -448,7 +444,7 @@ def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.parametrize(("trace", "observers"), OBSERVED)
-def test_captures_and_records_can_be_read_after_a_trace(
+def test_captures_can_be_read_after_a_trace(
     trace: str, observers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = net()
@@ -512,7 +508,7 @@ def test_an_export_adds_nothing_to_the_captures(strict: bool) -> None:
 
 @pytest.mark.parametrize("hook", ["backward", "backward_pre"])
 @pytest.mark.parametrize("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
-def test_a_backward_hook_under_torch_func_is_an_error_that_says_so(hook: str, trace: str) -> None:
+def test_a_backward_hook_under_torch_func_is_an_error(hook: str, trace: str) -> None:
     model = net()
     said = r"hook 'h' \(backward.*on 0: .*torch\.func.*loss\.backward\(\)"
     with hookrun.hooked(model, on("capture", hook=hook)), pytest.raises(hookrun.HookError, match=said):
@@ -529,7 +525,7 @@ def test_samples_drawn_during_a_trace_are_drawn_again_afterwards() -> None:
     assert type(kept) is Tensor and kept.shape == (2, 3)
 
 
-def test_meta_tensors_are_captured_and_statistics_of_them_are_refused() -> None:
+def test_statistics_of_meta_tensors_are_refused() -> None:
     model, x = net().to("meta"), X.to("meta")
     (kept,) = captured(model, x, select="0")
     assert kept.is_meta and kept.shape == (4, 3)

@@ -151,7 +151,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_pickled_plan_keeps_values_from_files_and_runs(way: str, recorded: Path) -> None:
+def test_a_pickled_plan_keeps_values_from_files(way: str, recorded: Path) -> None:
     source = {"run": str(recorded / "run"), "capture": "h", "module": "2"}
     values = {"file": {"file": str(recorded / "v.safetensors")}}
     values |= {sample: {**source, "sample": sample} for sample in ("mean", "same", "resample")}
@@ -169,7 +169,7 @@ def test_a_pickled_plan_keeps_values_from_files_and_runs(way: str, recorded: Pat
 
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", ["fired", "records", "captures", "inactive", "effects"])
-def test_captures_records_and_counts_can_be_pickled(way: str, name: str) -> None:
+def test_captures_can_be_pickled(way: str, name: str) -> None:
     body = net()
     model = Net(lambda m, x: m.body(x), body=body, again=body)
     scale = {"hook": "forward", "action": "scale", "factor": 2.0}
@@ -213,7 +213,7 @@ def fired_in_a_process(plan: Any) -> Any:
     return hooks.fired, hooks.records
 
 
-def test_a_plan_can_be_sent_to_a_process_and_its_counts_back() -> None:
+def test_counts_of_a_plan_come_back_from_a_process() -> None:
     plan = hookrun.compile(HOOKS, net())
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         ((fired, records),) = pool.map(fired_in_a_process, [plan])

@@ -133,7 +133,7 @@ def once_inside(call: Callable[[], object]) -> Callable[[Tensor], None]:
     return call_again
 
 
-def test_a_forward_inside_a_hook_keeps_the_values_of_the_outer_one() -> None:
+def test_a_forward_inside_a_hook_keeps_outer_values() -> None:
     model = Pair()
     again = hook("image.last", "python", function=once_inside(lambda: model.encode(Y)))
     patch = PASSED["patch"]
@@ -201,7 +201,7 @@ def test_an_output_that_a_part_writes_in_place_has_its_gradient() -> None:
     torch.testing.assert_close(hooks.captures["g"]["image.layer"], [second.grad, first.grad])
 
 
-def test_a_pruned_weight_that_was_loaded_is_0_in_the_next_call_of_a_part() -> None:
+def test_a_loaded_pruned_weight_is_0_in_the_next_call() -> None:
     model, plain = Pair(), Pair()
     spec = {"p": {"select": "image.last", "hook": "apply", "action": "prune", "amount": 0.5}}
     prune.l1_unstructured(plain.image.last, "weight", 0.5)
@@ -215,14 +215,14 @@ def test_a_pruned_weight_that_was_loaded_is_0_in_the_next_call_of_a_part() -> No
     assert torch.equal(output, nn.functional.linear(hidden, kept, model.image.last.bias))
 
 
-def test_modules_without_hooks_and_not_around_them_are_left_as_they_are() -> None:
+def test_modules_without_hooks_are_left_as_they_are() -> None:
     model = Pair()
     with hookrun.hooked(model, {"seen": hook("image.layer", when={"call": [0]})}):
         followed = [name for name, module in model.named_modules() if module._forward_pre_hooks]
     assert followed == ["", "image", "image.layer"]
 
 
-def test_rows_of_each_part_are_numbered_in_the_order_of_its_batches(tmp_path: Path) -> None:
+def test_rows_of_parts_are_in_the_order_of_batches(tmp_path: Path) -> None:
     model = Pair()
     with hookrun.record(model, {"seen": hook("*.last")}, run_dir=tmp_path / "run") as hooks:
         for _ in range(2):
@@ -234,7 +234,7 @@ def test_rows_of_each_part_are_numbered_in_the_order_of_its_batches(tmp_path: Pa
     assert seen["text.last"].sample_ids.tolist() == [*range(10)]
 
 
-def test_rows_have_numbers_of_their_own_whether_a_part_or_a_module_around_it_is_called(
+def test_rows_have_the_same_numbers_around_a_part(
     tmp_path: Path,
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -302,7 +302,7 @@ def test_a_wrapper_s_generate_has_the_tokens_of_the_model_inside() -> None:
     assert torch.equal(inner["ids"], new) and torch.equal(inner["values"], adapted.base_model.embed(new))
 
 
-def test_a_wrapper_and_the_model_inside_are_one_pass() -> None:
+def test_a_wrapper_makes_one_pass_with_its_model() -> None:
     model = Adapted()
     with hookrun.hooked(model, {"seen": hook("**.embed", tokens=0)}) as hooks:
         model(IDS, attention_mask=MASK)
@@ -331,7 +331,7 @@ def test_tokens_are_those_of_the_part_that_is_called() -> None:
         model.training_step(IDS)
 
 
-def test_a_call_inside_a_hook_has_its_own_tokens_and_the_outer_one_keeps_its_own() -> None:
+def test_a_call_inside_a_hook_has_its_own_tokens() -> None:
     model = Language()
     spec = {
         "seen": hook("out", tokens=0),

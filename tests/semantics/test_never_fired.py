@@ -99,7 +99,7 @@ def test_hooks_on_a_fused_encoder_layer_fire_or_are_reported(train: bool) -> Non
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @torch.no_grad()
-def test_hooks_inside_a_fused_encoder_layer_are_reported_if_torch_skips_them() -> None:
+def test_hooks_in_a_fused_encoder_layer_are_reported() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     reported = [path for _, path, _ in inactive(layer, one_hook(["linear1", "norm2"]), lambda m: m(X))]
     calls = list[str]()
@@ -114,7 +114,7 @@ def test_a_schedule_that_never_holds_is_reported() -> None:
     ]
 
 
-def test_each_pair_of_hook_and_module_is_reported() -> None:
+def test_each_hook_without_firing_is_reported_per_module() -> None:
     spec = {
         "seen": {"select": "*", "hook": "forward", "action": "capture"},
         "grads": {"select": "one", "hook": "output_grad", "action": "capture"},
@@ -124,7 +124,7 @@ def test_each_pair_of_hook_and_module_is_reported() -> None:
     assert inactive(branching(), one_hook("*"), lambda m: (m(X), m(-X))) == []
 
 
-def test_an_edit_of_integers_or_a_none_gradient_is_reported_as_idle() -> None:
+def test_an_edit_of_integers_is_reported_as_idle() -> None:
     model = Net(lambda m, ids: m.table(m.ids(ids)), ids=nn.Identity(), table=nn.Embedding(5, 3))
     spec = {
         "ids": {"select": "ids", "hook": "forward", "action": "scale", "factor": 2},
@@ -160,7 +160,7 @@ def test_pythons_warning_filters_silence_the_warning() -> None:
     assert hooks.inactive and not told
 
 
-def test_nothing_is_reported_if_the_model_never_ran_or_an_exception_passes() -> None:
+def test_a_model_that_never_ran_is_not_reported() -> None:
     model = branching()
     with hookrun.hooked(model, one_hook("*"), strict=True):
         pass
@@ -184,7 +184,7 @@ COMMAND = ["train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "com
 
 
 @pytest.mark.parametrize(("strict", "code"), [("false", 0), ("true", 1)])
-def test_a_run_prints_hooks_that_never_fired_and_strict_fails_it(
+def test_strict_fails_hooks_that_never_fired(
     strict: str, code: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

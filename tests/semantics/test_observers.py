@@ -156,9 +156,7 @@ def pair(name: str) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_observed_outputs_are_bit_equal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain, observed = pair(name)
     expected, found = trained(plain, None), trained(observed, everywhere(observed))
     assert found["fired"] > STEPS
@@ -171,9 +169,7 @@ def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("kinds", [["output_grad"], ["backward", "backward_pre"]], ids=",".join)
-def test_gradients_observed_on_every_module_are_bit_equal_or_within_rounding(
-    name: str, kinds: list[str]
-) -> None:
+def test_observed_gradients_are_equal_within_rounding(name: str, kinds: list[str]) -> None:
     plain, observed = pair(name)
     hook = {"select": with_gradient(plain), "when": {"step": {"every": 10}}}
     each = itertools.product(kinds, ("capture", "stats"))
@@ -186,7 +182,7 @@ def test_gradients_observed_on_every_module_are_bit_equal_or_within_rounding(
 
 
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU], ids=lambda kind: kind.__name__)
-def test_captures_leave_gradients_alone_where_saved_tensors_may_be_written(activation: Any) -> None:
+def test_captures_leave_gradients_of_writes_alone(activation: Any) -> None:
     def gradients(hooks: dict[str, Any], *, warm: bool) -> list[Tensor]:
         torch.manual_seed(0)
         model = Net(lambda m, x: m.act(m.fc(x)), fc=nn.Linear(6, 6), act=activation())

@@ -141,7 +141,7 @@ def test_when_call_selects_calls_within_each_forward(call: object, picked: set[i
     assert hooks.fired["h", "first"] == 2 * len(picked)
 
 
-def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
+def test_a_tied_parameter_is_hooked_once() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     model[2].weight = model[0].weight
@@ -173,7 +173,7 @@ class Stops(nn.Module):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: type[BaseException]) -> None:
+def test_saved_tensors_are_hooked_during_the_forward_only(error: type[BaseException]) -> None:
     model = nn.Sequential(nn.Tanh(), Stops(error))
     spec = one_hook(["", "1"], "saved_tensors")
     x = X.clone().requires_grad_()
@@ -188,7 +188,7 @@ def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: t
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
-def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
+def test_an_interrupted_forward_ends_users_saved_hooks() -> None:
     model, packed, x = Stops(KeyboardInterrupt), list[Tensor](), X.clone().requires_grad_()
     theirs = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t)
     with hookrun.hooked(model, one_hook("", "saved_tensors")):
@@ -300,7 +300,7 @@ def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early: bool) -> None:
+def test_an_observer_keeps_the_savings_of_checkpointing(early: bool) -> None:
     def alive(spec: dict[str, Any]) -> int:
         """The number of activations that still exist after the forward."""
         block = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()) for _ in range(6)))

@@ -129,9 +129,7 @@ def test_hooks_are_removed_after_an_exception_in_any_module_call(
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["block.0", "block.1"])
-def test_saved_tensor_hooks_go_though_two_other_contexts_end_first(
-    where: str, error: type[BaseException]
-) -> None:
+def test_saved_tensor_hooks_go_in_any_order(where: str, error: type[BaseException]) -> None:
     """The checkpointed region and the user's block: each removes the topmost pair, which is ours."""
     model = net()
 
@@ -215,7 +213,7 @@ def test_installations_can_be_removed_in_any_order(order: tuple[int, ...]) -> No
     assert hooked_state(model) == states[0]
 
 
-def test_users_may_add_and_remove_hooks_inside_the_block(model: Any) -> None:
+def test_users_may_remove_hooks_inside_the_block(model: Any) -> None:
     seen: list[str] = []
     first = model.a.register_forward_hook(lambda *_: seen.append("first"))
     with hookrun.hooked(model, EVERY):
@@ -230,9 +228,7 @@ def test_users_may_add_and_remove_hooks_inside_the_block(model: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda m: m(X).sum(), lambda m: m(X.clone().requires_grad_()).sum()])
-def test_a_graph_that_outlives_the_block_runs_backward_without_hooks(
-    model: Any, make: Callable[..., Tensor]
-) -> None:
+def test_a_graph_outlives_the_block_without_hooks(model: Any, make: Callable[..., Tensor]) -> None:
     with hookrun.hooked(model, EVERY) as hooks:
         loss = make(model)
     before = dict(hooks.fired)
@@ -298,7 +294,7 @@ def test_a_lower_priority_fires_first_like_prepend(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "grad", "post_accumulate_grad"])
-def test_the_users_own_hooks_fire_in_registration_order_with_ours(kind: str) -> None:
+def test_users_hooks_fire_in_registration_order(kind: str) -> None:
     by_hand, model = three_layers(), three_layers()
     for each in ("double", "limit", "raise"):
         register(by_hand[1], kind, EDITS[each])
@@ -362,7 +358,7 @@ def test_the_plan_shows_the_firing_order() -> None:
     assert [word for word in str(plan).split() if word in order] == order
 
 
-def test_threads_install_and_leave_on_one_model_one_after_another() -> None:
+def test_threads_install_on_one_model_in_turn() -> None:
     model = net()
     before = hooked_state(model)
 

@@ -113,7 +113,7 @@ WANTED: Mapping[str, tuple[Any, Callable[[Tensor], list[int]]]] = {
 }
 
 
-def test_a_capture_has_a_row_for_each_sample_and_position() -> None:
+def test_a_capture_has_a_row_for_each_position() -> None:
     model = Encoder()
     for (ids, mask), (tokens, wanted) in ((b, w) for b in BATCHES.values() for w in WANTED.values()):
         with under(model, example=False, seen=capture("first", tokens=tokens)) as hooks:
@@ -129,7 +129,7 @@ def test_a_capture_has_a_row_for_each_sample_and_position() -> None:
         assert torch.equal(again.positions, rows.positions) and again.text == [""] * len(expected)
 
 
-def test_an_edit_changes_the_chosen_positions_alone_and_a_prompt_alone_is_the_same() -> None:
+def test_an_edit_changes_the_chosen_positions_alone() -> None:
     model = Encoder()
     edit = {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "tokens": [0, -1]}
     for ids, mask in BATCHES.values():
@@ -149,7 +149,7 @@ def test_an_edit_changes_the_chosen_positions_alone_and_a_prompt_alone_is_the_sa
             torch.testing.assert_close(output[row, columns(mask, row)], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> None:
+def test_gradients_are_seen_at_positions_of_their_call() -> None:
     for model in (Encoder(), Encoder(checkpointed=True)):
         zero = hook("second", "scale", -1, "output_grad", factor=0)
         hooks = {
@@ -171,7 +171,7 @@ def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> 
         assert [record["numel"] for record in installed.records] == [36, 36]
 
 
-def test_heads_are_found_in_the_last_dimension_or_in_a_head_dimension() -> None:
+def test_heads_are_found_in_either_form_of_dimension() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     with (
         under(
@@ -193,7 +193,7 @@ def test_heads_are_found_in_the_last_dimension_or_in_a_head_dimension() -> None:
     assert torch.equal(seen["pattern"], seen["probabilities"][:, [3]])
 
 
-def test_ablating_a_head_equals_ablating_columns_of_the_output_projection() -> None:
+def test_ablating_a_head_equals_ablating_columns() -> None:
     model, (ids, mask) = Encoder(), BATCHES["right"]
     off = {"select": "first.out", "hook": "forward_pre", "action": "replace", "value": 0, "heads": [2]}
     with under(model, off=off), torch.no_grad():
@@ -203,7 +203,7 @@ def test_ablating_a_head_equals_ablating_columns_of_the_output_projection() -> N
         assert torch.equal(hooked, model(ids, mask))
 
 
-def test_tokens_select_queries_and_keys_of_attention_patterns() -> None:
+def test_tokens_select_queries_of_attention_patterns() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     cut = {"select": "second.pattern", "hook": "forward", "action": "replace", "value": 0}
     with (
@@ -232,7 +232,7 @@ def test_tokens_select_queries_and_keys_of_attention_patterns() -> None:
         assert (after[row, :, :, columns(mask, row)[1:]] > 0).all()
 
 
-def test_spans_and_texts_are_found_in_each_sample() -> None:
+def test_spans_are_found_in_each_sample() -> None:
     class Words:
         def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
             return [int(word) for word in text.split()]
@@ -257,7 +257,7 @@ def test_spans_and_texts_are_found_in_each_sample() -> None:
             model(ids, mask)
 
 
-def test_hooks_tokens_gives_the_tokens_of_a_model_without_input_ids() -> None:
+def test_hooks_tokens_serves_a_model_without_input_ids() -> None:
     model: Any = nn.Sequential(OrderedDict(layer=nn.Linear(4, 4)))
     x = torch.randn(3, 5, 4)
     ids, mask = BATCHES["left"]
@@ -277,7 +277,7 @@ def test_hooks_tokens_gives_the_tokens_of_a_model_without_input_ids() -> None:
         hooks.tokens(x)
 
 
-def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> None:
+def test_a_missing_position_is_an_error_that_names_it() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     for tokens, what in (
         (3, "sequence 1 of the batch has 2 tokens and no position 3"),
@@ -305,7 +305,7 @@ def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> Non
         hookrun.compile(one_hook("embed", "grad", "stats", tokens=0), model)
 
 
-def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: Path) -> None:
+def test_captured_rows_of_a_run_have_their_position(tmp_path: Path) -> None:
     model = Encoder()
     spec = {
         "seen": capture("first", tokens=[0, -1]),
@@ -328,7 +328,7 @@ def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: P
     assert hooks.fired["seen", "first"] == 2
 
 
-def test_a_position_that_no_pass_computes_is_reported_on_leaving_the_block() -> None:
+def test_a_position_that_no_pass_computes_is_reported() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     later = hook("first", "scale", {"phase": "generation"}, factor=0)
     warned = pytest.warns(hookrun.HookrunWarning, match="later fired and found no tensor")
@@ -360,7 +360,7 @@ def test_captured_rows_do_not_keep_the_model_alive() -> None:
         gc.enable()
 
 
-def test_tokens_are_refused_in_a_compiled_graph_and_heads_work() -> None:
+def test_tokens_are_refused_in_a_compiled_graph() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     edit = {"select": "first.out", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
     with hookrun.hooked(model, {"edit": {**edit, "tokens": -1}}) as hooks:
@@ -497,7 +497,7 @@ def generated(model: Any, plan: Any, prompts: list[Tensor], **how: Any) -> tuple
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_batches_caches_and_beams_do_not_change_the_captures_of_a_prompt(name: str) -> None:
+def test_batches_do_not_change_the_captures_of_a_prompt(name: str) -> None:
     make, layer, edits = MODELS[name]
     model = make()
     seen = {"seen": hook(layer, "capture", "all")}
@@ -584,7 +584,7 @@ def test_tokens_are_refused_where_a_generate_of_ones_own_drafts(drafted: list[in
         model.generate(torch.tensor([[3, 4, 5]]))
 
 
-def test_speculative_decoding_leaves_the_tokens_of_an_encoder_alone() -> None:
+def test_speculative_decoding_leaves_an_encoder_alone() -> None:
     model: Any = t5()
     with hookrun.hooked(model, {"seen": hook("encoder.block.0.layer.1", "capture", "all")}) as hooks:
         model.generate(STARTS[0][None], max_new_tokens=NEW, do_sample=False, prompt_lookup_num_tokens=3)
@@ -608,7 +608,7 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2], [-1, 0, 0, 0, 0, 0, 1, 1,
 
 
 @pytest.mark.parametrize("additive", [False, True])
-def test_all_documents_of_a_packed_row_are_real_and_have_no_positions_of_a_row(additive: bool) -> None:
+def test_documents_of_a_packed_row_have_no_positions(additive: bool) -> None:
     model, ids = llama(), torch.arange(3, 21).reshape(2, 9)
     same = (DOCUMENTS[:, :, None] == DOCUMENTS[:, None]) & (DOCUMENTS[:, None] >= 0)
     mask = same.tril()[:, None]
@@ -663,7 +663,7 @@ def test_passes_of_a_recurrent_state_are_counted_in_a_generation(name: str) -> N
     torch.testing.assert_close(*found)
 
 
-def test_a_state_of_unknown_length_is_refused_until_hooks_tokens_tells_it() -> None:
+def test_a_state_needs_hooks_tokens_for_its_length() -> None:
     model: Any = recurrent("rwkv")
     ids = torch.arange(5, 10)[None]
     with hookrun.hooked(model, {"seen": hook("rwkv.blocks.1", "capture", "all", target="[0]")}) as hooks:

@@ -130,7 +130,7 @@ def test_in_a_mixed_model_what_python_calls_is_hooked(path: str) -> None:
 
 
 @MAKERS
-def test_a_module_inside_is_refused_with_the_name_of_the_scripted_one(make: Callable[..., Any]) -> None:
+def test_a_module_inside_a_scripted_one_is_refused(make: Callable[..., Any]) -> None:
     hook = {"select": "net.0", "hook": "forward", "action": "capture"}
     with pytest.raises(hookrun.CompileError) as raised:
         hookrun.compile({"h": hook}, make(Plain()))

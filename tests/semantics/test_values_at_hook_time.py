@@ -110,7 +110,7 @@ MODES: dict[str, Any] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", range(5))
-def test_captures_equal_clones_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
+def test_captures_equal_clones_despite_later_writes(part: int, mode: str) -> None:
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     for seed in range(part * 8, part * 8 + 8):
         model = random_model(seed)
@@ -166,7 +166,7 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
 
 
 @pytest.mark.skipif(not fast.IS_ON, reason="these are copies on write")
-def test_without_writes_the_tensors_of_a_container_are_not_copied() -> None:
+def test_tensors_of_an_unwritten_container_are_not_copied() -> None:
     with hookrun.hooked(nn.Identity(), one_hook()) as hooks, Copies() as copies:
         hooks._model((torch.ones(3, WIDTH), [torch.ones(2)]))
     assert copies.count == 0 and len(hooks.captures["h"][""]) == 1
@@ -368,7 +368,7 @@ LATER: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_an_array_exported_after_a_capture_shares_memory_with_the_tensor(name: str) -> None:
+def test_an_exported_array_shares_memory_with_its_tensor(name: str) -> None:
     tensor, model = torch.ones(4), nn.Identity()
     with hookrun.hooked(model, CAPTURE) as hooks:
         model(tensor)
@@ -383,7 +383,7 @@ def test_an_array_exported_after_a_capture_shares_memory_with_the_tensor(name: s
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_backward_or_forward_observer_leaves_the_callers_array_connected(mode: Any) -> None:
+def test_an_observer_leaves_the_array_connected(mode: Any) -> None:
     array = np.ones((2, 3), dtype=np.float32)
     x = torch.from_numpy(array)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
@@ -507,7 +507,7 @@ def test_a_parameter_gradient_is_not_cut_at_a_row() -> None:
     assert hooks.captures["h"]["weight"] == []
 
 
-def test_on_disk_the_rows_that_fit_are_kept_with_their_sample_ids(tmp_path: Any) -> None:
+def test_rows_on_disk_keep_their_sample_ids(tmp_path: Any) -> None:
     model = nn.Identity()
     with hookrun.record(model, one_hook(max_bytes=400), tmp_path / "run") as hooks:
         for start in (50, 0):
