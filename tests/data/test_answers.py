@@ -21,9 +21,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("around", ["$A", f"{START} $A", ENDED])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_has_the_tokens_that_the_whole_text_has_behind_the_prompt(
-    tmp_path: Path, kind: str, around: str
-) -> None:
+def test_an_answer_has_the_tokens_of_the_whole_text(tmp_path: Path, kind: str, around: str) -> None:
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind, around)
     start = [tokenizer.token_to_id(START)] if START in around else []
     for prompt, answer, wrong in PAIRS:
@@ -44,7 +42,7 @@ def test_an_answer_has_the_tokens_that_the_whole_text_has_behind_the_prompt(
 
 
 @pytest.mark.parametrize("kind", ["byte level", "metaspace first", "metaspace always", "metaspace never"])
-def test_with_and_without_a_space_are_two_targets(tmp_path: Path, kind: str) -> None:
+def test_a_leading_space_makes_another_target(tmp_path: Path, kind: str) -> None:
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind)
     file = prompts(tmp_path, {"prompt": "Q:", "answer": "yes", "wrong": " yes"})
     info, samples = made("prompts", file=file, tokenizer=folder)
@@ -73,7 +71,7 @@ def test_a_tokenizer_that_drops_spaces_has_one_target_for_both(tmp_path: Path) -
         ("words", "is Rome", "Rome is", "'is' '<unk>'", "'is' '<unk>' 'is'"),
     ],
 )
-def test_a_token_with_a_part_of_both_is_refused_with_both_tokenizations(
+def test_a_token_across_prompt_plus_answer_is_refused(
     tmp_path: Path, kind: str, prompt: str, answer: str, alone: str, together: str
 ) -> None:
     folder, _ = tokenizer_folder(tmp_path / "tokenizer", kind, f"{START} $A")

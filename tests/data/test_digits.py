@@ -31,7 +31,7 @@ def test_the_description_fits_the_loaded_samples(split: Split) -> None:
     assert targets.unique().tolist() == list(range(info.num_classes or 0))
 
 
-def test_a_fifth_of_each_digit_is_for_validation_whatever_the_experiments_seed() -> None:
+def test_a_fifth_of_each_digit_is_for_validation() -> None:
     from sklearn.datasets import load_digits
 
     both = torch.cat([tensors("train")[0], tensors("val")[0]]).flatten(1).mul(16)

@@ -12,7 +12,7 @@ GENERATED = ("repeated_tokens", "modular_addition", "names")
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_samples_are_as_described_and_the_same_on_either_side_of_the_padding(name: str) -> None:
+def test_samples_are_the_same_on_either_side_of_padding(name: str) -> None:
     small = {} if name == "modular_addition" else {"val_size": 20}
     info, right = made(name, **small)
     left_info, left = made(name, padding="left", **small)
@@ -36,7 +36,7 @@ def test_samples_are_as_described_and_the_same_on_either_side_of_the_padding(nam
         right[len(right)]
 
 
-def test_the_second_half_repeats_the_first_and_is_predictable() -> None:
+def test_the_second_half_repeats_the_first() -> None:
     _, samples = made("repeated_tokens", half=[2, 9], vocab_size=12, val_size=50)
     spans = samples.spans(torch.arange(50))
     lengths = set()
@@ -54,7 +54,7 @@ def test_the_second_half_repeats_the_first_and_is_predictable() -> None:
     assert targets == [*ids[1:], IGNORED]
 
 
-def test_names_have_their_answer_their_spans_and_the_same_length_in_every_form() -> None:
+def test_prompts_of_names_have_the_same_length_in_every_form() -> None:
     sets = {form: made("names", form=form, val_size=40) for form in ("clean", "swapped", "other")}
     info, clean = sets["clean"]
     numbers = torch.arange(40)

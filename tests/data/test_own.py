@@ -41,7 +41,7 @@ def test_one_sample_describes_the_data() -> None:
     assert (info.num_classes, info.sizes) == (3, {"train": 0, "val": 4})
 
 
-def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
+def test_own_data_takes_the_seed_of_the_experiment() -> None:
     before = torch.get_rng_state()
     samples = own(build).open(None, "val", seed=5)
     assert torch.equal(torch.get_rng_state(), before)

@@ -12,7 +12,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.tokenizer import Bytes, Words, tokenizer_named
 
 
-def test_prompts_have_answers_wrong_answers_and_spans_of_tokens(tmp_path: Path) -> None:
+def test_prompts_have_answers_with_spans_of_tokens(tmp_path: Path) -> None:
     file = prompts(
         tmp_path,
         {
@@ -106,14 +106,14 @@ def test_a_tokenizer_of_transformers_counts_its_special_tokens(folder: str, tmp_
     assert real(packed[0])[0] == [3, 4, 7, 1, 4, 5, 1]
 
 
-def test_bytes_are_utf_8_and_say_which_character_each_is_of() -> None:
+def test_bytes_say_which_character_they_belong_to() -> None:
     encoded = tokenizer_named("bytes").encode("aé")
     assert list(encoded.ids) == [0x61, 0xC3, 0xA9] and list(encoded.offsets) == [(0, 1), (1, 2), (1, 2)]
     assert Bytes().decode(encoded.ids) == "aé"
     assert Bytes().tokens(encoded.ids) == ["a", "\\xc3", "\\xa9"]
 
 
-def test_words_are_separated_by_spaces_and_an_unknown_one_is_named() -> None:
+def test_an_unknown_word_is_named() -> None:
     words = Words(("to", "the", "store"))
     encoded = words.encode("to  store")
     assert (list(encoded.ids), list(encoded.offsets)) == ([0, 2], [(0, 2), (4, 9)])

@@ -47,7 +47,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     assert where == ["transforms.normalise", "train_transforms.resize.size", "root"]
 
 
-def test_misfits_of_both_splits_are_found_at_once_and_each_once() -> None:
+def test_misfits_of_both_splits_are_found_once_each() -> None:
     three, crop = {"mean": [0, 0, 0], "std": [1, 1, 1]}, {"random_crop": {"size": 9}}
     both = problems(name="digits", transforms={"normalize": three}, train_transforms=crop)
     assert [each.where for each in both] == ["data.transforms.normalize", "data.train_transforms.random_crop"]
@@ -77,7 +77,7 @@ def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
         assert value.shape == shape
 
 
-def test_a_file_or_folder_that_cannot_be_opened_is_a_configuration_error(mnist_root, monkeypatch) -> None:
+def test_a_file_that_cannot_be_opened_is_a_config_error(mnist_root, monkeypatch) -> None:
     (problem,) = problems(name="imagenet", root=str(mnist_root / ("x" * 300)))
     assert problem.where == "data.root" and "x" * 300 in problem.what
 
@@ -99,12 +99,12 @@ def content(name: str) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def test_there_is_a_file_for_each_data_set_and_no_other() -> None:
+def test_data_sets_have_one_file_each() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(names())
 
 
 @pytest.mark.parametrize("name", names())
-def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
+def test_the_file_of_a_data_set_shows_every_key(name: str) -> None:
     own = set() if name == "python" else {"factory"}
     assert set(content(name)) == set(Data.model_fields) - own
     section = Data(**content(name))

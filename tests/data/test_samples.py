@@ -48,7 +48,7 @@ PLAIN = DataInfo("plain", IMAGE, LABEL, 10, {"train": 8, "val": 2})
 NAMED = DataInfo("named", {"ids": LABEL, "image": IMAGE}, None, None, {"train": 8, "val": 0})
 
 
-def test_an_example_is_a_batch_of_zeros_of_the_shape_and_dtype() -> None:
+def test_an_example_is_a_batch_of_zeros_in_form() -> None:
     assert (PLAIN.shape, PLAIN.dtype, str(IMAGE)) == ((3, 8, 8), torch.float32, "[3, 8, 8] float32")
     batch = PLAIN.example(4)
     assert isinstance(batch, torch.Tensor)
@@ -74,7 +74,7 @@ FRACTIONS = st.floats(0, 1)
 
 
 @given(st.integers(0, 300), FRACTIONS)
-def test_the_parts_are_disjoint_complete_and_as_large_as_the_fraction(total: int, fraction: float) -> None:
+def test_the_parts_of_a_split_are_disjoint(total: int, fraction: float) -> None:
     train, val = (list(part_of(total, fraction, split)) for split in SPLITS)
     assert sorted(train + val) == list(range(total))
     assert (train, val) == (sorted(train), sorted(val))

@@ -46,7 +46,7 @@ def test_names_of_a_strangers_file_write_no_control_characters(tmp_path) -> None
         assert all(each.isprintable() for each in message.splitlines())
 
 
-def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(tmp_path, monkeypatch) -> None:
+def test_a_byte_order_mark_is_not_text(tmp_path, monkeypatch) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xef\xbb\xbfa\nb\n\nc")
     assert list(text_files.lines(path, "key")) == [(1, "a\n"), (2, "b\n"), (3, "\n"), (4, "c")]
@@ -83,7 +83,7 @@ def test_the_longest_sets_the_length_unless_it_is_too_long(tmp_path) -> None:
     assert made("text", file=str(path), packed=False, val_fraction=1, length=7)[0].length == 7
 
 
-def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path) -> None:
+def test_packed_text_keeps_the_order_of_lines(tmp_path) -> None:
     text = "".join(f"line {number} of the text, ä\n" for number in range(100))
     path = tmp_path / "corpus.txt"
     path.write_text(text, encoding="utf-8")
@@ -108,7 +108,7 @@ def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path) -> 
     assert len(made("text", file=str(path), packed=False, val_fraction=1.0)[1]) == 1
 
 
-def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path) -> None:
+def test_a_short_text_is_told_how_long_a_sample_is(tmp_path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("one\ntwo\n")
     said = refusal("text", "val", file=str(path))

@@ -51,7 +51,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
 
 @pytest.mark.parametrize("name", MNIST_LIKE)
 @pytest.mark.parametrize(("split", "count"), [("train", 6), ("val", 4)])
-def test_mnist_is_described_and_loaded_alike(mnist_root: Path, name: str, split: Split, count: int) -> None:
+def test_mnist_is_described_as_it_is_loaded(mnist_root: Path, name: str, split: Split, count: int) -> None:
     config = section(name, mnist_root)
     info = describe(config, split)
     assert (info.shape, info.dtype, info.num_classes) == ((1, 28, 28), torch.float32, 10)
@@ -170,7 +170,7 @@ def test_a_pickle_that_is_not_the_published_one_is_never_loaded(cifar_root: Path
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_what_will_be_downloaded_can_be_described_without_a_network(tmp_path, name: str, offline) -> None:
+def test_a_download_can_be_described_without_a_network(tmp_path, name: str, offline) -> None:
     info = describe(section(name, tmp_path, download=True))
     assert sum(size or 0 for size in info.sizes.values()) == (70_000 if name in MNIST_LIKE else 60_000)
     assert info.shape == ((1, 28, 28) if name in MNIST_LIKE else (3, 32, 32))
@@ -179,7 +179,7 @@ def test_what_will_be_downloaded_can_be_described_without_a_network(tmp_path, na
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_a_failed_download_is_one_error_that_says_how_to_do_without(tmp_path, name: str, offline) -> None:
+def test_a_failed_download_says_how_to_do_without(tmp_path, name: str, offline) -> None:
     found = problem(lambda: load(section(name, tmp_path, download=True), "train", seed=0))
     assert found.where == "data.args.download"
     assert str(tmp_path) in found.what

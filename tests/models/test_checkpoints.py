@@ -84,7 +84,7 @@ def test_names_without_the_prefix_stay(tmp_path: Path) -> None:
     assert equal(model.state_dict(), source.state_dict())
 
 
-def test_without_the_prefix_the_names_are_told_and_the_key_that_removes_it(tmp_path: Path) -> None:
+def test_names_without_the_prefix_tell_the_key_that_removes_it(tmp_path: Path) -> None:
     path = lightning(tmp_path / "last.ckpt", under("model.", net().state_dict()))
     told = refused(lambda: load_weights(net(), path))
     assert (
@@ -103,9 +103,7 @@ def test_without_the_prefix_the_names_are_told_and_the_key_that_removes_it(tmp_p
         ("", "there are: model."),
     ],
 )
-def test_a_prefix_that_no_name_has_is_refused_with_those_that_there_are(
-    tmp_path: Path, prefix: str, near: str
-) -> None:
+def test_a_prefix_that_no_name_has_is_refused(tmp_path: Path, prefix: str, near: str) -> None:
     path = lightning(tmp_path / "last.ckpt", under("model.", net().state_dict()))
     told = refused(lambda: load_weights(net(), path, prefix))
     assert told.where == PREFIX and f"no name in {path} begins with {prefix!r}" in told.what
@@ -137,7 +135,7 @@ class Own:
 
 
 @pytest.mark.parametrize(("held", "name"), [(Own, "mkdir"), (Path, "pathlib.")])
-def test_pickled_hyper_parameters_are_refused_by_name_and_nothing_runs(
+def test_pickled_hyper_parameters_are_never_run(
     tmp_path: Path, held: Callable[[Path], object], name: str
 ) -> None:
     more = {"hyper_parameters": {"folder": held(tmp_path / "made")}}
@@ -149,9 +147,7 @@ def test_pickled_hyper_parameters_are_refused_by_name_and_nothing_runs(
     assert not (tmp_path / "made").exists()
 
 
-def test_the_command_line_loads_a_checkpoint_and_names_a_misspelt_key(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_the_command_line_names_a_misspelt_key(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     config = Model(name="mlp", args={"in_features": 64, "num_classes": 10})
     model = build(config, sample_shape=None, num_classes=None, trust=frozenset())
@@ -215,7 +211,7 @@ def test_an_index_of_safetensors_is_read_as_one_of_pickles_is(tmp_path: Path) ->
     assert equal(other.state_dict(), model.state_dict())
 
 
-def test_a_folder_whose_pickle_holds_more_than_tensors_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_of_more_than_tensors_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     file = without_safetensors(tmp_path / "model", random_model("gpt2", "eager"), 1)
     torch.save(torch.load(file) | {"bomb": Own(tmp_path / "made")}, file)

@@ -32,7 +32,7 @@ def test_every_point_is_a_module_in_the_order_of_computation() -> None:
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 @pytest.mark.parametrize("mlp", [True, False])
-def test_a_prompt_has_the_same_results_in_a_padded_batch_and_alone(positions: str, mlp: bool) -> None:
+def test_padding_does_not_change_the_results_of_a_prompt(positions: str, mlp: bool) -> None:
     model = scrambled(made(positions=positions, mlp=mlp))
     ids = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(3, 10, dtype=torch.int64)
@@ -77,7 +77,7 @@ def test_the_modules_outputs_are_the_values_that_the_model_uses() -> None:
     torch.testing.assert_close(seen["heads"].sum(2) + attn.out.bias, seen["out"])
 
 
-def test_sizes_come_from_the_data_or_are_required_and_impossible_ones_are_refused() -> None:
+def test_impossible_sizes_are_refused() -> None:
     assert "the data set's samples are not of tokens" in problem(vocab_size=None, length=None)
     assert "width 10 is not a multiple of heads 4" in problem(width=10)
     assert "even width of each head" in problem(width=12, positions="rotary")
@@ -88,6 +88,6 @@ def test_sizes_come_from_the_data_or_are_required_and_impossible_ones_are_refuse
     copy.deepcopy(made())
 
 
-def test_a_folder_of_gpt2_is_refused_with_the_model_that_reads_it() -> None:
+def test_a_folder_of_gpt2_is_refused_with_its_reader() -> None:
     assert "model.args.path" in problem(path="gpt2") and "model=transformers" in problem(path="gpt2")
     assert made(path=None, width=None, layers=None).config.hidden_size == 64

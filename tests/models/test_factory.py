@@ -94,7 +94,7 @@ def test_an_untrusted_package_is_never_imported(folder: Path, trust: frozenset[s
 # --- where it is looked for
 
 
-def test_the_current_directory_is_on_the_path_for_the_factory_only(folder: Path) -> None:
+def test_only_the_factory_sees_the_current_directory(folder: Path) -> None:
     before = list(sys.path)
     assert isinstance(model("models:build_later"), nn.Linear)
     assert sys.path == before
@@ -134,7 +134,7 @@ def test_arguments_are_passed_by_name(folder: Path) -> None:
     assert type(model("models:Net")).__name__ == "Net", "a class is a factory too"
 
 
-def test_unknown_and_missing_arguments_are_refused(folder: Path) -> None:
+def test_unknown_arguments_are_refused(folder: Path) -> None:
     found = problem("models:build", widht=5)
     assert (found.where, "did you mean 'width'?" in found.what) == ("model.args.widht", True)
     assert problem("models:needs").where == "model.args.width"

@@ -79,7 +79,7 @@ def test_every_mistake_is_reported_at_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None])
-def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: object) -> None:
+def test_a_misfit_is_refused_before_a_module_is_built(value: object) -> None:
     found = problems(Model(name="cnn", args={"channels": value}))
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}
     [too_small] = problems(Model(name="cnn"), shape=(1, 3, 8))
@@ -108,7 +108,7 @@ class Net(nn.Module):
         self.config = SimpleNamespace(**config)
 
 
-def test_too_few_tokens_or_positions_are_reported_with_the_module() -> None:
+def test_too_few_positions_are_reported_with_the_module() -> None:
     model = Net(8, vocab_size=10)
     assert list(unfit_tokens(model, 10, 8)) == []
     texts = [problem.what for problem in unfit_tokens(model, 11, 9)]

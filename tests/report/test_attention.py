@@ -28,7 +28,7 @@ def test_the_tokens_of_a_sample_are_read_without_its_padding(predicted: Run) -> 
         assert line["targets"] == [None] * (half + 1) + line["tokens"][half + 2 :] + [None]
 
 
-def test_the_axes_of_a_pattern_are_the_tokens_and_padding_is_cut_off(predicted: Run) -> None:
+def test_the_axes_of_a_pattern_are_the_tokens(predicted: Run) -> None:
     part = part_of(predicted, "patterns")
     tokens = read_lines(predicted.path / "samples.jsonl")[0]["tokens"]
     names = ["start" if token == 0 else str(token) for token in tokens]
@@ -51,7 +51,7 @@ def test_the_axes_of_a_pattern_are_the_tokens_and_padding_is_cut_off(predicted: 
         assert float(row[4]) == pytest.approx(sum(copied) / len(copied), abs=6e-4)
 
 
-def test_a_pattern_is_recognised_by_its_shape_and_values(predicted: Run) -> None:
+def test_a_pattern_is_recognised_by_its_shape(predicted: Run) -> None:
     assert "attention, val sample 0" in part_of(predicted, "switched"), "a head that is off stays one"
     assert '<svg class="chart attention' not in part_of(predicted, "scores")
     heads = [row[0] for row in cells(part_of(predicted, "one"))]
@@ -91,7 +91,7 @@ def test_a_pattern_is_causal_if_no_query_attends_to_a_later_key() -> None:
     assert not is_causal(CAUSAL.T.copy()) and not is_causal(CAUSAL[:2]) and not is_causal(CAUSAL[:1, :1])
 
 
-def test_the_largest_weight_ignores_the_first_query_which_has_one_key_only() -> None:
+def test_the_largest_weight_ignores_the_first_query() -> None:
     queries = [0, 1, 2]
     assert strongest(CAUSAL, queries, "abc") == "“b” at 1 to “b” at 1: 0.75"
     assert strongest(CAUSAL[:1], queries[:1], "abc") == "“a” at 0 to “a” at 0: 1"
@@ -100,7 +100,7 @@ def test_the_largest_weight_ignores_the_first_query_which_has_one_key_only() -> 
     assert strongest(gaps, queries[1:2], "abc").endswith("“c” at 2: 0.5")
 
 
-def test_names_are_escaped_and_a_large_pattern_is_drawn_in_blocks() -> None:
+def test_names_in_a_pattern_are_escaped() -> None:
     names = ["<b>", "\u202e", "x" * 40]
     figure = head_picture("head 0", CAUSAL, rows=names, columns=names, says='says "it"')
     texts = re.findall(r"<text[^>]*>(.*?)</text>", figure.picture)
@@ -144,7 +144,7 @@ def test_the_loss_at_each_token_is_that_of_its_target(predicted: Run) -> None:
         assert row[3] == str(target)
 
 
-def test_equal_values_have_equal_colours_in_every_sequence_and_none_is_not_coloured() -> None:
+def test_equal_values_have_equal_colours_everywhere() -> None:
     samples = {
         "val sample 0": [Token("a", 0, 1.0, ("x",)), Token("<b>", 1, None, ("y",))],
         "val sample 1": [Token("c", 3, 0.0, ("x",)), Token("d", 4, 1.0, ("y",))],

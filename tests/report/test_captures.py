@@ -94,7 +94,7 @@ def test_a_capture_that_cannot_be_drawn_has_a_reason(tmp_path, batch: torch.Tens
     assert (found.problem, found.figures) == (problem, [])
 
 
-def test_a_histogram_shows_finite_values_and_counts_the_rest(tmp_path: Path) -> None:
+def test_a_histogram_counts_what_is_not_finite(tmp_path: Path) -> None:
     batch = random(40, 50)
     batch[0, :7], batch[1, :3], batch[2:20] = math.nan, math.inf, 0.0
     [figure, *_] = drawn(tmp_path, batch).figures
@@ -112,7 +112,7 @@ def test_attention_is_recognised(tmp_path: Path) -> None:
     assert drawn(tmp_path / "none", random(10, 4, 6, 6)).figures[1].title == "activation maps"
 
 
-def test_the_mean_beside_a_histogram_counts_the_zeros_that_it_does_not_draw(tmp_path: Path) -> None:
+def test_the_mean_counts_zeros_that_are_not_drawn(tmp_path: Path) -> None:
     batch = random(50, 20).relu()
     [figure, *_] = drawn(tmp_path, batch).figures
     assert f"mean {float(batch.mean()):.4g}" in figure.note
@@ -131,7 +131,7 @@ def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
 # ---- idle units
 
 
-def test_dead_saturated_and_constant_units_are_named() -> None:
+def test_dead_or_saturated_units_are_named() -> None:
     rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).tanh()
     rows[:, 1], rows[:, 3], rows[:, 5] = 0, 0.25, 1
     rows[:39, 2] = 1
@@ -155,7 +155,7 @@ def test_a_few_rows_are_not_enough() -> None:
 # ---- rows of captures of any size, read with limited memory
 
 
-def test_a_large_capture_is_drawn_from_rows_spread_over_all_shards(tmp_path: Path) -> None:
+def test_a_large_capture_is_drawn_from_all_shards(tmp_path: Path) -> None:
     batches = [torch.full((20, 4), float(step)) for step in range(100)]
     sample = draw(captured(tmp_path, *batches, shard_bytes=4_000))
     assert len(list(tmp_path.glob("*.safetensors"))) > 20

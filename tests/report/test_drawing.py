@@ -44,7 +44,7 @@ from hookrun.report.draw.pictures import encoded, mosaic, palette
         ([0], True),
     ],
 )
-def test_ticks_are_round_and_inside(values: list[float], log: bool) -> None:
+def test_ticks_are_round_numbers_inside_the_axis(values: list[float], log: bool) -> None:
     axis = axis_of(values, 0, 100, log=log)
     ticks = axis.ticks()
     assert all(axis.low <= tick <= axis.high for tick in ticks) and len(ticks) <= 8
@@ -121,7 +121,7 @@ def test_a_long_name_is_cut_to_the_axis_beside_it() -> None:
 # ---- text for screen readers
 
 
-def test_curves_have_their_ends_and_extremes_and_a_table_by_x() -> None:
+def test_curves_have_a_table_by_x() -> None:
     curves = [Series("a", [0, 1, 2], [3.0, -1.0, 2.0]), Series("b", [1], [math.nan])]
     said, table = of_curves("loss", curves, "step", "loss", None)
     assert said == "loss: loss by step; a: 3 at 0, 2 at 2, least -1, largest 3; b: no finite value"
@@ -138,7 +138,7 @@ def test_bins_are_counted_in_pairs_that_add_up() -> None:
     assert sum(int(row[2]) for row in figure.table.rows) == 100
 
 
-def test_bars_name_the_least_and_the_largest() -> None:
+def test_bars_name_the_largest() -> None:
     figure = bars(
         "t", [1.0, math.nan, -2.0], x="module", y="score", names=["a", "b", "c"], spread=[0.0, 0.5, 1.0]
     )
@@ -147,7 +147,7 @@ def test_bars_name_the_least_and_the_largest() -> None:
     assert figure.table.heads == ("module", "score", "standard deviation")
 
 
-def test_a_small_map_is_listed_whole_and_a_large_one_by_rows() -> None:
+def test_a_large_map_is_listed_by_rows() -> None:
     said, table = of_cells("m", np.array([[1.0, np.nan], [2.0, 3.0]]), ["a", "b"], ["x", "y"])
     assert said == "m: a map of 2 rows and 2 columns, least 1 at a x, largest 3 at b y"
     assert table.rows == (("a", "1", ""), ("b", "2", "3"))
@@ -172,7 +172,7 @@ def image(figure: Figure) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(encoded[1])))
 
 
-def test_maps_have_a_pixel_for_each_element_and_one_scale() -> None:
+def test_maps_have_a_pixel_for_each_element() -> None:
     tiles = np.zeros((2, 3, 4, 5), dtype=np.float32)
     tiles[1, 2, 3, 4] = 1
     picture = np.asarray(image(mosaic("maps", tiles, rows=["a", "b"], columns="")))
@@ -189,9 +189,7 @@ def test_large_maps_are_averaged() -> None:
 @pytest.mark.parametrize(
     ("room", "pages", "left"), [(2**20, 2, ""), (1, 0, "4 of its channels are left out")]
 )
-def test_further_columns_are_shown_on_demand_as_far_as_there_is_room(
-    room: int, pages: int, left: str
-) -> None:
+def test_further_columns_are_shown_on_demand(room: int, pages: int, left: str) -> None:
     tiles = torch.randn(1, 6, 8, 8).numpy()
     figure = mosaic("maps", tiles, rows=["a"], columns="channel", pages=2, room=room)
     assert "channels 0–1 of 6" in figure.picture
@@ -220,7 +218,7 @@ def test_the_scale_of_values_of_one_sign_can_be_centred_on_zero() -> None:
 # ---- numbers and names
 
 
-def test_numbers_and_ticks_are_short() -> None:
+def test_numbers_on_axes_are_short() -> None:
     shown = {
         0.88214: "0.8821", 1.2e-5: "1.2e-05", 12345: "12,345", 3.0: "3", 1e7: "1e+07", -0.5: "-0.5",
         math.inf: "∞", -math.inf: "−∞", None: "–", True: "True", "a": "a",
@@ -232,7 +230,7 @@ def test_numbers_and_ticks_are_short() -> None:
     ]  # fmt: skip
 
 
-def test_durations_and_times() -> None:
+def test_durations_are_told_in_their_largest_units() -> None:
     found = [text.duration(seconds) for seconds in (0.94, 200, 59.96, 7500, 3 * 86400 + 7200)]
     assert found == ["0.9 s", "3 min 20 s", "60.0 s", "2 h 05 min", "3 d 2 h"]
     assert text.moment("2026-01-02T05:06:07+02:00") == "2026-01-02 03:06 UTC"
@@ -243,7 +241,7 @@ def test_durations_and_times() -> None:
     assert text.seconds_between(None, "x") is text.seconds_between("2026-01-01T00:00:00", start) is None
 
 
-def test_names_are_shortened_and_have_no_control_characters() -> None:
+def test_names_have_no_control_characters() -> None:
     assert printable("a\u202eb\n\ud800") == r"a\u202eb\n\ud800"
     assert printable("a\x1b\n\tb", kept="\n\t") == "a\\x1b\n\tb"
     assert shortened("a" * 50 + "b" * 50, 20) == "a" * 10 + "…" + "b" * 10
@@ -267,7 +265,5 @@ def test_tokens_show_the_space_before_them() -> None:
         (["a.alone"], "", ["a.alone"]),
     ],
 )  # fmt: skip
-def test_names_lose_what_they_share_and_never_their_difference(
-    names: list[str], start: str, shown: list[str]
-) -> None:
+def test_names_never_lose_their_difference(names: list[str], start: str, shown: list[str]) -> None:
     assert text.fitted(names, 9) == (start, shown)

@@ -50,7 +50,7 @@ def test_the_records_of_an_unknown_action_are_shown(copied_run: Path, remade) ->
     assert "of_the_future, stats on 6 modules" in found.text
 
 
-def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outliers() -> None:
+def test_the_map_of_a_deep_net_names_the_outliers() -> None:
     points = {f"layers.{n}": ([0.0, 1.0], [10.0 ** (n - 205), 10.0 ** (n - 205)]) for n in range(206)}
     points["layers.3"] = ([0.0, 1.0], [0.0, 0.0])
     points["layers.4"] = ([0.0, 1.0], [1e-3, math.nan])
@@ -74,7 +74,7 @@ def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outli
     assert "m0 … m2" in figure.picture and "m990 … m992" in figure.picture, "names where there is room"
 
 
-def test_what_each_rank_recorded_of_its_rows_is_a_curve_of_its_own() -> None:
+def test_each_rank_has_a_curve_of_its_own_rows() -> None:
     start = {"hook": "h", "module": "fc", "path": "", "action": "stats", "mode": "train"}
     records = [{**start, "step": step, "of_rank": rank, "mean": 1.0} for rank in (0, 1) for step in (0, 1)]
     [figure] = statistics(records, {"fc": 0}, are_gradients=False)
@@ -93,7 +93,7 @@ def test_a_budget_that_was_used_up_is_noted(observed: Path, page) -> None:
 
 
 @pytest.mark.parametrize(("policy", "ends"), [("error", "failed"), ("stop", "stopped")])
-def test_a_failed_check_is_shown_first_with_module_and_step(run, page, policy: str, ends: str) -> None:
+def test_a_failed_check_is_shown_first(run, page, policy: str, ends: str) -> None:
     checked = "select: [layers.0, fc], hook: forward, action: check, max: 0.1, when: {step: {start: 3}}"
     found = page(run("train.epochs=1", code=3, bound=f"{{{checked}, policy: {policy}}}"))
     assert f'class="stamp s-{ends}">{ends}<' in found.source

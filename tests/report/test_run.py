@@ -25,9 +25,7 @@ from hookrun.store.records import MetricsLine, ModelRecord
 from hookrun.studies.effects.records import Effects, write_effects
 
 
-def test_it_is_written_at_the_end_and_names_the_packages_that_were_trusted(
-    run, page, capsys, monkeypatch
-) -> None:
+def test_it_names_the_packages_that_were_trusted(run, page, capsys, monkeypatch) -> None:
     monkeypatch.setenv("HOOKRUN_TRUST", "one, two")
     bound = "{select: fc, hook: forward, action: check, max: 0.1, policy: warn}"
     path = run("task=evaluate", "train.limit_batches=1", bound=bound)
@@ -38,7 +36,7 @@ def test_it_is_written_at_the_end_and_names_the_packages_that_were_trusted(
     assert shlex.split(found.command)[:2] == ["HOOKRUN_TRUST=one,two", "python"]
 
 
-def test_it_shows_the_experiment_and_the_versions(observed: Path, page) -> None:
+def test_it_shows_the_versions(observed: Path, page) -> None:
     text, found = page(observed).text, hookrun.open_run(observed)
     said = ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", f"directory {observed}"]
     said += [f"torch {found.env['torch']}", ", python 3.", "started 20"]
@@ -54,7 +52,7 @@ def test_every_record_begins_with_the_same_keys(observed: Path) -> None:
     assert {tuple(record)[: len(RECORD_KEYS)] for record in records} == {RECORD_KEYS}
 
 
-def test_every_figure_has_a_caption_its_numbers_and_a_button(observed: Path, page) -> None:
+def test_every_figure_has_a_caption_with_its_numbers(observed: Path, page) -> None:
     figures = re.findall(r"<figure.*?</figure>", page(observed).source, re.S)
     assert len(figures) > 15
     for figure in figures:
@@ -166,7 +164,7 @@ def test_a_plan_that_was_removed_after_the_run_is_missed(copied_run: Path, remad
         hookrun.open_run(copied_run).plan  # noqa: B018 - reading it raises
 
 
-def test_records_of_another_shape_are_left_out_and_counted(copied_run: Path, remade) -> None:
+def test_records_of_another_shape_are_counted(copied_run: Path, remade) -> None:
     with (copied_run / "stats.jsonl").open("a") as file:
         file.write('[1, 2]\n{"hook": "norms"}\n{"hook": 3, "module": {}, "action": "stats"}\n')
     (copied_run / "hooks.json").write_text('{"sites": [3]}')
@@ -190,7 +188,7 @@ def test_of_a_long_file_a_sample_or_the_beginning_is_read(tmp_path, from_start: 
     assert read.is_sample and note in read.notes[0]
 
 
-def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Path) -> None:
+def test_long_lines_that_are_not_json_take_little_memory(tmp_path: Path) -> None:
     file, size = tmp_path / "metrics.jsonl", lines.MOST_LINE - 1
     with file.open("wb") as opened:
         for _ in range(24):
@@ -239,7 +237,7 @@ def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
     assert facts("decoder", "decoder.attn").reads_inputs("decoder.attn")
 
 
-def test_padding_is_cut_off_and_unknown_tokens_are_numbers() -> None:
+def test_unknown_tokens_are_numbers() -> None:
     found = TokenSequence.of({"tokens": [5, 6], "padding": [3, 1], "targets": [6, None]}, {5: "a"})
     assert (found.before, found.width, found.targets, found.names) == (3, 6, (6, None), ["a", "#6"])
 

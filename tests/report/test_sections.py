@@ -33,7 +33,7 @@ STATUS = {
 }
 
 
-def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
+def test_an_analysis_names_its_run() -> None:
     config = {"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
     assert dict(summary.build(Facts(Path("a"), {"status": "running"}, config=config)) or []) == {
         "task": "probe", "of the run": "/runs/b", "started": "–", "directory": "a",
@@ -46,7 +46,7 @@ def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
 # ---- plan and model
 
 
-def test_the_plan_counts_what_fired_and_what_was_changed(observed: Path, page) -> None:
+def test_the_plan_counts_what_fired(observed: Path, page) -> None:
     rows = {cells[1]: cells for cells in table_rows(page(observed).source, "plan")}
     assert list(rows) == ["norms", "spread", "seen", "gradient", "halved", "said", "late", "few"]
     assert rows["halved"][3:7] == ["Linear", "forward", "scale", "factor=0.5"]
@@ -88,7 +88,7 @@ def tree_of(*paths: str) -> dict[str, Any]:
     return dict(shown)
 
 
-def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
+def test_a_tree_as_deep_as_allowed_may_have_gaps() -> None:
     """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     root = tree_of(*paths)["root"]
@@ -119,7 +119,7 @@ def line(step: int, of: str = "epoch", split: str = "val", **values: float) -> d
     return {"split": split, "of": of, "step": step, **values}
 
 
-def test_each_metric_is_one_chart_and_single_batches_are_named() -> None:
+def test_each_metric_is_one_chart() -> None:
     found = metrics.build(
         facts(
             *(line(step, "batch", "train", loss=1.0 / step, lr=0.1) for step in (1, 2)),
@@ -132,7 +132,7 @@ def test_each_metric_is_one_chart_and_single_batches_are_named() -> None:
     assert found[0].legend == ("train, single batches", "train", "val")
 
 
-def test_the_latest_and_the_best_of_means_before_those_of_batches() -> None:
+def test_means_come_before_values_of_batches() -> None:
     lines = [line(1, loss=0.5, accuracy=0.9), line(2, loss=0.7, accuracy=0.8)]
     lines += [line(3, "batch", loss=0.1), line(3, "batch", "train", loss=0.2, lr=0.1)]
     assert [tuple(value.values())[:5] for value in latest(facts(*lines))] == [
@@ -142,7 +142,7 @@ def test_the_latest_and_the_best_of_means_before_those_of_batches() -> None:
     ]
 
 
-def test_a_nan_can_be_the_latest_value_and_never_the_best() -> None:
+def test_a_nan_is_never_the_best_value() -> None:
     (found,) = latest(facts(line(1, loss=0.5), line(2, loss=math.nan)))
     assert math.isnan(found["last"]) and found["best"] == 0.5
 
@@ -151,7 +151,7 @@ def test_lines_without_a_step_are_of_analyses() -> None:
     assert metrics.build(facts({"module": "fc", "accuracy": 0.5})) is None
 
 
-def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
+def test_only_whole_numbers_from_0_are_positions() -> None:
     values = (0, 1, True, -1, 2**60)
     lines = [
         {"split": "val", "of": of, of: value, "loss": 1.0}
@@ -168,7 +168,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
 # ---- what tasks found
 
 
-def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> None:
+def test_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> None:
     path = shared("task=evaluate")
     lines = read_lines(path / "samples.jsonl")
     right = sum(line["class"] == line["predicted_class"] for line in lines)
@@ -192,7 +192,7 @@ def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(shared, page
 
 
 @pytest.mark.parametrize("task", ["probe", "similarity"])
-def test_analyses_have_their_table_and_their_picture(analysed, page, task: str) -> None:
+def test_analyses_have_their_table_with_a_picture(analysed, page, task: str) -> None:
     path = analysed(task)
     found, lines = page(path), hookrun.open_run(path).metrics
     if task == "probe":
@@ -205,7 +205,7 @@ def test_analyses_have_their_table_and_their_picture(analysed, page, task: str) 
         assert [float(cell) for cell in cells] == [float(f"{line['cka']:.4g}") for line in lines]
 
 
-def test_a_comparison_has_its_picture_tables_and_bounds(run, predictions, page, remade, tmp_path) -> None:
+def test_a_comparison_has_its_tables_with_bounds(run, predictions, page, remade, tmp_path) -> None:
     seen = "{select: [layers.1, fc], hook: forward, action: capture}"
     path = run(
         "task=compare", f"task.run={predictions}", f"task.other={run('task=predict', 'seed=1', seen=seen)}"
@@ -223,7 +223,7 @@ def test_a_comparison_has_its_picture_tables_and_bounds(run, predictions, page, 
     assert "is not JSON" in remade(tmp_path).text
 
 
-def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
+def test_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
     about = {"split": "val", "module": "blocks.0.attn", "kind": "heads", "layer": 0, "logit_difference": 1.0}
     strange = [{**about, "head": head} for head in (-5, -1, "x", 1.5, True, 10**9)]
     strange += [{**about, "layer": layer, "head": 1} for layer in ("x", -1, True)]
@@ -247,7 +247,7 @@ def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> 
     assert any("the last 30 positions" in note for note in found["notes"])
 
 
-def test_classes_of_random_weights_are_said_to_be_and_folded(shared, observed: Path, page) -> None:
+def test_classes_of_random_weights_are_folded(shared, observed: Path, page) -> None:
     random, trained = page(shared("task=evaluate")), page(observed)
     assert "The weights are random" in random.text and "The weights are random" not in trained.text
     assert ["<summary>confusion matrix" in each.source for each in (random, trained)] == [True, False]
@@ -261,7 +261,7 @@ def test_only_misclassified_samples_have_the_highest_loss(observed: Path, page) 
     assert shown == min(len(wrong), 16)
 
 
-def test_a_rate_says_of_how_many_samples_on_the_page_and_the_terminal() -> None:
+def test_a_rate_says_of_how_many_samples() -> None:
     values = {each["name"]: each for each in latest(facts(line(1, samples=12, changed=0.75)))}
     assert (values["changed"]["last"], values["changed"]["total"]) == (0.75, 12)
     assert progress.numbers({"samples": 12, "changed": 0.75}) == "samples 12  changed 9 of 12"

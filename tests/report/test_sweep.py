@@ -35,7 +35,7 @@ def figure(source: str, title: str) -> str:
     return source.split(f"<span>{title}</span>")[1].split("</figure>")[0]
 
 
-def test_the_table_holds_every_job_with_its_keys_and_latest_metrics(sweep: Path) -> None:
+def test_the_table_holds_every_job_with_its_keys(sweep: Path) -> None:
     rows = table(sweep)
     assert [row["job"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
     keys = [(row["train.optimizer.lr"], row["seed"]) for row in rows]
@@ -60,7 +60,7 @@ def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
     assert evil in found.text and "x" not in found.links
 
 
-def test_texts_of_the_table_are_not_formulas_and_numbers_stay(copied: Path, remade) -> None:
+def test_texts_of_the_table_are_not_formulas(copied: Path, remade) -> None:
     formulas = [" =1", "=cmd|' /C calc'!A0", "\uff0b1+1", "-2+3", "@SUM(A1)", "\t=1"]
     for job, text in enumerate(formulas):
         give(copied / str(job), f"hooks.a.name={text}", "=key=-1.5e-3", f"seed={-job}")
@@ -73,7 +73,7 @@ def test_texts_of_the_table_are_not_formulas_and_numbers_stay(copied: Path, rema
     assert all(not cell.startswith(("=", "+", "@")) for row in rows for cell in (*row, *row.values()))
 
 
-def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied: Path, remade) -> None:
+def test_a_sweep_that_has_just_begun_has_its_keys(copied: Path, remade) -> None:
     for job in range(1, 6):
         shutil.rmtree(copied / str(job))
     text = remade(copied).text
@@ -105,7 +105,7 @@ def test_metrics_that_only_the_baselines_have_are_not_drawn(compared: Path, rema
     assert "failed 2" in found.text and "svg" not in found.tags
 
 
-def test_baselines_come_first_and_each_job_is_compared_with_its_own(compared, page, remade, tmp_path) -> None:
+def test_each_job_is_compared_with_its_own_baseline(compared, page, remade, tmp_path) -> None:
     """One sweep: its title, its order, its differences, and its progress while it runs."""
     path = Path(shutil.copytree(compared, tmp_path / "compared"))
     rows = {row["job"]: row for row in table(path)}
@@ -162,7 +162,7 @@ def test_the_best_setting_has_the_best_mean_over_the_seeds(sweep: Path, copied: 
     assert f"best: train.optimizer.lr={lr}, val/accuracy {said}" in old.text
 
 
-def test_the_settings_file_has_means_and_deviations_of_the_rows(sweep: Path) -> None:
+def test_the_settings_file_has_means_of_the_rows(sweep: Path) -> None:
     with (sweep / "sweep_settings.csv").open(newline="", encoding="utf-8") as file:
         written = {(row["train.optimizer.lr"],): row for row in csv.DictReader(file)}
     settings = by_setting(sweep, "train.optimizer.lr")
@@ -214,7 +214,7 @@ def test_of_a_diagnostic_metric_without_baseline_nothing_is_best(tmp_path: Path)
     assert "baseline=true" in conclusion(effects(tmp_path, with_baseline=False))
 
 
-def test_it_is_made_at_the_end_of_a_multirun_with_links_to_its_jobs(sweep: Path, page) -> None:
+def test_a_finished_multirun_has_links_to_its_jobs(sweep: Path, page) -> None:
     found = page(sweep)
     assert "done 6" in found.text and "val/accuracy" in found.text
     links = [link for link in found.links if link.startswith("./")]
@@ -225,7 +225,7 @@ def test_it_is_made_at_the_end_of_a_multirun_with_links_to_its_jobs(sweep: Path,
 # ---- jobs in any state
 
 
-def test_jobs_are_found_at_any_depth_and_are_in_the_order_of_their_numbers(copied: Path) -> None:
+def test_jobs_are_in_the_order_of_their_numbers(copied: Path) -> None:
     (copied / "lr=0.1").mkdir()
     (copied / "5").rename(copied / "lr=0.1" / "seed=1")
     (copied / "4").rename(copied / "10")
@@ -239,7 +239,7 @@ def test_a_killed_job_is_not_shown_as_running(copied: Path, remade) -> None:
     assert table(copied)[5]["status"] == "cut off"
 
 
-def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Path, remade) -> None:
+def test_a_partly_written_file_does_not_stop_the_page(copied: Path, remade) -> None:
     (copied / "3/.hydra/overrides.yaml").write_text('- "train.optimizer.lr=0.0')
     (copied / "4/status.json").write_text("[1, 2]")
     (copied / "5/metrics.jsonl").write_text("[1, 2]\n3\n")
@@ -248,7 +248,7 @@ def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Pa
     assert (len(rows), rows[3]["train.optimizer.lr"], rows[5]["val/loss"]) == (6, "", "")
 
 
-def test_a_failed_job_is_listed_with_its_reason_and_the_keys_that_it_was_given(copied: Path, remade) -> None:
+def test_a_failed_job_is_listed_with_its_reason(copied: Path, remade) -> None:
     reason = "SparseAdam does not support dense gradients"
     change_status(copied / "0", status="failed", exit_code=1, reason=f"RuntimeError: {reason}")
     give(copied / "0", "seed=7")
@@ -283,7 +283,7 @@ def test_repetitions_are_one_curve_with_a_band(sweep: Path, page) -> None:
     assert '<a href="#figures">Metrics by swept key</a>' in source, "the words of the heading"
 
 
-def test_one_key_is_a_curve_two_are_a_map_and_three_a_curve_each(copied: Path, remade) -> None:
+def test_the_picture_depends_on_the_number_of_keys(copied: Path, remade) -> None:
     def with_keys(*keys: str) -> str:
         for job in range(6):
             values = [f"{key}={(job // 2**place) % 2 + 1}" for place, key in enumerate(keys)]
@@ -306,7 +306,7 @@ def test_the_cells_of_a_map_are_means(copied: Path, remade) -> None:
     assert cells == [first, "", "", second]
 
 
-def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Path, remade) -> None:
+def test_the_curve_continues_past_a_nan(copied: Path, remade) -> None:
     for job in "01":
         with (copied / job / "metrics.jsonl").open("a") as file:
             file.write('{"split": "val", "epoch": 9, "step": 99, "loss": "NaN", "accuracy": 0.1}\n')
@@ -319,7 +319,7 @@ def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Pa
 # ---- maps
 
 
-def test_a_map_has_layer_0_at_the_bottom_and_tokens_below(patched: Path, page) -> None:
+def test_a_map_has_layer_0_at_the_bottom(patched: Path, page) -> None:
     drawn = figure(page(patched).source, "val/loss")
     assert "across: vars.position; up: vars.layer" in drawn
     value = drawn.split('class="heat ')[1]
@@ -330,7 +330,7 @@ def test_a_map_has_layer_0_at_the_bottom_and_tokens_below(patched: Path, page) -
     assert heads == [f"{at} {texts[tokens[at]]}" for at in (1, -1)]
 
 
-def test_the_cells_of_a_map_are_links_to_the_job_with_that_number(patched: Path, page) -> None:
+def test_the_cells_of_a_map_are_links_to_their_jobs(patched: Path, page) -> None:
     value, difference = figure(page(patched).source, "val/loss").split('class="heat ')[1:]
     rows = table(patched)
     for drawn, column in ((value, "val/loss"), (difference, "val/loss - baseline")):
@@ -341,7 +341,7 @@ def test_the_cells_of_a_map_are_links_to_the_job_with_that_number(patched: Path,
             assert shown == f"{float(rows[int(job)][column]):.4g}"
 
 
-def test_the_colour_in_the_middle_of_a_map_is_that_of_the_baseline(patched: Path, page) -> None:
+def test_the_middle_colour_is_that_of_the_baseline(patched: Path, page) -> None:
     source = figure(page(patched).source, "val/loss")
     base = float(next(row["val/loss"] for row in table(patched) if row["baseline"] == "true"))
     pictures = re.findall(r'class="cells" alt="[^"]*" src="data:image/png;base64,([^"]+)"', source)

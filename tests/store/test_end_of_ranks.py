@@ -89,7 +89,7 @@ def test_a_file_of_another_rank_that_is_not_there_whole_is_named(name: str, dama
         main.see_ranks(0)
 
 
-def test_rows_that_a_rank_captured_and_no_index_holds_are_told(main) -> None:
+def test_captured_rows_without_an_index_are_told(main) -> None:
     main.captures.counts["h", "m"].rows += 1
     with pytest.raises(StoreError, match=r"the ranks captured 9 rows of h at 'm', and .*captures has 8"):
         main.see_ranks(0)
@@ -113,7 +113,7 @@ def test_a_run_without_captures_waits_for_nothing(tmp_path, monkeypatch) -> None
     main.write_manifest()
 
 
-def test_the_index_of_a_rank_that_a_resumed_run_no_longer_has_is_required(tmp_path) -> None:
+def test_the_index_of_a_former_rank_is_required(tmp_path) -> None:
     first, sent = RunDir.create(tmp_path), list[Any]()
     first.ranks = Two(0, sent)
     captured(first, sent)

@@ -107,7 +107,7 @@ def test_the_status_is_read_again_while_the_run_continues(tmp_path: Path) -> Non
     assert (run.status["status"], run.status["exit_code"]) == ("stopped", 3)
 
 
-def test_a_run_that_was_cut_off_has_a_note_and_can_be_read(tmp_path, monkeypatch) -> None:
+def test_a_run_that_was_cut_off_can_be_read(tmp_path, monkeypatch) -> None:
     writing = RunDir.create(tmp_path)
     writing.set_status("running")
     writing.log_metrics(step=0)
@@ -274,7 +274,7 @@ def test_lines_are_given_as_a_table_of_pandas_or_arrow(run: Run) -> None:
     assert isinstance(run.table("metrics", "arrow"), arrow.Table)
 
 
-def test_metrics_of_whole_passes_are_compared_also_true_and_false() -> None:
+def test_metrics_of_whole_passes_are_compared() -> None:
     lines: list[dict[str, Any]] = [
         {"split": "val", "of": "epoch", "ok": True, "loss": 2.0, "note": "x"},
         {"split": "val", "of": "epoch", "ok": False},

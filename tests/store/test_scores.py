@@ -28,7 +28,7 @@ EPOCHS = [
 ]
 
 
-def test_the_best_or_the_last_epoch_counts_and_no_batch() -> None:
+def test_the_best_epoch_counts() -> None:
     assert (result(EPOCHS, LOSS).value, result(EPOCHS, LOSS).epoch) == (1.0, 1)
     assert result(EPOCHS, Goal("train/loss", "minimize", "last")).value == 3.0
     assert result(EPOCHS, Goal("train/loss", "maximize")).value == 3.0
@@ -62,7 +62,7 @@ def test_the_similarity_of_a_module_with_itself_does_not_count() -> None:
     assert result(lines, Goal("similarity/cka", "maximize")).value == 0.5
 
 
-def test_the_status_contains_the_result_and_is_checked(tmp_path) -> None:
+def test_the_result_in_the_status_is_checked(tmp_path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("done", objective=result(EPOCHS, LOSS).model_dump())
     found = result_of(open_run(tmp_path).status, [])

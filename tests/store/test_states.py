@@ -76,7 +76,7 @@ def test_shared_tensors_are_stored_once_with_their_other_names(tmp_path: Path) -
         assert json.loads(file.metadata()["aliases"]) == {"head.weight": "embed.weight"}
 
 
-def test_a_state_that_is_not_a_tensor_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_state_that_is_not_a_tensor_is_named(tmp_path: Path) -> None:
     class Extra(nn.Linear):
         def get_extra_state(self) -> Any:
             return {"scale": 1}
@@ -136,7 +136,7 @@ def test_invalid_input_is_a_value_error(value: Any) -> None:
         unflatten(value, {}.__getitem__)
 
 
-def test_the_state_of_every_optimizer_and_schedule_of_torch_is_read_back() -> None:
+def test_states_of_every_optimizer_are_read_back() -> None:
     """A user's own classes cannot be checked before a run; torch's are checked here."""
     more = {
         "StepLR": {"step_size": 2},
@@ -171,7 +171,7 @@ def newest(run: Path) -> tuple[int | None, list[str]]:
     return (None if found is None else found.tree["value"]), list(damaged.values())
 
 
-def test_the_newest_is_read_and_older_ones_are_removed(tmp_path: Path) -> None:
+def test_only_the_newest_states_are_kept(tmp_path: Path) -> None:
     for value in range(5):
         write(tmp_path, value)
     states = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -183,7 +183,7 @@ def test_the_newest_is_read_and_older_ones_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
-def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
+def test_a_damaged_state_leaves_the_one_before(tmp_path: Path, name: str) -> None:
     write(tmp_path, 0)
     file = write(tmp_path, 1) / name
     whole = file.read_bytes()

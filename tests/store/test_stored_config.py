@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_the_data_of_a_stored_configuration_is_checked_and_resolved() -> None:
+def test_a_stored_configuration_is_resolved() -> None:
     data, split, seed = data_used(CONFIG, Path("run"))
     assert (data.name, data.batch_size, split, seed) == ("digits", 8, "val", 3)
     for task in ({}, {"split": "all"}):

@@ -111,7 +111,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_damaged_files_are_named_and_no_others(run, tmp_path, capsys) -> None:
+def test_only_damaged_files_are_named(run, tmp_path, capsys) -> None:
     for number, (kind, (damage, said)) in enumerate(DAMAGE.items()):
         copy = tmp_path / f"copy{number}"
         shutil.copytree(run, copy)
@@ -243,7 +243,7 @@ def test_each_changed_file_is_named_once(whole: Path) -> None:
         assert sum(name in line for line in bad) == 1
 
 
-def test_the_manifest_lists_every_file_except_those_that_change_later(whole: Path) -> None:
+def test_the_manifest_lists_every_lasting_file(whole: Path) -> None:
     files = json.loads((whole / "manifest.json").read_text())["files"]
     there = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
     assert set(files) == there - {"manifest.json", "status.json", "report.html"}
@@ -303,7 +303,7 @@ def test_a_status_that_contradicts_itself_is_a_fault(whole: Path, changed: dict[
     assert any("status.json contradicts itself" in line for line in verify(whole).bad)
 
 
-def test_only_whole_states_lie_below_checkpoints_of_a_finished_run(whole: Path) -> None:
+def test_finished_runs_have_only_whole_states(whole: Path) -> None:
     state = write_state(whole, "{}", *flatten({"x": torch.zeros(2)}))
     assert verify(whole).bad == []
     hidden = [state / "more", state / "in/side", state.with_name("state_x") / "y", state.with_name("state_7")]
@@ -317,7 +317,7 @@ def test_only_whole_states_lie_below_checkpoints_of_a_finished_run(whole: Path) 
     assert sum("is damaged" in line for line in bad) == 1
 
 
-def test_verify_shows_each_name_on_one_line_and_twenty_at_most(whole: Path, capsys) -> None:
+def test_verify_shows_twenty_names_at_most(whole: Path, capsys) -> None:
     whole = whole.rename(whole.with_name("bad\x1b[2J"))
     (whole / "a\nrun: 0 shards, 0 bytes, all well").write_text("")
     for number in range(60):
@@ -343,7 +343,7 @@ RUNNING = {"status": "running", "ended": None, "exit_code": None}
         (RUNNING, "all well so far: the run has not ended"),
     ],
 )
-def test_a_run_without_a_manifest_says_why_and_its_files_are_checked(
+def test_a_run_without_a_manifest_has_its_files_checked(
     run: Path, changed: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change_status(run, **changed)

@@ -36,7 +36,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("text", [*ODD, *(file.read_text("utf-8") for file in CONF.rglob("*.yaml"))])
-def test_content_and_errors_are_those_of_omegaconf(text: str) -> None:
+def test_errors_are_those_of_omegaconf(text: str) -> None:
     def read(function: Callable[[str], Any]) -> Any:
         try:
             content = function(text)
@@ -62,7 +62,7 @@ def test_the_line_beyond_the_limits_is_reported(text: str, what: str) -> None:
     assert refused.value.line == 2
 
 
-def test_ordinary_ones_are_resolved_and_long_chains_are_not() -> None:
+def test_long_chains_are_not_resolved() -> None:
     assert resolved(OmegaConf.create({"a": 1, "b": ["${a}", "${oc.decode:'[2]'}"]})) == {
         "a": 1,
         "b": [1, [2]],
@@ -72,6 +72,6 @@ def test_ordinary_ones_are_resolved_and_long_chains_are_not() -> None:
         resolved(OmegaConf.create(chain))
 
 
-def test_a_value_counts_once_for_each_interpolation_that_stands_for_it() -> None:
+def test_a_value_counts_once_for_each_interpolation() -> None:
     wide = {"a": [1] * 6_000, "b": "${a}", "c": "${oc.select:d}", "d": [2] * 3_000}
     assert resolved(OmegaConf.create(wide))["b"] == [1] * 6_000

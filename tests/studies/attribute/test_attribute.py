@@ -77,9 +77,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_integrated_gradients_equal_the_quadrature_and_add_up_to_the_scores(
-    executed, own_model, parts, score: str
-) -> None:
+def test_integrated_gradients_add_up_to_the_scores(executed, own_model, parts, score: str) -> None:
     own = own_model(NET)
     found = executed(*FEW, *own, f"task.score={score}", "task.steps=20", "task.baseline=0.3").attributions
     model, images, labels = parts(*own)
@@ -124,7 +122,7 @@ class Guided(torch.autograd.Function):
         return grad.clamp(min=0) * (ctx.saved_tensors[0] > 0)
 
 
-def test_guided_backprop_passes_positive_gradients_through_relus_in_place(executed, own_model, parts) -> None:
+def test_guided_backprop_works_with_relus_in_place(executed, own_model, parts) -> None:
     own = own_model(NET)
     found = executed(*FEW, *own, "task.method=guided_backprop").attributions["attributions"]
     model, images, labels = parts(*own)
@@ -144,7 +142,7 @@ def test_guided_backprop_refuses_relus_that_are_functions(fails, refused, own_mo
     assert "the model has no such module" in refused("task=attribute", *without)
 
 
-def test_hooks_stay_in_place_and_record_the_unchanged_samples_once(executed, hook) -> None:
+def test_hooks_record_the_unchanged_samples_once(executed, hook) -> None:
     see = "+hooks.seen={select: conv1, hook: forward, action: capture}"
     half = executed(*FEW, see, hook(select="fc", hook="forward", action="scale", factor=0.5))
     whole = executed(*FEW).attributions["attributions"]
@@ -181,7 +179,7 @@ def test_attributions_of_tokens_are_those_of_each_sequence_alone(executed, ready
         assert not values[len(expected) :].any()
 
 
-def test_logit_differences_and_functions_of_ones_own_are_scores(executed, trusted) -> None:
+def test_functions_of_ones_own_are_scores(executed, trusted) -> None:
     names = ("model=decoder", "data=names", "data.batch_size=4", "train.limit_batches=1", "task.steps=5")
     found = executed("task=attribute", *names, "task.score=logit_difference")
     metric = executed("task=evaluate", *names[:4], "task.metrics=[logit_difference]").metrics[-1][
@@ -330,9 +328,7 @@ def test_torchvisions_transformers_equal_plain_pytorch(
         ),
     ],
 )
-def test_maps_of_small_pictures_and_before_a_fixed_head_are_found(
-    body: str, select: str, ready, own_model
-) -> None:
+def test_maps_of_small_pictures_are_found(body: str, select: str, ready, own_model) -> None:
     assert ready(*CAM, *own_model(body), f"task.select={select}").task.channels == "first"
 
 

@@ -118,7 +118,7 @@ def test_wide_captures_are_analysed_with_limited_memory(tmp_path: Path) -> None:
     assert pairs["a", "b"] == pytest.approx(1)
 
 
-def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, captured, tmp_path) -> None:
+def test_missing_captures_leave_no_files(refused, captured, tmp_path) -> None:
     bare = written(tmp_path / "runs/bare").path
     one = written(tmp_path / "runs/one", {"fc": torch.ones(3, 2)}).path
     trained = written(tmp_path / "runs/trained", {"fc": torch.ones(3, 2)}, by_sample=False).path
@@ -156,7 +156,7 @@ def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
     return parse_experiment(plain | sections | {"task": {"name": "probe"} | task})
 
 
-def test_memory_and_features_are_whole_numbers_within_bounds() -> None:
+def test_features_are_whole_numbers_within_bounds() -> None:
     assert experiment({"max_bytes": 2**50, "project": 2**24})
     for key, most in (("max_bytes", 2**50), ("project", 2**24)):
         for value in (0, -1, 1.0, True, "1", most + 1):

@@ -34,7 +34,7 @@ def probe(
 
 
 @pytest.mark.parametrize("block_bytes", [1, 8 * 6 * 4, 2**20])
-def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype(block_bytes: int) -> None:
+def test_blocks_have_the_requested_rows(block_bytes: int) -> None:
     real = normal(20, 2, 3)
     rows = torch.tensor([0, 1, 2, 7, 11, 12, 19])
     for capture in (real, torch.complex(real, -real), real.bfloat16()):
@@ -53,7 +53,7 @@ def test_rows_that_are_not_finite_are_counted() -> None:
         features_of(x, 1).centered(torch.arange(6))
 
 
-def test_four_blocks_of_the_widest_module_and_a_sketch_are_needed() -> None:
+def test_four_blocks_of_the_widest_module_are_needed() -> None:
     narrow, wide = (features_of(torch.empty(10, width), 1000) for width in (5, 1000))
     assert reading_bytes([narrow, wide]) == reading_bytes([wide]) == 4 * 1000 * 8, "at least one row"
     projected = features_of(torch.empty(10, 1000), 1000, to=8)
@@ -76,7 +76,7 @@ def test_a_projection_is_suggested_only_where_it_would_fit() -> None:
     assert "task.project" not in refusal(2000, SUGGESTED)
 
 
-def test_cka_is_the_formula_of_the_paper_by_features_and_by_samples_in_tiles() -> None:
+def test_cka_is_the_formula_of_the_paper() -> None:
     tensors = [normal(50, width, seed=width) for width in (3, 20, 90)]
     features = [features_of(x, 8 * 90 * 7) for x in tensors]
     whole = linear_cka_of_all(features, Way(by_features=True, tile=50, needed=0))

@@ -133,7 +133,7 @@ def test_rows_of_a_sample_are_never_in_both_parts() -> None:
     assert (line["accuracy_low"], line["accuracy_high"]) == wilson(line["accuracy"], 10)
 
 
-def test_a_frame_has_a_line_for_each_row_and_missing_values(shared: Any) -> None:
+def test_a_frame_has_a_line_for_each_row(shared: Any) -> None:
     pandas = pytest.importorskip("pandas")
     rows = prompts(shared).captures["seen"]["blocks.0"]
     frame = rows.frame()
@@ -146,12 +146,12 @@ def test_a_frame_has_a_line_for_each_row_and_missing_values(shared: Any) -> None
     assert pandas.isna(whole["position"]).all() and whole["vector"][0].shape == (4, 8)
 
 
-def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(shared: Any) -> None:
+def test_a_missing_table_is_told_with_those_there_are(shared: Any) -> None:
     with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, faults, samples"):
         prompts(shared).table("wrong")
 
 
-def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_right_ends() -> None:
+def test_numbers_on_80_columns_are_never_cut() -> None:
     console = Console(file=StringIO(), width=80)
     names = [f"transformer.encoder.blocks.{n}.attention.output" for n in range(5)]
     show_table(console, ["module", "train", "test", *"abcd"], [[name, *["0.123"] * 6] for name in names])

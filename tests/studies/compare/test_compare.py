@@ -76,7 +76,7 @@ def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tu
             assert (int(row["largest_sample"]), int(row["largest_index"])) == place
 
 
-def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digits: tuple[Run, Run]) -> None:
+def test_a_fault_in_one_weight_comes_first(shared: Any, digits: tuple[Run, Run]) -> None:
     content, rows = content_of(shared("task=compare", *both(digits), "task.cka=true"))
     left, right = (each.captures["seen"]["layers.2"].numpy() for each in digits)
     differs = np.linalg.norm(left - right, axis=1) > 1e-3 * np.linalg.norm(left, axis=1)
@@ -115,7 +115,7 @@ def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Pa
         )
 
 
-def test_batches_dtypes_and_ids_pair_by_sample(tmp_path: Path) -> None:
+def test_batches_pair_by_sample(tmp_path: Path) -> None:
     rows = normal(20, 4)
     one = written(tmp_path / "one", {"fc": rows[:8]}, {"fc": rows[8:16]})
     other = written(tmp_path / "other", *({"fc": part.bfloat16()} for part in rows.split(5)))
@@ -185,7 +185,7 @@ def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys:
     assert "other null" in printed and "None" not in printed
 
 
-def test_values_that_are_not_finite_differ_only_where_one_side_has_them() -> None:
+def test_values_not_finite_on_both_sides_do_not_differ() -> None:
     nan, inf, low = math.nan, math.inf, torch.finfo(torch.float32).min
     left = torch.tensor([[nan, 1.0], [nan, 1.0], [inf, 1.0], [inf, 1.0], [low, 1.0], [low, 1.0]])
     right = torch.tensor([[nan, 1.0], [0.0, 1.0], [inf, 1.0], [-inf, 1.0], [low, 1.0], [low, 1.1]])

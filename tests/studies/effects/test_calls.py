@@ -164,6 +164,6 @@ def test_a_hook_that_fires_at_one_call_is_counted_there_only(executed, net, caps
         ("{module: [once, core], call: [1]}", "task.over.call: on once called 1 time in a forward"),
     ],
 )
-def test_calls_that_a_module_does_not_have_are_refused_before_the_run(over, said, net, refused) -> None:
+def test_calls_that_a_module_lacks_are_refused(over, said, net, refused) -> None:
     moved = "+hooks.h={select: [once, core], hook: forward, action: scale, factor: 0}"
     assert said in refused(*TASK, moved, f"task.over={over}", *net("Deep"))

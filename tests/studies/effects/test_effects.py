@@ -99,7 +99,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
-def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(executed, effects, capsys) -> None:
+def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
     made = executed(*words(hook, "{module: each, index: each}", *DIGITS))
     found, (model, batches) = made.effects, plain(*DIGITS)
@@ -133,7 +133,7 @@ def test_a_window_over_the_input_is_occlusion(effects) -> None:
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_heads_and_tokens_of_padded_sequences(padding: str, effects) -> None:
+def test_heads_of_padded_sequences_make_a_grid(padding: str, effects) -> None:
     padded = (*DECODER, f"data.args.padding={padding}")
     zero = "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0"
     found, (model, batches) = effects(zero + "}", "{module: each, heads: each}", *padded), plain(*padded)
@@ -265,7 +265,7 @@ def test_other_hooks_stay_as_they_are_in_each_cell(executed) -> None:
     torch.testing.assert_close(made.captures["seen"]["fc"][:], seen[:])
 
 
-def test_the_gradient_is_the_change_of_the_value_times_the_derivative(effects) -> None:
+def test_the_gradient_approximates_the_change(effects) -> None:
     hook = "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0.1}"
     found = effects(hook, "{module: each, heads: each}", *DECODER, "task.method=gradient")
     model, batches = plain(*DECODER)
@@ -297,7 +297,7 @@ def test_seeds_are_the_runs_with_these_seeds(effects, executed) -> None:
     close(made["exact"], made["seeds"].mean(0))
 
 
-def test_what_a_patch_restores_and_what_chance_gives(effects, executed) -> None:
+def test_a_patch_restores_more_than_chance(effects, executed) -> None:
     names = (*DECODER[:2], "data=names", "data.args.val_size=6", "data.batch_size=4")
     clean = executed(
         "task=predict", *names, "+hooks.seen={select: 'blocks.*.resid_post', hook: forward, action: capture}"
@@ -314,7 +314,7 @@ def test_what_a_patch_restores_and_what_chance_gives(effects, executed) -> None:
     assert (made["placebo"][:, 1, 1] - made["exact"][1, 1]).abs().min() > 1e-4, "values of other samples"
 
 
-def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, executed, monkeypatch) -> None:
+def test_a_run_cut_off_within_a_batch_ends_equal(run, executed, monkeypatch) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
     arguments = words(
         "{select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
@@ -402,7 +402,7 @@ def test_every_cell_is_checked_before_the_first(over, said, refused) -> None:
     assert said in refused(*words(hook, over, *DECODER))
 
 
-def test_positions_that_a_sample_lacks_leave_it_as_it_is_on_request(effects) -> None:
+def test_a_sample_may_lack_positions_on_request(effects) -> None:
     hook = "{select: blocks.0, hook: forward, action: replace, value: 0}"
     found = effects(hook, "{tokens: [4, {position: 8, missing: skip}]}", *DECODER)
     assert (found["exact_samples"][1] == found["unedited_samples"]).sum() in range(1, 11)
@@ -420,13 +420,13 @@ def test_the_moved_hook_needs_no_select(over: str, paths: list[str] | None, effe
         close(found["exact_samples"][row], by_hand(model, batches, [path], put(..., factor=0.5), of_labels))
 
 
-def test_a_mistake_of_the_task_alone_is_told_where_its_values_complete_the_hook(refused) -> None:
+def test_a_mistake_of_the_task_alone_is_told(refused) -> None:
     over = "{module: [fc], factor: [0, 1]}"
     said = refused(*words("{hook: forward, action: scale}", over, "model=mlp", *DIGITS, "task.seeds=0"))
     assert "1 configuration error\n  task.seeds" in said
 
 
-def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:
+def test_the_page_has_maps_with_links_to_samples(executed) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
     over = "{module: each, index: [':, 0', ':, 1']}"
     made = executed(*words(hook, over, *DIGITS, "task.method=[exact, gradient]"))
@@ -437,7 +437,7 @@ def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:
 
 
 @pytest.mark.usefixtures("pages")
-def test_cells_without_a_finite_metric_are_told_and_shown(run, capsys) -> None:
+def test_cells_without_a_finite_metric_are_told(run, capsys) -> None:
     hook = "{select: relu1, hook: forward, action: scale}"
     larger = "+hooks.larger={select: relu2, hook: forward, action: scale, factor: 1e4}"
     seen = "+hooks.seen={select: fc, hook: forward, action: stats}"

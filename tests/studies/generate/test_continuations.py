@@ -39,7 +39,7 @@ def test_a_prescribed_first_token_is_taken_whatever_the_scores() -> None:
     assert choosing.choose(scores(1, 3) * 50).tolist() == [1, 3]
 
 
-def test_scores_without_a_finite_one_are_refused_for_open_sequences_alone() -> None:
+def test_open_sequences_need_a_finite_score() -> None:
     choosing = NextTokens(None, [0, 0], stop=(3,), most=3)
     choosing.choose(scores(1, 3))
     wrong = scores(1, 1)
@@ -60,7 +60,7 @@ def test_each_new_token_is_another_draw() -> None:
     assert all(len(set(tokens)) > 1 for tokens in choosing.tokens)
 
 
-def test_draws_follow_the_distribution_and_its_restrictions() -> None:
+def test_draws_follow_the_distribution() -> None:
     ordered, places = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]), torch.tensor([2, 0, 4, 3, 1])
     logits = ordered[places].repeat(3000, 1)
     for sampling, of_ordered in (
@@ -79,7 +79,7 @@ def test_draws_follow_the_distribution_and_its_restrictions() -> None:
         assert not counts[expected == 0].any(), sampling
 
 
-def test_a_prompt_is_its_real_tokens_and_one_without_tokens_is_named() -> None:
+def test_a_prompt_without_tokens_is_named() -> None:
     inputs = {
         "input_ids": torch.tensor([[0, 5, 6], [7, 8, 0]]),
         "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 0]]),
@@ -141,7 +141,7 @@ def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_record_has_the_reason_of_its_end_and_the_kl_to_the_one_without_hooks() -> None:
+def test_a_record_has_the_reason_of_its_end() -> None:
     now = Continuation([0], True, torch.tensor([5.0, 0, 0]))
     without = Continuation([1, 2], False, torch.zeros(3))
     found = record_of([8, 9], now, Texts(None), without)
@@ -166,7 +166,7 @@ def shown(sums: Sums, width: int, *, compared: bool = True) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def test_lines_fit_the_terminal_and_show_the_changes() -> None:
+def test_lines_fit_the_terminal() -> None:
     first, later, nothing = Sums(), Sums(), Sums()
     first.add(record(3, kl=math.log(2)))
     later.add(record(4, without="b"))

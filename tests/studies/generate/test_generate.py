@@ -84,7 +84,7 @@ def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:
 
 
 @torch.no_grad()
-def test_greedy_decoding_equals_that_of_transformers_and_of_a_loop_by_hand(generate: Runs) -> None:
+def test_greedy_decoding_equals_that_of_transformers(generate: Runs) -> None:
     model, data = hookrun.build(overrides=[*MODELS["gpt2"], "data=prompts", "data.args.file=prompts.jsonl",
                                            "task=generate", "compute.device=cpu"])  # fmt: skip
     model.eval()
@@ -153,7 +153,7 @@ def test_the_old_name_of_without_hooks_still_works(ready) -> None:
     assert "\n".join(prepared.notes).count("task.compare is the old name of task.without_hooks") == 1
 
 
-def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
+def test_an_end_token_ends_its_sequence_alone(generate: Runs) -> None:
     for name in ("decoder", "gpt2"):
         plain = ids_of(generate(name, "task.stop=[]"))
         end = plain[2][2]
@@ -169,7 +169,7 @@ def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
         assert {line["reason"] for line in found.generations} == {"end", "length"}
 
 
-def test_a_seed_gives_other_draws_and_the_same_seed_the_same(generate: Runs) -> None:
+def test_the_same_seed_gives_the_same_draws(generate: Runs) -> None:
     weights = "model.weights=" + str(saved_weights())
     first, again, other = (ids_of(generate("decoder", DRAWN, weights, f"seed={seed}")) for seed in (1, 1, 2))
     assert first == again != other
@@ -183,7 +183,7 @@ def saved_weights() -> Path:
     return Path("weights.safetensors").absolute()
 
 
-def test_a_model_without_a_mask_continues_batches_of_equal_length(executed, own_model, generate) -> None:
+def test_a_model_without_a_mask_takes_equal_lengths(executed, own_model, generate) -> None:
     own = own_model("""
         def __init__(self):
             super().__init__()
@@ -209,7 +209,7 @@ def test_a_check_that_stops_ends_after_its_batch(generate: Runs) -> None:
     assert len(generate("decoder", check, "data.batch_size=2", stops=True).generations) == 2
 
 
-def test_prompts_that_cannot_be_continued_are_refused_before_the_run(refused, tmp_path) -> None:
+def test_prompts_that_cannot_go_on_are_refused(refused, tmp_path) -> None:
     names = ("data=names", "task=generate")
     said = refused("task=generate")
     assert "the data 'digits' has none" in said and "use data=prompts" in said

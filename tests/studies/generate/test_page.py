@@ -38,7 +38,7 @@ def page(tmp_path: Path) -> Callable[..., str]:
     return page
 
 
-def test_both_continuations_are_shown_side_by_side_with_the_difference_marked(page) -> None:
+def test_both_continuations_are_shown_side_by_side(page) -> None:
     source = page(LINE, texts=((3, "one"), (4, "two"), (5, "three")))
     assert "With hooks 1 of 1 sample continued differently" in source and "KL 0.125 nats" in source
     assert re.findall("<mark>(.*?)</mark>", source) == ["three ", "two "]
@@ -56,7 +56,7 @@ def test_both_continuations_are_shown_side_by_side_with_the_difference_marked(pa
     assert "without hooks" not in page(alone) and "one two" in page(alone).replace("\n", "")
 
 
-def test_the_probabilities_are_open_only_where_the_hooks_changed_something(page: Callable[..., str]) -> None:
+def test_only_changed_probabilities_are_open(page: Callable[..., str]) -> None:
     same = {**LINE, "ids_without": LINE["ids"], "text_without": LINE["text"], "next_without": LINE["next"]}
     assert "<details open><summary>the most probable" in page(LINE)
     assert "<details><summary>the most probable" in page({**same, "kl_first": 0.0})

@@ -220,7 +220,7 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed, tmp_path) 
             assert off and all(line["answer_logit"] == 0 for line in off)
 
 
-def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed, tmp_path) -> None:
+def test_hooks_after_the_unembedding_affect_predictions(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (*LENS, weights, "task.tokens=-1", "task.top=1", "train.limit_batches=1")
     turned = "+hooks.z={select: unembed, hook: forward, action: scale, factor: -1.0}"
@@ -232,7 +232,7 @@ def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed, tmp
     assert answers(found, "(rest)")
 
 
-def test_a_prompt_has_the_same_results_with_padding_on_either_side(executed, tmp_path) -> None:
+def test_padding_on_either_side_changes_no_result(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     left, right = (
         executed(*LENS, weights, f"data.args.padding={side}", "task.tokens={span: subject}").lens

@@ -49,7 +49,7 @@ def test_a_model_in_inference_mode_is_observed_alike() -> None:
     assert all(torch.equal(rows, expected.outputs[path]) for path, rows in seen.outputs.items())
 
 
-def test_hooks_are_removed_and_nothing_is_seen_outside_of_observe() -> None:
+def test_nothing_is_seen_outside_of_observe() -> None:
     model = decoder()
 
     def hooks() -> int:
@@ -180,7 +180,7 @@ class Capped(nn.Module):
         return scores if self.cap is None else torch.tanh(scores / self.cap) * self.cap
 
 
-def test_a_factor_and_a_cap_on_the_logits_are_those_of_the_config() -> None:
+def test_a_cap_on_the_logits_is_that_of_the_config() -> None:
     for frozen in (False, True):
         found, logits = read(Capped(), frozen=frozen)
         torch.testing.assert_close(found["inner.blocks.1.resid_post", None]["answer_logit"][0], logits[0, 7])
@@ -210,7 +210,7 @@ def read_at_four(*, kl: bool = True, factor: float = 1.0) -> Reading:
     return {**read, "kl": numbers / 10} if kl else read
 
 
-def test_means_leave_out_positions_without_an_answer_or_a_wrong_one() -> None:
+def test_means_leave_out_positions_without_an_answer() -> None:
     means = PartMeans()
     means.add(A, read_at_four(), READ_AT)
     means.add(None, read_at_four(factor=10, kl=False), READ_AT)
@@ -221,7 +221,7 @@ def test_means_leave_out_positions_without_an_answer_or_a_wrong_one() -> None:
     assert means.means(None, ["answer_logit"])["answer_logit"] == pytest.approx(80 / 3)
 
 
-def test_a_part_that_is_missing_in_a_batch_counts_as_nothing_there() -> None:
+def test_a_part_missing_in_a_batch_counts_as_nothing() -> None:
     means = PartMeans()
     for keys in ((None, A), (None, A, A_HEAD, B)):
         for key in keys:

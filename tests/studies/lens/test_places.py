@@ -42,7 +42,7 @@ class Plain(nn.Module):
         self.model, self.lm_head = body, nn.Linear(4, 9, bias=False)
 
 
-def test_the_decoder_and_one_with_the_names_of_transformers_need_none() -> None:
+def test_known_decoders_need_no_places() -> None:
     ours = found(decoder(), by_head=True)
     assert (ours.blocks, ours.final_norm, ours.unembed) == (("blocks.0", "blocks.1"), "ln_final", "unembed")
     heads = HeadsPlace("blocks.0.attn.heads", "blocks.0.attn.out", "blocks.0.attn.out.bias", 2)
@@ -83,7 +83,7 @@ def test_all_that_is_not_found_is_told_at_once() -> None:
     assert "no final norm beside its blocks in model" in refused(without)["task.final_norm"]
 
 
-def test_two_lists_that_could_be_the_blocks_and_an_encoder_are_refused() -> None:
+def test_two_lists_that_could_be_the_blocks_are_refused() -> None:
     two = Plain()
     two.model.add_module("h", nn.ModuleList([nn.Identity()]))
     assert "found model.layers, model.h" in refused(two)["task.residual"]
@@ -93,7 +93,7 @@ def test_two_lists_that_could_be_the_blocks_and_an_encoder_are_refused() -> None
     assert "is an encoder-decoder" in refused(two)["task.name"]
 
 
-def test_a_projection_that_is_not_there_or_takes_no_heads_is_told_for_its_block() -> None:
+def test_a_wrong_projection_is_told_for_its_block() -> None:
     wrong = refused(decoder(), heads=parse_selector("**.mlp.out"), by_head=True)["task.heads"]
     assert "mlp.out does not take the heads of an attention" in wrong
     first = refused(decoder(), heads=parse_selector("blocks.0.attn.heads"), by_head=True)["task.heads"]
@@ -135,7 +135,7 @@ NORMS += [nn.LayerNorm(8, elementwise_affine=False), nn.RMSNorm(8, eps=0.2)]
 
 @torch.no_grad()
 @pytest.mark.parametrize("module", NORMS)
-def test_a_frozen_norm_is_linear_and_adds_up_to_the_norm(module: nn.Module) -> None:
+def test_a_frozen_norm_is_linear(module: nn.Module) -> None:
     found = frozen("ln", drawn(module), X, module(X))
     bias = 0 if found.bias is None else found.bias
     parts = [normal(4, 8, seed=5), normal(4, 8, seed=6)]
@@ -146,7 +146,7 @@ def test_a_frozen_norm_is_linear_and_adds_up_to_the_norm(module: nn.Module) -> N
 
 
 @torch.no_grad()
-def test_low_precision_is_computed_in_float32_and_float64_stays() -> None:
+def test_low_precision_is_computed_in_float32() -> None:
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         module = drawn(nn.LayerNorm(8)).to(dtype)
         found = frozen("ln", module, X.to(dtype), module(X.to(dtype)))
@@ -158,7 +158,7 @@ def test_low_precision_is_computed_in_float32_and_float64_stays() -> None:
 
 
 @torch.no_grad()
-def test_what_computes_something_else_is_refused_and_so_is_what_is_not_finite() -> None:
+def test_what_computes_something_else_is_refused() -> None:
     for module in (
         nn.Linear(8, 8), nn.Identity(), nn.Sequential(nn.LayerNorm(8), nn.Tanh()), nn.Linear(8, 3),
     ):  # fmt: skip
