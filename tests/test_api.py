@@ -20,7 +20,7 @@ features:
 """
 
 
-def test_a_spec_from_a_file_a_dict_and_an_experiment(tmp_path: Path) -> None:
+def test_a_spec_comes_from_a_file_or_a_dict(tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text(HOOKS)
     (tmp_path / "whole.yaml").write_text("hooks:" + HOOKS.replace("\n", "\n  "))
     as_dict = {"features": {"select": "0", "hook": "forward", "action": "capture"}}
@@ -58,7 +58,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str, said: str) -> None
     assert said in str(caught.value)
 
 
-def test_a_missing_file_and_no_source_at_all_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hookrun.SpecError, match="there is no such file"):
         hookrun.load_spec(tmp_path / "none.yaml")
     with pytest.raises(hookrun.SpecError, match="takes a file or a dict"):

@@ -19,7 +19,7 @@ README, PAGE = ROOT / "README.md", ROOT / "scripts/benchmarks/README.md"
 MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
 
 
-def test_a_subject_is_measured_printed_and_written(tmp_path, capsys) -> None:
+def test_a_measured_subject_is_printed(tmp_path, capsys) -> None:
     out, readme = tmp_path / "bench.json", tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     arguments = ["--rounds", "1", "--seconds", "0", "--json", str(out), "--readme", str(readme)]
@@ -46,7 +46,7 @@ def test_the_picture_has_every_variant_of_a_row() -> None:
     assert places["hand"] < places["ours"] < places["peer"]
 
 
-def test_captures_of_the_small_network_equal_those_of_hand_written_hooks(tmp_path: Path) -> None:
+def test_captures_equal_those_of_hand_written_hooks(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     arguments = ["--row", "capture_mlp", "--row", "clamp_mlp", "--rounds", "1", "--seconds", "0"]
     assert main(["hooks", *arguments, "--json", str(out)]) == 0
@@ -62,7 +62,7 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     assert judged("work", {"bare": [1.0], OURS: [1.6]}, target=1.5).reached is False
 
 
-def test_other_outputs_are_an_error_for_hookrun_and_leave_out_another_library() -> None:
+def test_other_outputs_are_an_error_for_hookrun_alone() -> None:
     def ways(**values: float) -> Ways:
         found = Ways()
         for name, value in values.items():

@@ -15,7 +15,7 @@ def about(lines: tuple[int, int], branches: tuple[int, int]) -> dict[str, object
     return {"summary": {**counts, "percent_covered": 12.5, "percent_covered_display": "12"}}
 
 
-def test_percentages_are_of_the_sums_of_a_folder_and_of_all() -> None:
+def test_percentages_are_of_the_sums_of_a_folder() -> None:
     files = {
         "hookrun/version.py": about((1, 1), (0, 0)),
         "hookrun/engine/spec/hook.py": about((10, 10), (1, 2)),

@@ -267,7 +267,7 @@ def test_no_module_is_named_like_a_public_function() -> None:
     assert not (PACKAGE / "command" / "cli" / "main.py").exists()
 
 
-def test_importing_every_spec_action_and_task_leaves_torch_unimported() -> None:
+def test_importing_every_spec_leaves_torch_unimported() -> None:
     """An experiment is validated, and ``--help`` printed, before torch is imported."""
     names = [
         name

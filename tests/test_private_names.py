@@ -36,7 +36,7 @@ def test_every_version_installed_here_has_the_names() -> None:
 
 
 @pytest.mark.parametrize("part", private_names.NAMES)
-def test_a_missing_name_is_told_with_package_and_version(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_is_told_with_its_version(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where = next(iter(private_names.NAMES[part]))
     monkeypatch.setitem(private_names.NAMES, part, {where: "_gone", f"{where}.nowhere": "_lost"})
     private_names.require.cache_clear()

@@ -54,7 +54,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 @pytest.mark.usefixtures("_empty_folder")
-def test_a_model_of_ones_own_is_trained_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_ones_own_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     files = re.findall(r"cat > (\S+) <<'EOF'\n(.*?)EOF\n", FIVE_MINUTES, re.DOTALL)
     assert [name for name, _ in files] == ["mypkg/models.py", "my_conf/experiment/mine.yaml"]
     for name, text in files:

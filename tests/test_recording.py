@@ -72,7 +72,7 @@ def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
     assert "plan.json" in verify(run.path).bad[0]
 
 
-def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
+def test_samples_name_the_rows(tmp_path: Path) -> None:
     model = network()
     with hookrun.record(model, {"features": SPEC["features"]}, run_dir=tmp_path / "mine") as hooks:
         for ids in ([7, 3], [9, 1]):
@@ -149,7 +149,7 @@ def test_the_reason_of_its_end_is_in_the_status(tmp_path, error: Any, status: st
     assert run.hooks["sites"] and (run.path / "report.html").exists() and not (run.path / ".lock").exists()
 
 
-def test_checks_stop_and_fail_a_run(tmp_path: Path) -> None:
+def test_checks_stop_a_run(tmp_path: Path) -> None:
     spec = {"small": {"select": "2", "hook": "forward", "action": "check", "max": 0.0, "policy": "stop"}}
     model = network()
     with hookrun.record(model, spec, run_dir=tmp_path / "stopped") as hooks:
@@ -272,7 +272,7 @@ def test_a_class_name_of_any_length_is_stored_shortened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_a_line_after_the_optimizer_s_step_has_the_step_of_its_batch(tmp_path: Path, by_hand: bool) -> None:
+def test_lines_after_the_step_belong_to_its_batch(tmp_path: Path, by_hand: bool) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.record(model, {}, run_dir=tmp_path / "mine") as hooks:
@@ -335,7 +335,7 @@ def test_a_loop_that_calls_step_counts_by_itself(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "mine") == [0, 2, 4]
 
 
-def test_micro_batches_before_the_first_step_of_an_optimizer_are_of_step_0(tmp_path: Path) -> None:
+def test_micro_batches_before_the_first_step_are_of_step_0(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.record(model, SEEN, tmp_path / "mine"):

@@ -117,7 +117,7 @@ def other_python(version: str) -> str:
     return f'#!/bin/sh\nexec "{sys.executable}" "$1" "import sys; sys.version_info = {version}; $2"\n'
 
 
-def test_each_script_parses_and_is_executable_or_sourced() -> None:
+def test_each_script_parses() -> None:
     for script in SCRIPTS:
         path = ROOT / script
         assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
@@ -151,7 +151,7 @@ def test_without_a_python_the_error_says_what_to_do(bare: Machine) -> None:
     assert not (bare.checkout / ".venv").exists()
 
 
-def test_a_fresh_clone_installs_once_and_runs(machine: Machine) -> None:
+def test_a_fresh_clone_installs_once(machine: Machine) -> None:
     first = machine.script("scripts/hookrun", "experiment=clip_fc", "note=two words")
     install, run = machine.asked()
     assert install == "pip install --disable-pip-version-check --editable . --quiet"
@@ -164,7 +164,7 @@ def test_a_fresh_clone_installs_once_and_runs(machine: Machine) -> None:
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
 
 
-def test_a_run_by_a_link_starts_in_the_callers_folder_and_returns_its_exit_code(machine) -> None:
+def test_a_run_by_a_link_returns_its_exit_code(machine) -> None:
     machine.install()
     link = machine.folder / "bin/hookrun"
     link.symlink_to(machine.checkout / "scripts/hookrun")
@@ -172,7 +172,7 @@ def test_a_run_by_a_link_starts_in_the_callers_folder_and_returns_its_exit_code(
     assert machine.log() == [f"{machine.folder / 'work'}: -m hookrun task=plan"]
 
 
-def test_a_changed_pyproject_or_an_extra_is_installed_into_the_same_environment(machine: Machine) -> None:
+def test_a_changed_pyproject_is_installed_again(machine: Machine) -> None:
     machine.install()
     kept = machine.checkout / ".venv/kept"
     kept.touch()
@@ -207,7 +207,7 @@ def test_a_copied_checkout_does_not_run_the_first_ones_code(machine: Machine) ->
     assert not (copy.checkout / ".venv/of the first").exists()
 
 
-def test_the_environment_of_another_checkout_behind_a_link_is_kept(machine: Machine) -> None:
+def test_the_environment_behind_a_link_is_kept(machine: Machine) -> None:
     machine.install()
     other = Machine(machine.folder / "other")
     shutil.copytree(machine.folder, other.folder, symlinks=True)
@@ -228,7 +228,7 @@ def test_an_environment_of_other_origin_is_not_changed(machine: Machine) -> None
     assert machine.asked() == []
 
 
-def test_uv_installs_if_present_and_pip_if_uv_fails(machine: Machine) -> None:
+def test_pip_installs_where_uv_fails(machine: Machine) -> None:
     machine.put("uv", '#!/bin/sh\necho "uv: uv $*" >> "$LOG"\n[ "$1 $FAILING" != "pip uv" ]\n')
     by_uv = f"uv pip install --python {machine.checkout}/.venv/bin/python --editable .[dev] --quiet"
     by_pip = "pip install --disable-pip-version-check --editable .[dev] --quiet"
@@ -240,7 +240,7 @@ def test_uv_installs_if_present_and_pip_if_uv_fails(machine: Machine) -> None:
     assert machine.asked() == [by_uv]
 
 
-def test_a_failed_installation_runs_nothing_and_is_tried_again(machine: Machine) -> None:
+def test_a_failed_installation_is_tried_again(machine: Machine) -> None:
     done = machine.script("scripts/hookrun", FAILING="pip")
     assert done.returncode == 1 and "the installation failed" in done.stderr
     assert [line.split()[0] for line in machine.asked()] == ["pip"]
@@ -268,7 +268,7 @@ def test_two_started_at_once_install_once(machine: Machine) -> None:
     assert sorted(line.split()[0] for line in machine.asked()) == ["hookrun", "hookrun", "pip"]
 
 
-def test_the_checks_run_in_order_and_the_rest_is_pytests(machine: Machine) -> None:
+def test_the_checks_run_in_order(machine: Machine) -> None:
     machine.install("dev")
     done = machine.script("scripts/test", "tests/engine/spec", "-k", "a and b", FAILING="pytest")
     checks = ["ruff format --check .", "ruff check .", "mypy"]
@@ -282,7 +282,7 @@ def test_the_checks_run_in_order_and_the_rest_is_pytests(machine: Machine) -> No
     assert done.stderr.endswith("failed: ruff format --check ., ruff check ., mypy\n")
 
 
-def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage(machine: Machine) -> None:
+def test_ci_measures_coverage(machine: Machine) -> None:
     machine.install("dev")
     measured = "pytest -n 2 --cov --cov-report= --cov-fail-under=0"
     done = machine.script(".ci/run")

@@ -58,7 +58,7 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pause
 
 
-def test_outside_of_a_loop_each_signal_is_raised_at_once_and_handlers_are_restored() -> None:
+def test_outside_of_a_loop_each_signal_is_raised_at_once() -> None:
     for number, code in ((INT, 130), (TERM, 143), (HUP, 129), (USR1, 138)):
         with pytest.raises(KeyboardInterrupt) as caught, handled():
             raised(number)
@@ -72,7 +72,7 @@ def test_outside_of_a_loop_each_signal_is_raised_at_once_and_handlers_are_restor
     assert code_of(KeyboardInterrupt()) == 130
 
 
-def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) -> None:
+def test_a_loop_raises_the_second_signal(pause, capfd) -> None:
     done = []
     with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
         assert pending() is None
@@ -89,7 +89,7 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) ->
     assert done == ["step"]
 
 
-def test_only_the_next_signal_is_ignored_where_the_run_has_failed(pause: Callable[[float], None]) -> None:
+def test_a_failed_run_ignores_the_next_signal_only(pause: Callable[[float], None]) -> None:
     done = []
     with pytest.raises(Interrupted, match="SIGINT"), handled():
         ignore_next()
@@ -102,7 +102,7 @@ def test_only_the_next_signal_is_ignored_where_the_run_has_failed(pause: Callabl
     assert done == ["page"]
 
 
-def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> None:
+def test_an_error_in_a_cleanup_does_not_replace_the_signal() -> None:
     error = AttributeError("no attribute 'save_nargs'")
     for around in (handled, interruption_kept):
         with pytest.raises(Interrupted, match="SIGTERM") as caught, handled(), around():
@@ -113,7 +113,7 @@ def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> 
         assert caught.value.__cause__ is error
 
 
-def test_an_error_that_other_code_raises_in_place_of_the_signal_does_not_replace_it() -> None:
+def test_an_error_raised_in_its_place_keeps_the_signal() -> None:
     with pytest.raises(Interrupted, match="SIGTERM"), handled():
         with suppress(KeyboardInterrupt):
             raised(TERM)
@@ -171,7 +171,7 @@ def test_each_signal_after_the_second_is_raised_at_once_too(pause: Callable[[flo
             pause(0.2)
 
 
-def test_a_signal_that_is_handled_or_ignored_elsewhere_is_not_taken_over() -> None:
+def test_a_signal_handled_elsewhere_is_not_taken_over() -> None:
     seen = list[int]()
     signal.signal(HUP, signal.SIG_IGN)  # nohup
     signal.signal(USR1, lambda number, _: seen.append(number))
@@ -254,7 +254,7 @@ def test_a_worker_continues_until_its_parent_ends_it(method: str, tmp_path: Path
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_output_that_nobody_reads_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_output_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookrun.terminal.UNREAD", 0)
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -280,7 +280,7 @@ class Gone(io.StringIO):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_terminal_that_is_gone_ends_the_command_as_its_signal_does(tmp_path: Path) -> None:
+def test_a_lost_terminal_ends_the_command_by_its_signal(tmp_path: Path) -> None:
     file = (tmp_path / "screen").open("w")
     ended = pytest.raises(Interrupted, match="SIGHUP")
     stdout = redirect_stdout(Words(Gone(file.fileno())))  # type: ignore[type-var]
@@ -291,7 +291,7 @@ def test_a_terminal_that_is_gone_ends_the_command_as_its_signal_does(tmp_path: P
     assert (tmp_path / "screen").read_bytes() == b""
 
 
-def test_a_terminal_that_is_gone_does_not_end_a_command_that_ignores_its_signal(tmp_path: Path) -> None:
+def test_a_command_may_ignore_that_its_terminal_is_gone(tmp_path: Path) -> None:
     signal.signal(HUP, signal.SIG_IGN)
     with (tmp_path / "screen").open("w") as file, handled():
         with redirect_stdout(Words(Gone(file.fileno()))):  # type: ignore[type-var]
@@ -299,7 +299,7 @@ def test_a_terminal_that_is_gone_does_not_end_a_command_that_ignores_its_signal(
         assert pending() is None
 
 
-def test_a_signal_that_arrives_where_python_cannot_raise_it_is_raised_later(pause, capsys) -> None:
+def test_a_signal_that_cannot_be_raised_waits(pause, capsys) -> None:
     class Removed:
         def __del__(self) -> None:
             pause(1)

@@ -83,7 +83,7 @@ def test_hooks_on_activations_alone_leave_no_gradients() -> None:
     assert [parameter.grad for parameter in model.parameters()] == [None] * 4
 
 
-def test_outputs_in_containers_and_any_names_of_arguments_are_taken() -> None:
+def test_outputs_in_containers_are_taken() -> None:
     x = torch.ones(2, requires_grad=True)
     gradients = {"select": "fc", "hook": "output_grad", "action": "capture"}
 
@@ -104,9 +104,7 @@ def test_outputs_in_containers_and_any_names_of_arguments_are_taken() -> None:
         ({"action": "python", "function": lambda x: x[:, :1] @ x}, hookrun.HookError, r"'seen' .* on fc1"),
     ],
 )
-def test_a_wrong_hook_is_an_error_and_leaves_no_hooks(
-    change: dict[str, Any], error: type[Exception], where: str
-) -> None:
+def test_a_wrong_hook_leaves_no_hooks(change: dict[str, Any], error: type[Exception], where: str) -> None:
     model = tiny_model()
     with pytest.raises(error, match=where):
         records(model, {"seen": {**CAPTURE, **change}}, torch.ones(2, 4))
@@ -130,7 +128,7 @@ def test_a_backward_pass_without_a_gradient_is_a_warning() -> None:
 
 
 @pytest.mark.usefixtures("_generators_untouched")
-def test_tiny_models_are_equal_and_trained_on_their_own() -> None:
+def test_tiny_models_are_trained_on_their_own() -> None:
     model, other = tiny_model(), tiny_model()
     assert [name for name, _ in model.named_children()] == ["fc1", "relu1", "fc2"]
     assert model(torch.ones(5, 4)).shape == (5, 3)
@@ -140,7 +138,7 @@ def test_tiny_models_are_equal_and_trained_on_their_own() -> None:
 
 
 @pytest.mark.usefixtures("_generators_untouched")
-def test_a_tiny_run_is_finished_and_has_what_runs_have(tmp_path, capsys) -> None:
+def test_a_tiny_run_has_what_runs_have(tmp_path, capsys) -> None:
     folder = tmp_path / "it's a run, [1=2]"
     run = tiny_run(folder)
     assert (run.path, run.status["status"]) == (folder, "done") and verify(folder).bad == []

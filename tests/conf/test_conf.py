@@ -60,7 +60,7 @@ def leaves(node: Any, path: str = "") -> list[str]:
     return [leaf for key in node for leaf in leaves(node[key], f"{path}.{key}".lstrip("."))]
 
 
-def test_the_public_keys_are_these_and_can_be_overridden_without_a_plus() -> None:
+def test_public_keys_are_overridden_without_a_plus() -> None:
     keys = [key for key in leaves(compose_dict()) if not key.startswith("model.args.")]
     assert sorted(keys) == PUBLIC.split()
 
@@ -78,7 +78,7 @@ def test_there_is_a_file_for_every_task() -> None:
 
 
 @pytest.mark.parametrize(("name", "task"), tasks().items())
-def test_the_file_of_a_task_names_it_and_lists_its_keys(name: str, task: type[Task]) -> None:
+def test_the_file_of_a_task_lists_its_keys(name: str, task: type[Task]) -> None:
     section = compose_dict([f"task={name}"])["task"]
     assert section.pop("name") == name
     assert set(section) == (
@@ -101,14 +101,14 @@ def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_placed_at_the_root_and_has_a_comment_on_what_it_shows(name: str) -> None:
+def test_an_experiment_has_a_comment_on_what_it_shows(name: str) -> None:
     header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
     assert header == "# @package _global_"
     assert comment.startswith("# ") and len(comment) < 100
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])
-def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) -> None:
+def test_the_command_line_changes_the_task_of_a_tutorial(name: str) -> None:
     assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
 
 
@@ -131,7 +131,7 @@ def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_files_are_short_explained_and_hold_no_code(path: Path) -> None:
+def test_files_hold_no_code(path: Path) -> None:
     text = (CONF / path).read_text()
     assert text.startswith("# ")
     assert len(text.splitlines()) < 60

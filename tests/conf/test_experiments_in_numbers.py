@@ -16,7 +16,7 @@ from hookrun.cli import main
 from hookrun.studies.effects.records import Effects
 
 
-def test_heads_and_positions_of_one_trained_model(shipped) -> None:
+def test_lm_experiments_agree_on_one_trained_model(shipped) -> None:
     silenced: Effects = shipped("lm/head_ablation").effects
     model = next(Path("outputs/needs").glob("*/*/status.json")).parent
     trained = [line for line in hookrun.open_run(model).metrics if line["split"] == "val"][-1]
@@ -43,7 +43,7 @@ def test_heads_and_positions_of_one_trained_model(shipped) -> None:
     assert len(runs) == 2, "the model is trained once for all runs, and so is the clean run"
 
 
-def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(shipped) -> None:
+def test_the_answer_needs_the_direction_of_a_repeated_name(shipped) -> None:
     """Of the trained model, which is right in over 95 % without the hook: see the test above."""
 
     def accuracy(*more: str) -> float:
@@ -64,7 +64,7 @@ def test_what_the_model_would_predict_after_each_layer(shipped) -> None:
 FAST = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
-def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_heads(shipped) -> None:
+def test_the_second_layer_of_two_has_induction_heads(shipped) -> None:
     run = shipped("lm/induction", "train.epochs=4", "train.checkpoint.save=none")
     values = [line for line in run.metrics if line["split"] == "val"]
     assert values[0]["accuracy"] < 0.6 < 0.95 < values[-1]["accuracy"]
@@ -152,7 +152,7 @@ def test_steering_adds_the_difference_of_the_two_means(shipped) -> None:
     assert found.metrics[-1]["changed"] == 1 and found.metrics[-1]["kl_first"] > 0.001
 
 
-def test_the_neurons_are_clamped_while_generating_and_no_others(clamped: Path, monkeypatch) -> None:
+def test_only_the_chosen_neurons_are_clamped(clamped: Path, monkeypatch) -> None:
     """To 40, which is large enough to change the tokens of any trained model."""
     monkeypatch.chdir(clamped)
     found = hookrun.open_run("outputs/latest")
@@ -173,7 +173,7 @@ def test_the_neurons_are_clamped_while_generating_and_no_others(clamped: Path, m
     assert any(line["ids"] != line["ids_without"] for line in lines)
 
 
-def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipped) -> None:
+def test_a_well_chosen_fifth_of_the_weights_suffices(shipped) -> None:
     first = (
         "{select: [conv1.weight, conv2.weight, fc.weight], hook: weight, action: capture, when: {step: 0}}"
     )
@@ -195,7 +195,7 @@ def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipp
         assert begins.equal(initial.get_parameter(name) * (begins != 0)), "of the dense network"
 
 
-def test_eight_bits_lose_nothing_and_two_bits_need_a_scale_for_each_channel(shipped) -> None:
+def test_two_bits_need_a_scale_for_each_channel(shipped) -> None:
     found = shipped("quantize_map").effects
     by_channel = shipped("quantize_map", "hooks.round.per=channel").effects
     assert found.axes == {"module": ["conv1.weight", "conv2.weight", "fc.weight"], "bits": [2, 3, 4, 6, 8]}

@@ -81,7 +81,7 @@ def test_the_model_is_built_once_before_the_directory_is_made(cwd: Path, notes, 
     ],
     ids=" ".join,
 )
-def test_a_refused_command_leaves_no_files_and_exits_with_2(arguments, cwd: Path, notes, capsys) -> None:
+def test_a_refused_command_leaves_no_files(arguments, cwd: Path, notes, capsys) -> None:
     assert main(arguments) == 2
     assert left(cwd) == []
     assert notes.ran == []
@@ -100,7 +100,7 @@ def test_a_read_only_task_leaves_no_files(task: str, flags: list[str], cwd: Path
     assert left(cwd) == []
 
 
-def test_a_directory_that_holds_a_run_is_refused_except_for_a_plan(cwd: Path, notes, capsys) -> None:
+def test_only_a_plan_accepts_a_directory_that_holds_a_run(cwd: Path, notes, capsys) -> None:
     assert main(["seed=5", "hydra.run.dir=mine"]) == 0
     assert main(["seed=6", "hydra.run.dir=mine"]) == 2
     assert f"hydra.run.dir: {cwd / 'mine'} already holds a run" in capsys.readouterr().err
@@ -161,7 +161,7 @@ class TestTrust:
     @pytest.mark.parametrize(
         "typed", [[], ["+trust=[mypkg,other.sub]"], ["trust=[mypkg,other.sub]"], ["+trust=mypkg", "++trust=other.sub"]]
     )  # fmt: skip
-    def test_only_typed_packages_are_trusted_and_none_is_stored(self, typed, cwd: Path, notes) -> None:
+    def test_only_typed_packages_are_trusted(self, typed, cwd: Path, notes) -> None:
         assert main([*typed, "seed=5"]) == 0
         ((_, trust),) = notes.prepared
         assert trust == ({"mypkg", "other.sub"} if typed else frozenset())
@@ -213,7 +213,7 @@ class TestCompletion:
             ("experiment=clip_fc hooks.clip_fc.m", ["hooks.clip_fc.max=", "hooks.clip_fc.min="]),
         ],
     )
-    def test_groups_options_and_keys_are_offered(self, line: str, offered: list[str], complete) -> None:
+    def test_completion_offers_groups_options_keys(self, line: str, offered: list[str], complete) -> None:
         assert complete(f"hookrun {line}") == offered
         assert {"experiment=", "data=", "task="} <= set(complete("hookrun "))
 
@@ -271,7 +271,7 @@ def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
     assert "hooked: found 'maybe'" in capsys.readouterr().err
 
 
-def test_a_stored_configuration_can_be_run_again_in_a_new_directory(cwd: Path, notes) -> None:
+def test_a_stored_configuration_can_be_run_again(cwd: Path, notes) -> None:
     assert main(["experiment=clip_fc", "seed=5", "hydra.run.dir=old"]) == 0
     assert main(["--config-dir", "old/.hydra", "--config-name", "config", "hooks.clip_fc.max=0.5"]) == 0
     (seed, new) = notes.ran[1]
@@ -317,7 +317,7 @@ def test_a_quick_preset() -> None:
 
 
 @pytest.mark.parametrize("key", ["off", "no", "on"])
-def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(key: str, conf, notes, capsys) -> None:
+def test_a_hook_named_like_a_boolean_must_be_quoted(key: str, conf, notes, capsys) -> None:
     hook = "{select: fc, hook: forward, action: print}"
     folder = conf(**{"experiment/mine": f"# @package _global_\nhooks:\n  {key}: {hook}\n  null: {hook}\n"})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
@@ -355,7 +355,7 @@ def section(text: str, title: str) -> str:
     return next(block for block in text.split("\n\n") if block.startswith(title))
 
 
-def test_it_describes_hookrun_and_its_usage_in_whole_lines(help_of) -> None:
+def test_help_describes_usage_in_whole_lines(help_of) -> None:
     text = help_of()
     assert max(map(len, text.splitlines())) <= 110 and "…" not in text
     assert text.startswith("hookrun: PyTorch hooks as configuration\n")
@@ -363,7 +363,7 @@ def test_it_describes_hookrun_and_its_usage_in_whole_lines(help_of) -> None:
     assert 'eval "$(hookrun -sc install=bash)"' in text
 
 
-def test_every_task_action_and_choice_is_listed(help_of) -> None:
+def test_each_task_action_or_choice_is_listed(help_of) -> None:
     text = help_of()
     assert all(f"  {name} " in section(text, "Tasks") for name in tasks())
     listed = section(text, "Actions").partition("\n")[2]
@@ -386,7 +386,7 @@ def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) ->
         assert words in [re.split("  +", line.strip()) for line in lines]
 
 
-def test_long_names_in_one_folder_do_not_widen_the_columns_of_others(help_of, conf: Conf) -> None:
+def test_long_names_do_not_widen_columns_of_other_folders(help_of, conf: Conf) -> None:
     sentence = "Long enough to fill all of the line that a short name leaves, and not one word more"
     folder = conf(
         **{
@@ -409,7 +409,7 @@ def test_another_help_template_of_hydra_still_works(help_of) -> None:
 SECTIONS = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
 
 
-def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypatch) -> None:
+def test_a_run_is_composed_once(notes, conf, monkeypatch) -> None:
     count, real = 0, App.compose_config
 
     def compose_config(self: App, *args: Any, **options: Any) -> Any:
@@ -431,7 +431,7 @@ def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypa
         assert (notes.ran[0][1].parent.name == "outputs") == (len(seeds) == 1), typed
 
 
-def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, cwd: Path, capsys) -> None:
+def test_settings_of_sweeps_do_not_fit_a_single_run(notes, cwd: Path, capsys) -> None:
     assert main(["seed=5", "fail_fast=true"]) == 2
     assert "fail_fast: is for a sweep, and this is one run" in capsys.readouterr().err
     assert main(["seed=5", "baseline=true"]) == 0
@@ -440,7 +440,7 @@ def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, c
     assert "NOTE" not in capsys.readouterr().out
 
 
-def test_a_mistake_on_the_command_line_is_told_before_those_in_files(notes, conf, capsys) -> None:
+def test_mistakes_that_are_typed_come_before_those_in_files(notes, conf, capsys) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: x}\n"})
     assert main(["--config-dir", folder, "experiment=mine", "sed=1", "strickt=true"]) == 2
     printed = capsys.readouterr().err
@@ -451,7 +451,7 @@ def test_a_mistake_on_the_command_line_is_told_before_those_in_files(notes, conf
     assert notes.prepared == []
 
 
-def test_a_run_that_is_done_is_not_resumed_and_what_is_only_shown_cannot_be(notes, cwd: Path, capsys) -> None:
+def test_a_finished_run_is_not_resumed(notes, cwd: Path, capsys) -> None:
     assert main(["seed=5", "hydra.run.dir=mine"]) == 0
     left = cwd / "mine/checkpoints/state_000001"
     left.mkdir(parents=True)
@@ -476,7 +476,7 @@ class Two:
         return [mine, self._other] if self._rank == 0 else [self._other, mine]
 
 
-def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(monkeypatch) -> None:
+def test_a_run_without_a_strategy_refuses_several_processes(monkeypatch) -> None:
     with ranks_of(parse_experiment(SECTIONS)) as ranks:
         assert ranks is ALONE
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
@@ -486,7 +486,7 @@ def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(monkeyp
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(failed: bool, monkeypatch) -> None:
+def test_ranks_wait_for_each_other_at_their_end(failed: bool, monkeypatch) -> None:
     met = list[bool]()
     group = SimpleNamespace(failed=failed, meet=lambda: met.append(True), failures_told=nullcontext)
     monkeypatch.setattr("hookrun.run.ranks.group.joined", lambda *_: nullcontext(group))
@@ -498,7 +498,7 @@ def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(failed: bool, 
     assert met == ([] if failed else [True])
 
 
-def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
+def test_the_failure_of_one_rank_is_reported_once() -> None:
     refusal = SpecError([Problem("a", "is wrong")])
     ranks: Any = Two(0, ["b", 1])
     with pytest.raises(SpecError), agreed(ranks):
@@ -572,7 +572,7 @@ def test_a_name_that_is_too_long_is_refused_in_a_sentence(typed, cwd: Path, note
     assert notes.ran == [] and list(cwd.iterdir()) == []
 
 
-def test_a_path_that_is_too_long_is_refused_by_the_other_commands(capsys: Any) -> None:
+def test_other_commands_refuse_a_path_that_is_too_long(capsys: Any) -> None:
     for command in (verify, report):
         assert command([LONG]) == 2
         said = capsys.readouterr().err

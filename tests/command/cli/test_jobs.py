@@ -23,7 +23,7 @@ from hookrun.store.reader import open_run
 
 
 class TestFailedRun:
-    def test_type_message_and_place_are_printed_and_the_traceback_is_saved(self, cwd, notes, capsys) -> None:
+    def test_the_traceback_of_an_error_is_saved(self, cwd, notes, capsys) -> None:
         assert main(["seed=1"]) == 1
         run = (cwd / "outputs/latest").resolve()
         places = [f"run directory: {run}", f"traceback: {run / 'error.txt'}"]
@@ -57,7 +57,7 @@ class TestFailedRun:
         assert capsys.readouterr().out.count("exit code 1") == 2
 
 
-def test_an_error_before_the_directory_exists_shows_its_traceback(notes, monkeypatch, capsys) -> None:
+def test_an_error_before_the_directory_shows_its_traceback(notes, monkeypatch, capsys) -> None:
     def prepare(experiment: object, *, trust: frozenset[str]) -> object:
         raise ZeroDivisionError("in the model")
 
@@ -121,14 +121,14 @@ def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
         raise AttributeError("no attribute '_set'")
 
 
-def test_a_job_that_is_interrupted_while_it_is_prepared_is_interrupted(cwd, notes, monkeypatch) -> None:
+def test_a_job_can_be_interrupted_while_it_is_prepared(cwd, notes, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.command.sweeps.sweep.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.run.tasks.prepare", interrupted_and_cleaned_up)
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=mine"]) == 143
     assert open_run(cwd / "mine/0").status["status"] == "interrupted" and not Path("mine/1").exists()
 
 
-def test_a_run_whose_interruption_another_error_replaced_is_interrupted(cwd, no_pages, monkeypatch) -> None:
+def test_an_interruption_outlives_an_error_that_replaces_it(cwd, no_pages, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.run.tasks.predict.PredictTask.execute", interrupted_and_cleaned_up)
     assert main(["compute.device=cpu", "model=mlp", "task=predict", "hydra.run.dir=mine"]) == 143
     assert open_run(cwd / "mine").status["reason"] == "interrupted by SIGTERM"
@@ -147,7 +147,7 @@ def test_a_python_without_the_packages_is_told_where_they_are(capsys) -> None:
     assert "scripts/hookrun" not in capsys.readouterr().err
 
 
-def test_the_modules_of_all_packages_that_hookrun_needs_are_known() -> None:
+def test_modules_of_all_needed_packages_are_known() -> None:
     text = Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
     asked = tomllib.loads(text)["project"]["dependencies"]
     dependencies = {re.split("[<>=]", each)[0] for each in asked}

@@ -78,7 +78,7 @@ def test_a_closed_pipe_is_not_an_error(command: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_process_without_stdin_runs_and_refuses(cwd: Path, warm: WarmProcesses) -> None:
+def test_a_process_without_stdin_runs(cwd: Path, warm: WarmProcesses) -> None:
     program = (
         "import os, sys\n"
         "os.close(0)\n"  # then Python starts without stdin and sets:
@@ -109,7 +109,7 @@ print("not reached")
 
 
 @pytest.mark.parametrize("code", [3, 2])
-def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code(code: int) -> None:
+def test_a_process_of_several_keeps_its_exit_code(code: int) -> None:
     """After a refusal it waits until torchrun ends it, since rank 0 has failed too."""
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "PYTHONPATH": str(ROOT)}
     program = LEAVES.replace("CODE", str(code))
@@ -233,7 +233,7 @@ def test_the_line_is_cleared_before_an_error(watch: Callable[[], Terminal]) -> N
     assert f"…{CLEAR}1 configuration error\n" in terminal.getvalue()
 
 
-def test_any_output_clears_the_line_and_it_is_not_shown_again(watch: Callable[[], Terminal], capsys) -> None:
+def test_any_output_clears_the_line(watch: Callable[[], Terminal], capsys) -> None:
     terminal = watch()
     with waiting([]), words():
         waiting_for("a")
@@ -261,7 +261,7 @@ def test_completion_writes_nothing_to_the_terminal() -> None:
     assert done.returncode == 0 and "experiment=clip_fc" in done.stdout.split()
 
 
-def test_files_and_dumb_terminals_get_no_line(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
+def test_no_line_without_a_capable_terminal(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
     terminal = watch()
     monkeypatch.setenv("TERM", "dumb")
     assert main(["--cfg", "job"]) == 0

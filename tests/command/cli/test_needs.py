@@ -87,7 +87,7 @@ def patched(patched_once: tuple[Path, str], cwd: Path) -> Path:
     return clean
 
 
-def test_a_plan_shows_it_and_leaves_nothing_behind(call: Call, cwd: Path) -> None:
+def test_a_plan_shows_it_without_running_it(call: Call, cwd: Path) -> None:
     code, said = call("experiment=patch", "task=plan")
     assert code == 0 and list(cwd.iterdir()) == []
     assert LINE in said and "(runs first)" in said and "patch.value: a value not known yet" in said
@@ -98,7 +98,7 @@ def test_a_plan_shows_it_and_leaves_nothing_behind(call: Call, cwd: Path) -> Non
     assert code == 0 and said.count("(runs first)") == 2, "each seed has its clean run"
 
 
-def test_it_runs_first_and_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
+def test_a_need_runs_first_then_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
     folder, said = patched_once
     assert "(runs first)" in said
     found, theirs = hookrun.open_run("outputs/latest"), hookrun.open_run(patched)
@@ -253,7 +253,7 @@ def test_a_need_uses_only_runs_that_are_named_before_it(call, cwd, conf) -> None
     assert said.index("needs: first = experiment clean") < said.index("needs: clean = experiment patch")
 
 
-def test_a_name_that_is_neither_a_need_nor_a_directory_is_refused(call: Call) -> None:
+def test_a_name_that_is_not_a_need_is_refused(call: Call) -> None:
     code, said = call("experiment=patch", "hooks.patch.value.run=claen")
     assert code == 2 and "among the needs: did you mean 'clean'?" in said
 

@@ -59,7 +59,7 @@ BESIDE_A_FOLDER = [
 ]
 
 
-def test_the_first_and_the_second_composition_are_equal(conf, monkeypatch) -> None:
+def test_a_second_composition_equals_the_first(conf, monkeypatch) -> None:
     beside = ["--config-dir", conf(**OWN)]
     for argv in [*LINES, *([*beside, *each] for each in BESIDE_A_FOLDER)]:
         with plain_hydra():

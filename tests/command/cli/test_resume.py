@@ -95,7 +95,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_resumed_run_continues_and_is_then_done(failed: Path, whole_once: Path, say: Say) -> None:
+def test_a_resumed_run_ends_as_done(failed: Path, whole_once: Path, say: Say) -> None:
     config = (failed / ".hydra" / "config.yaml").read_bytes()
     code, said = say(["resume=latest"])
     assert os.readlink(failed.with_name("latest")) == "one"
@@ -161,7 +161,7 @@ def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
     assert code == 2 and "data.safetensors: its content has changed" in said, said
 
 
-def test_a_run_with_only_damaged_states_is_not_changed_without_resume_anyway(failed: Path, say: Say) -> None:
+def test_damaged_states_are_kept_without_resume_anyway(failed: Path, say: Say) -> None:
     for file in failed.glob("checkpoints/state_*/state.json"):
         file.write_bytes(b"torn")
     before = files(failed)
@@ -179,7 +179,7 @@ def test_a_run_that_cannot_go_on_is_not_told_to_go_on(failed: Path, say: Say) ->
     assert code == 1 and "metrics.jsonl has" in said and "to go on:" not in said
 
 
-def test_a_damaged_state_is_named_and_an_earlier_one_is_used(failed: Path, say: Say) -> None:
+def test_an_earlier_state_replaces_a_damaged_one(failed: Path, say: Say) -> None:
     (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
     failed.with_name("latest").unlink()
     failed.with_name("latest").symlink_to("two")
@@ -245,7 +245,7 @@ def test_the_page_that_a_killed_process_did_not_write_is_written(whole: Path, wh
         assert "report:" not in say(["resume=one"])[1]
 
 
-def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(whole, failed, say) -> None:
+def test_states_left_by_a_killed_process_are_removed(whole, failed, say) -> None:
     shutil.copytree(failed / "checkpoints", whole / "checkpoints", dirs_exist_ok=True)
     assert list(whole.glob("checkpoints/state_*"))
     code, said = say(["resume=one"])

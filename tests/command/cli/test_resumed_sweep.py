@@ -42,7 +42,7 @@ def jobs(folder: Path) -> dict[str, int]:
     return {file.parents[1].name: OmegaConf.load(file).seed for file in sorted(found)}
 
 
-def test_finished_jobs_are_not_run_again_and_the_rest_continues(pages, notes, earlier, capsys) -> None:
+def test_finished_jobs_are_not_run_again(pages, notes, earlier, capsys) -> None:
     assert swept("seed=5,1,3,130,7") == 130
     before = (earlier / "0/.hydra/hydra.yaml").stat().st_mtime_ns
     notes.ran.clear()
@@ -123,13 +123,13 @@ class TestASweepOfWhichAllIsDone:
         assert main(["-m", "resume=mine"]) == 0
         assert len(notes.ran) == 1
 
-    def test_composes_jobs_that_choose_files_since_these_may_have_changed(self, notes, composed) -> None:
+    def test_jobs_that_choose_files_are_composed_again(self, notes, composed) -> None:
         self.finished(composed, "model=cnn,mlp")
         assert main(["-m", "resume=mine"]) == 0
         assert len(composed) == 2
 
 
-def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlier, capsys) -> None:
+def test_the_best_job_is_shown_with_its_own_keys_only(earlier, capsys) -> None:
     small = ["compute.device=cpu", "model=mlp", "train.limit_batches=1", "train.epochs=1"]
     assert swept(*small, "seed=1") == 0
     rest = [text for text in small if "epochs" not in text]
@@ -138,7 +138,7 @@ def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlie
     assert "train.optimizer.lr=0.01" in line or "job 0, " in line
 
 
-def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(notes, earlier, capsys) -> None:
+def test_a_changed_job_of_a_larger_sweep_is_a_new_job(notes, earlier, capsys) -> None:
     assert swept("seed=5,6") == 0
     assert main(["-m", "seed=8,5,6,9", "resume=mine"]) == 0
     assert jobs(earlier) == {"0": 5, "1": 6, "2": 8, "3": 9}
@@ -150,7 +150,7 @@ def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(notes, 
     assert "4 more in it, with configurations other than this sweep's" in capsys.readouterr().out
 
 
-def test_jobs_that_had_not_started_keep_their_numbers_and_values_from_these(notes, earlier) -> None:
+def test_jobs_that_had_not_started_keep_their_numbers(notes, earlier) -> None:
     sweep = ["train.epochs=5,6,7,8", "seed='${hydra:job.num}0'", "tags=['${hydra:runtime.output_dir}']"]
     assert swept(*sweep) == 0
     for number in (1, 3):
@@ -161,9 +161,7 @@ def test_jobs_that_had_not_started_keep_their_numbers_and_values_from_these(note
     assert notes.ran == [(10, earlier / "1"), (30, earlier / "3")]
 
 
-def test_a_directory_may_follow_the_number_by_a_resolver_and_a_wrong_one_is_refused(
-    notes, earlier, capsys
-) -> None:
+def test_a_resolver_may_follow_the_number_in_a_directory(notes, earlier, capsys) -> None:
     subdir = "hydra.sweep.subdir='job${hydra:job.num}'"
     assert swept("seed=5,1", subdir) == 1
     assert main(["-m", "seed=5,1,7,8", subdir, "resume=mine"]) == 1
@@ -181,7 +179,7 @@ def test_equal_jobs_are_distinguished_by_their_number(notes, earlier) -> None:
     assert notes.ran == [(1, earlier / "2"), (5, earlier / "3")]
 
 
-def test_the_newest_sweep_is_found_and_its_config_dir_must_be_typed_again(conf, notes, capsys) -> None:
+def test_the_config_dir_of_a_found_sweep_is_typed_again(conf, notes, capsys) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: 4}\n"})
     assert main(["-m", "--config-dir", folder, "experiment=mine", "seed=5,1"]) == 1
     notes.ran.clear()
@@ -254,7 +252,7 @@ def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier, cwd, ca
     assert [seed for seed, _ in notes.ran] == [5] and not (cwd / "out").exists()
 
 
-def test_fail_fast_stops_at_a_failed_job_and_can_be_resumed(pages, notes, earlier, capsys) -> None:
+def test_a_sweep_stopped_by_fail_fast_can_be_resumed(pages, notes, earlier, capsys) -> None:
     assert swept("seed=5,1,6,7", "fail_fast=true") == 1
     assert [seed for seed, _ in notes.ran] == [5, 1]
     out = capsys.readouterr().out
@@ -289,7 +287,7 @@ def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier, cwd, 
     assert main(["-m", "resume=mine", *again[1:]]) == 2
 
 
-def test_the_message_about_an_interrupted_larger_sweep_names_the_missing_jobs(notes, earlier, capsys) -> None:
+def test_the_message_names_the_missing_jobs(notes, earlier, capsys) -> None:
     assert swept("seed=5,6", "train.epochs=3") == 0
     assert main(["-m", "seed=130,8,6,9,5", "train.epochs=3", "resume=mine"]) == 130
     said = capsys.readouterr().err

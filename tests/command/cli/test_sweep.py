@@ -62,7 +62,7 @@ def test_a_batch_with_a_failed_job_is_followed_by_the_next(notes) -> None:
     assert [seed for seed, _ in notes.ran] == [1, 5, 6]
 
 
-def test_a_job_that_does_not_compile_is_reported_in_its_directory(cwd: Path, notes) -> None:
+def test_a_broken_job_is_reported_in_its_directory(cwd: Path, notes) -> None:
     assert main(["-m", "seed=2,5"]) == 2
     status = json.loads((only_sweep(cwd) / "0/status.json").read_text())
     assert (status["status"], status["exit_code"]) == ("failed", 2)
@@ -115,16 +115,14 @@ CLIP = "hooks.clip_fc"
     ],
     ids=str,
 )
-def test_a_key_that_is_swept_and_set_again_is_refused(
-    typed: list[str], said: str, cwd, notes, capsys
-) -> None:
+def test_a_swept_key_cannot_be_set_again(typed: list[str], said: str, cwd, notes, capsys) -> None:
     assert main(["-m", "experiment=clip_fc", *typed]) == 2
     error = capsys.readouterr().err
     assert said in error and "in one list: " in error
     assert notes.ran == [] and list(cwd.iterdir()) == []
 
 
-def test_a_group_and_a_key_of_it_and_other_keys_of_a_hook_are_swept_together(notes) -> None:
+def test_groups_sweep_together_with_keys_inside_them(notes) -> None:
     keys = [
         "model=mlp,cnn",
         "+model.args={}",
@@ -147,7 +145,7 @@ def test_the_values_of_a_file_are_replaced_as_the_refusal_says(conf, notes, caps
     assert [seed for seed, _ in notes.ran] == [7, 8]
 
 
-def test_a_parameter_of_a_file_is_checked_before_the_first_job_too(conf, cwd, notes, capsys) -> None:
+def test_a_parameter_of_a_file_is_checked_first_too(conf, cwd, notes, capsys) -> None:
     folder = conf(**{"experiment/mine": SWEEP.replace("5,6", "5,x")})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
     assert "job #1 (seed=x experiment=mine): seed: found 'x'" in capsys.readouterr().err
@@ -160,7 +158,7 @@ def test_a_sweep_in_the_directory_of_another_is_refused(notes, capsys) -> None:
     assert "mine/0 already holds a run" in capsys.readouterr().err
 
 
-def test_a_read_only_sweep_shows_every_job_and_leaves_no_files(cwd: Path, notes, capsys) -> None:
+def test_a_read_only_sweep_leaves_no_files(cwd: Path, notes, capsys) -> None:
     assert main(["-m", "seed=5,6", "task=plan"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "#0: seed=5 task=plan", "the plan of seed 5", "#1: seed=6 task=plan", "the plan of seed 6",
@@ -172,7 +170,7 @@ PLAIN = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
 CLEAN = parse_experiment({**PLAIN, "needs": {"clean": {"experiment": "clean", "overrides": ["seed=1"]}}})
 
 
-def test_a_job_can_be_pickled_with_the_runs_that_were_found_when_the_sweep_began() -> None:
+def test_a_pickled_job_keeps_the_runs_found_at_the_start() -> None:
     need = CLEAN.settings.needs["clean"]
     job = SweepJob(frozenset({"mypkg"}), needs={need: "/runs/clean"}, previous="/runs/before")
     sent = pickle.loads(pickle.dumps(job))
@@ -229,9 +227,7 @@ class TestOptimizingSweeper:
         assert "task=predict logs neither accuracy nor loss" in capsys.readouterr().err
         assert (notes.prepared, list(cwd.iterdir())) == ([], [])
 
-    def test_the_sweeper_gets_the_failure_of_a_job_and_may_ignore_it(
-        self, folder, notes, capsys, monkeypatch
-    ) -> None:
+    def test_the_sweeper_may_ignore_the_failure_of_a_job(self, folder, notes, capsys, monkeypatch) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweeper.start=0"]
         assert main(command) == 1
         assert Climber.objectives == [0.0]
@@ -277,7 +273,7 @@ SMALL = ("task=evaluate", "compute.device=cpu", "compute.threads=1", "train.limi
 SCALE = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1.5}"
 
 
-def test_problems_of_all_jobs_are_reported_with_their_overrides_and_leave_no_files(cwd: Path, capsys) -> None:
+def test_problems_of_all_jobs_are_reported_with_overrides(cwd: Path, capsys) -> None:
     command = ["-m", *SMALL, SCALE, "hooks.h.factor=0.5,1.5,x", "hooks.h.select=fc,fcc"]
     assert main(command) == 2
     said = capsys.readouterr().err
@@ -287,7 +283,7 @@ def test_problems_of_all_jobs_are_reported_with_their_overrides_and_leave_no_fil
     assert list(cwd.iterdir()) == []
 
 
-def test_the_metric_of_an_objective_is_checked_before_the_first_job(cwd: Path, notes, capsys) -> None:
+def test_the_metric_of_an_objective_is_checked_first(cwd: Path, notes, capsys) -> None:
     assert main(["-m", "train.epochs=1,2", "objective=val/acuracy"]) == 2
     said = capsys.readouterr().err
     assert "objective.metric: found 'val/acuracy'" in said and "did you mean 'val/accuracy'" in said
@@ -321,7 +317,7 @@ def test_an_unset_direction_is_set() -> None:
     assert ax.hydra.sweeper.ax_config.experiment.minimize is False
 
 
-def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
+def test_a_contradicting_direction_is_refused() -> None:
     set_direction(config(direction="maximize"), ACCURACY)
     optim = config("hydra.sweeper.optim.maximize=false", optim={"maximize": False})
     for cfg in (config(direction="minimize"), optim):
@@ -333,7 +329,7 @@ def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
         set_direction(config(direction=["minimize", "maximize"]), ACCURACY)
 
 
-def test_a_sweep_goes_on_after_failed_jobs_unless_a_rate_was_typed() -> None:
+def test_a_sweep_goes_on_after_failed_jobs() -> None:
     for typed, rate in (((), 1.0), (("hydra.sweeper.max_failure_rate=0",), 0.0)):
         cfg = config(*typed, max_failure_rate=0.0)
         prepare_sweeper(cfg, 7)
@@ -353,13 +349,13 @@ def test_a_job_with_another_objective_is_refused() -> None:
         require_goal(parse_experiment({**PLAIN, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
 
 
-def test_a_sweeper_without_a_known_direction_setting_gives_a_note() -> None:
+def test_a_sweeper_of_unknown_direction_gives_a_note() -> None:
     said = set_direction(config(_target_="hydra_plugins.climber.Climber"), ACCURACY)
     assert "NOTE: Climber has no setting that says which direction is better" in said
 
 
 @pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
-def test_optuna_finds_the_good_learning_rate_and_continues_after_one_that_diverges(cwd: Path, capsys) -> None:
+def test_optuna_continues_after_a_rate_that_diverges(cwd: Path, capsys) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
     command = [
         "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=3",
@@ -397,7 +393,7 @@ def statuses(sweep: Path) -> dict[str, str]:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of the plugins
-def test_jobs_in_other_processes_fail_fast_and_resume(
+def test_jobs_in_other_processes_can_be_resumed(
     name: str, plugin: str, settings: list[str], cwd: Path
 ) -> None:
     extra = name.partition("_")[0]
@@ -437,7 +433,7 @@ def lines_of(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("[") and "HYDRA" not in line]
 
 
-def test_a_sweep_prints_a_line_for_each_job_and_one_plan(cwd: Path, capsys) -> None:
+def test_a_sweep_prints_one_plan(cwd: Path, capsys) -> None:
     hook = "+hooks.loud={select: fc, hook: forward, action: scale, factor: 2}"
     small = [*SHORT, hook, "strict=false", "+vars.x=choice(1)"]
     assert main(["-m", *small, "seed=0,1"]) == 0
