@@ -73,8 +73,8 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
     "expanded": lambda: torch.randn(1, 3).expand(4, 3),
     "channels last": lambda: torch.randn(2, 4, 2, 3).contiguous(memory_format=torch.channels_last),
 }
-each_edit = pytest.mark.parametrize("action", EDITS.values())
-each_observer = pytest.mark.parametrize("action", OBSERVERS.values())
+each_edit = pytest.mark.parametrize("action", EDITS.values(), ids=EDITS)
+each_observer = pytest.mark.parametrize("action", OBSERVERS.values(), ids=OBSERVERS)
 
 
 def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def test_these_are_all_actions_that_see_tensors() -> None:
     )
 
 
-@pytest.mark.parametrize("action", ALL.values())
+@pytest.mark.parametrize("action", ALL.values(), ids=ALL)
 def test_a_plan_can_show_its_parameters_on_every_hook_type(action: Action) -> None:
     for hook_type in action.hook_types:
         assert set(action.said(hook_type)) <= set(type(action).model_fields), hook_type
