@@ -119,12 +119,17 @@ def test_a_plain_loop_over_it_has_the_weights_of_a_run(tmp_path: Path) -> None:
         overrides=[*SMALL, f"model.weights={tmp_path / 'run/checkpoints/last.safetensors'}"],
     )
     assert all(map(torch.equal, model.state_dict().values(), last.state_dict().values()))
-    assert len(loader) == 3 and data.info.num_classes == 10 and list(data) == ["train", "val"]
+    assert len(loader) == 3
+    assert data.info.num_classes == 10
+    assert list(data) == ["train", "val"]
     inputs, target = data["val"][5]
     (first, *_) = data.loader("val")
-    assert torch.equal(first.inputs[5], inputs) and first.ids[5] == 5 and first.target[5] == target
+    assert torch.equal(first.inputs[5], inputs)
+    assert first.ids[5] == 5
+    assert first.target[5] == target
     assert torch.equal(next(loader.epoch(0)).ids, next(data.loader("train").epoch(0)).ids)
-    assert first.to("meta").inputs.device.type == "meta" and torch.equal(first.to("meta").ids, first.ids)
+    assert first.to("meta").inputs.device.type == "meta"
+    assert torch.equal(first.to("meta").ids, first.ids)
 
 
 def test_its_errors_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,14 @@ def test_a_measured_subject_is_printed(tmp_path, capsys) -> None:
     assert row["timings"][1]["name"] == OURS
     assert row["reached"] == (row["ratio"] <= row["target"])
     text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "`scripts/bench selectors --rounds 1 --seconds 0`" in text and "100 selectors" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "`scripts/bench selectors --rounds 1 --seconds 0`" in text
+    assert "100 selectors" in text
     drawn = ElementTree.fromstring((tmp_path / PICTURE).read_text())
-    assert f"({PICTURE})" in text and "100 selectors" in str(drawn.findtext("{*}desc"))
+    assert f"({PICTURE})" in text
+    assert "100 selectors" in str(drawn.findtext("{*}desc"))
 
 
 def test_the_picture_has_every_variant_of_a_row() -> None:
@@ -87,7 +91,8 @@ def test_the_page_has_the_markers_of_the_table() -> None:
     result = judged("a work", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
     table = readme_table("scripts/bench all", MACHINE, [result])
     assert "| a work | bare | 1.25 | other 3.00 | **1.50** | ≤ 1.4 |" in table
-    assert "torch 2.15.0." in table and "zarr" not in table
+    assert "torch 2.15.0." in table
+    assert "zarr" not in table
     assert table in written(PAGE.read_text(encoding="utf-8"), table)
     with pytest.raises(ValueError, match="benchmark"):
         written("# a readme", table)
@@ -125,7 +130,8 @@ def test_rows_of_a_gpu_say_that_there_is_none(tmp_path: Path, capsys) -> None:
     assert main(["device", "--row", "stats_in_training", "--json", str(out)]) == 0
     assert "missing: this machine has no GPU" in capsys.readouterr().out
     (row,) = json.loads(out.read_text())["rows"]
-    assert row["reached"] is None and row["target"] == 1.01
+    assert row["reached"] is None
+    assert row["target"] == 1.01
 
 
 def test_all_subjects_together_leave_out_the_device() -> None:

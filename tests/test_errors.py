@@ -48,10 +48,13 @@ def test_a_count_has_its_noun_in_the_singular_or_plural() -> None:
 def test_a_missing_key_is_told_with_similar_keys() -> None:
     found: Any = Lookup("module", "the run", {"conv1": 1, "fc": 2, "b": 3}, {"a": "fc", "b": "conv1"})
     assert (found["fc"], found["a"], found["b"]) == (2, 2, 3), "a key comes before an alias of that name"
-    assert list(found) == ["conv1", "fc", "b"] and len(found) == 3 and "a" in found
+    assert list(found) == ["conv1", "fc", "b"]
+    assert len(found) == 3
+    assert "a" in found
     with pytest.raises(KeyError, match="no module 'conv2' in the run") as missing:
         found["conv2"]
-    assert isinstance(missing.value, HookrunError) and "conv1" in str(missing.value)
+    assert isinstance(missing.value, HookrunError)
+    assert "conv1" in str(missing.value)
     with pytest.raises(KeyError, match="one module per name"):
         found[0]
     assert found.get("conv2") is None
@@ -60,5 +63,8 @@ def test_a_missing_key_is_told_with_similar_keys() -> None:
 def test_an_error_shows_twenty_problems() -> None:
     error = SpecError([Problem(f"hooks.h{number}", "x" * 8_000) for number in range(2_000)])
     lines = str(error).splitlines()
-    assert len(lines) == 22 and lines[0] == "2,000 configuration errors" and lines[-1] == "  and 1,980 more"
-    assert max(map(len, lines)) < 1_100 and len(error.errors) == 2_000
+    assert len(lines) == 22
+    assert lines[0] == "2,000 configuration errors"
+    assert lines[-1] == "  and 1,980 more"
+    assert max(map(len, lines)) < 1_100
+    assert len(error.errors) == 2_000

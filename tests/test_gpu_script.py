@@ -16,7 +16,8 @@ def test_the_second_device_is_checked(tmp_path: Path, capsys) -> None:
     out = tmp_path / "gpu.json"
     assert gpu.main(["--device", "second", "--tests", WAITS, "--no-bench", "--json", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "passed" in said and said.splitlines()[-1] == "all well on second"
+    assert "passed" in said
+    assert said.splitlines()[-1] == "all well on second"
     found = json.loads(out.read_text())
     assert [(part["name"], part["result"]) for part in found["parts"]] == [
         ("tests", "ok"),

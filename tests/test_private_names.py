@@ -47,7 +47,8 @@ def test_a_missing_name_is_told_with_its_version(part: str, monkeypatch: pytest.
     finally:
         private_names.require.cache_clear()
     text = str(caught.value)
-    assert f"{package} {version(package)} has no {where.replace(':', '.')}._gone" in text and "_lost" in text
+    assert f"{package} {version(package)} has no {where.replace(':', '.')}._gone" in text
+    assert "_lost" in text
 
 
 WITHOUT = """

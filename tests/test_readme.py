@@ -63,7 +63,8 @@ def test_a_model_of_ones_own_is_trained(monkeypatch: pytest.MonkeyPatch) -> None
     joined = FIVE_MINUTES.replace("\\\n", "")
     commands = re.findall(r"^python -m hookrun (--config-dir [^#\n]*)", joined, re.MULTILINE)
     trust = re.search(r"^export (HOOKRUN_TRUST)=(\w+)", FIVE_MINUTES, re.MULTILINE)
-    assert trust and len(commands) == 4
+    assert trust
+    assert len(commands) == 4
     monkeypatch.setenv(*trust.groups())
     for command in commands:
         assert main([*command.split(), "compute.device=cpu", "train.epochs=1"]) == 0, command

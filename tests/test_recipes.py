@@ -161,7 +161,8 @@ def test_a_hook_type(done: Callable[[str], Done]) -> None:
 
 def test_a_selector_form(done: Callable[[str], Done]) -> None:
     shown = done("selector form").out
-    assert "conv1" in shown and "(root)" not in shown
+    assert "conv1" in shown
+    assert "(root)" not in shown
 
 
 def test_a_task(done: Callable[[str], Done]) -> None:

@@ -136,7 +136,8 @@ def test_the_first_python_that_can_create_an_environment_is_used(machine: Machin
     mine = str(machine.folder / "python")
     assert machine.bash('choose_python; echo "$python"', PYTHON=mine).stdout == f"{mine}\n"
     done = machine.bash('choose_python; echo "$python"', PYTHON="python9")
-    assert done.stdout == f"{taken}\n" and "PYTHON=python9 cannot be used" in done.stderr
+    assert done.stdout == f"{taken}\n"
+    assert "PYTHON=python9 cannot be used" in done.stderr
     (machine.checkout / ".venv/bin").mkdir(parents=True)  # active, and about to be created again
     (machine.checkout / ".venv/bin/python3").symlink_to(machine.folder / "python")
     active = f"{machine.checkout}/.venv/bin:{machine.folder}/bin"
@@ -147,7 +148,8 @@ def test_without_a_python_the_error_says_what_to_do(bare: Machine) -> None:
     bare.put("python3", other_python("(3, 10)"))
     done = bare.script("scripts/hookrun")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "needs Python 3.11 or newer, with venv (on Debian" in done.stderr and "PYTHON=" in done.stderr
+    assert "needs Python 3.11 or newer, with venv (on Debian" in done.stderr
+    assert "PYTHON=" in done.stderr
     assert not (bare.checkout / ".venv").exists()
 
 
@@ -214,8 +216,10 @@ def test_the_environment_behind_a_link_is_kept(machine: Machine) -> None:
     shutil.rmtree(other.checkout / ".venv")
     (other.checkout / ".venv").symlink_to(machine.checkout / ".venv")
     done = other.script("scripts/hookrun")
-    assert done.returncode == 1 and f"belongs to {machine.checkout}" in done.stderr
-    assert machine.is_ready() and other.asked() == []
+    assert done.returncode == 1
+    assert f"belongs to {machine.checkout}" in done.stderr
+    assert machine.is_ready()
+    assert other.asked() == []
 
 
 def test_an_environment_of_other_origin_is_not_changed(machine: Machine) -> None:
@@ -223,8 +227,10 @@ def test_an_environment_of_other_origin_is_not_changed(machine: Machine) -> None
     theirs.parent.mkdir()
     theirs.write_text("home = /usr/bin\n")
     done = machine.script("scripts/hookrun")
-    assert done.returncode == 1 and "left alone" in done.stderr
-    assert [*theirs.parent.iterdir()] == [theirs] and theirs.read_text() == "home = /usr/bin\n"
+    assert done.returncode == 1
+    assert "left alone" in done.stderr
+    assert [*theirs.parent.iterdir()] == [theirs]
+    assert theirs.read_text() == "home = /usr/bin\n"
     assert machine.asked() == []
 
 
@@ -233,7 +239,8 @@ def test_pip_installs_where_uv_fails(machine: Machine) -> None:
     by_uv = f"uv pip install --python {machine.checkout}/.venv/bin/python --editable .[dev] --quiet"
     by_pip = "pip install --disable-pip-version-check --editable .[dev] --quiet"
     done = machine.bash("ensure_env dev", FAILING="uv")
-    assert done.returncode == 0 and "uv could not install; trying pip" in done.stderr
+    assert done.returncode == 0
+    assert "uv could not install; trying pip" in done.stderr
     assert machine.asked() == [by_uv, by_pip]
     (machine.checkout / "pyproject.toml").write_text("# another dependency\n")
     assert machine.bash("ensure_env dev").returncode == 0
@@ -242,18 +249,21 @@ def test_pip_installs_where_uv_fails(machine: Machine) -> None:
 
 def test_a_failed_installation_is_tried_again(machine: Machine) -> None:
     done = machine.script("scripts/hookrun", FAILING="pip")
-    assert done.returncode == 1 and "the installation failed" in done.stderr
+    assert done.returncode == 1
+    assert "the installation failed" in done.stderr
     assert [line.split()[0] for line in machine.asked()] == ["pip"]
     assert not machine.is_ready()
     assert machine.script("scripts/hookrun").returncode == 0
     assert machine.bash("ensure_env dev", FAILING="pip").returncode == 1
-    assert machine.is_ready() and not machine.is_ready("dev")  # a failed update keeps the earlier environment
+    assert machine.is_ready()
+    assert not machine.is_ready("dev")
 
 
 def test_an_interrupted_installation_is_not_used(machine: Machine) -> None:
     for extra in ("", "dev"):  # a new environment, and an update
         assert machine.bash(f'ensure_env "{extra}"', KILLED="pip").returncode == 137
-        assert not machine.is_ready() and not machine.is_ready("dev")
+        assert not machine.is_ready()
+        assert not machine.is_ready("dev")
         left = machine.checkout / ".venv/half-installed"
         left.touch()
         machine.install()
@@ -298,7 +308,8 @@ def test_ci_measures_coverage(machine: Machine) -> None:
     for free, last in (("14G", plain), ("15G", f"pytest -n 2 {OF_HOOKS}")):
         machine.put("df", f"#!/bin/sh\necho Avail\necho ' {free}'\n")
         done = machine.script(".ci/run", COVERAGE="", OLDEST="1")
-        assert done.returncode == 0 and machine.asked()[-1] == last
+        assert done.returncode == 0
+        assert machine.asked()[-1] == last
         assert ("not tested: that takes 15 GB of disk, and 14G are free" in done.stdout) == (last is plain)
 
 
@@ -322,7 +333,8 @@ def test_other_versions_are_tested_in_environments_of_their_own(machine: Machine
     assert machine.is_ready("dev")
     assert (machine.checkout / ".venv-torch-2.12/constraints.txt").read_text() == "torch==2.12.*\n"
     refused = machine.script("scripts/test", "--torch")
-    assert refused.returncode == 1 and "such as 2.12" in refused.stderr
+    assert refused.returncode == 1
+    assert "such as 2.12" in refused.stderr
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]

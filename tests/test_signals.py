@@ -80,7 +80,8 @@ def test_a_loop_raises_the_second_signal(pause, capfd) -> None:
         pause(0.01)
         raised(TERM)  # the same one, sent to the process and to its group
         signal_that_came = pending()
-        assert signal_that_came is not None and signal_that_came.name == "SIGTERM"
+        assert signal_that_came is not None
+        assert signal_that_came.name == "SIGTERM"
         assert "SIGTERM: the run ends after this step" in capfd.readouterr().err
         done.append("step")
         pause(0.5)
@@ -179,7 +180,8 @@ def test_a_signal_handled_elsewhere_is_not_taken_over() -> None:
         raised(HUP)
         raised(USR1)
         assert pending() is None
-    assert seen == [USR1] and signal.getsignal(HUP) is signal.SIG_IGN
+    assert seen == [USR1]
+    assert signal.getsignal(HUP) is signal.SIG_IGN
 
 
 def test_other_threads_set_no_handlers() -> None:
@@ -309,4 +311,5 @@ def test_a_signal_that_cannot_be_raised_waits(pause, capsys) -> None:
     with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
         raised(TERM)
         Removed()
-    assert capsys.readouterr().err == "" and sys.unraisablehook is shown
+    assert capsys.readouterr().err == ""
+    assert sys.unraisablehook is shown

@@ -59,7 +59,8 @@ def test_a_selector_may_have_each_of_its_forms() -> None:
 )
 def test_one_number_or_name_may_stand_for_a_list(keys: dict[str, Any]) -> None:
     hook = {"select": "fc", "hook": "forward", **keys}
-    assert hookrun.load_spec({"h": hook}) and valid(**hook)
+    assert hookrun.load_spec({"h": hook})
+    assert valid(**hook)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def clamped(tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.chdir(folder)
             with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
                 assert main(["experiment=lm/neuron_clamp", *SMALL, *few]) == 0
-        assert "WARNING" not in out.getvalue() and err.getvalue() == ""
+        assert "WARNING" not in out.getvalue()
+        assert err.getvalue() == ""
 
     return made_once(tmp_path_factory, "trained", train)
 

@@ -104,7 +104,8 @@ def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
 def test_an_experiment_has_a_comment_on_what_it_shows(name: str) -> None:
     header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
     assert header == "# @package _global_"
-    assert comment.startswith("# ") and len(comment) < 100
+    assert comment.startswith("# ")
+    assert len(comment) < 100
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])

@@ -200,7 +200,8 @@ def test_a_trained_picture_raises_the_activation_of_its_channel(shipped) -> None
     raised = [-line["loss"] for line in found.metrics if line["split"] == "val"]
     assert raised[-1] > 3 * raised[0] > 0
     picture = found.captures["seen"]["conv1"]
-    assert picture[:].shape == (30, 1, 8, 8) and not torch.equal(picture[0], picture[-1])
+    assert picture[:].shape == (30, 1, 8, 8)
+    assert not torch.equal(picture[0], picture[-1])
 
 
 def test_attributions_are_maps_over_the_inputs(shipped) -> None:
@@ -208,11 +209,13 @@ def test_attributions_are_maps_over_the_inputs(shipped) -> None:
     found = shipped("grad_cam", *few)
     assert found.attributions["attributions"].shape == (10, 1, 4, 4)
     page = (found.path / "report.html").read_text(encoding="utf-8")
-    assert page.count('class="overlay"') == 10 and "data-strength" in page
+    assert page.count('class="overlay"') == 10
+    assert "data-strength" in page
     tokens = ("model=decoder", "data=names", "task.score=logit_difference")
     found = shipped("integrated_gradients", *tokens, *few)
     page = (found.path / "report.html").read_text(encoding="utf-8")
-    assert "attribution of each token" in page and "lowers" in page
+    assert "attribution of each token" in page
+    assert "lowers" in page
     assert shipped("integrated_gradients", *few).metrics[-1]["delta"] < 0.01
 
 

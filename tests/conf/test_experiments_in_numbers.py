@@ -22,9 +22,11 @@ def test_lm_experiments_agree_on_one_trained_model(shipped) -> None:
     trained = [line for line in hookrun.open_run(model).metrics if line["split"] == "val"][-1]
     assert trained["accuracy"] > 0.95
     assert silenced.axes == {"module": ["blocks.0.attn.z", "blocks.1.attn.z"], "heads": [0, 1, 2, 3]}
-    assert silenced["unedited"] > 4 and silenced["exact"].min() < silenced["unedited"] - 1
+    assert silenced["unedited"] > 4
+    assert silenced["exact"].min() < silenced["unedited"] - 1
     averaged: Effects = shipped("lm/mean_ablation").effects
-    assert averaged.axes == silenced.axes and not averaged["exact"].equal(silenced["exact"])
+    assert averaged.axes == silenced.axes
+    assert not averaged["exact"].equal(silenced["exact"])
     patched: Effects = shipped("lm/patch_residual").effects
     cells = {(cell["module"][7], cell["tokens"]): cell for cell in patched.cells()}
     assert cells["1", -5]["exact"] < -4, "in the corrupted sentence the model names the wrong one"
@@ -85,7 +87,8 @@ def test_the_second_layer_of_two_has_induction_heads(shipped) -> None:
 def test_a_padded_batch_gives_the_results_of_each_sequence_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment=lm/padding", *FAST]) == 0
     printed = capsys.readouterr()
-    assert "WARNING" not in printed.out and printed.err == ""
+    assert "WARNING" not in printed.out
+    assert printed.err == ""
     sweep = Path("multirun/latest").resolve()
     alone = hookrun.open_run(next(Path("outputs/needs").glob("*/*/status.json")).parent)
     widths = {tuple(row.shape) for row in alone.predictions or ()}
@@ -99,7 +102,8 @@ def test_a_padded_batch_gives_the_results_of_each_sequence_alone(capsys: pytest.
             torch.testing.assert_close(here[:], there[:], rtol=1e-4, atol=1e-6)
         lines = [json.loads(line) for line in (sweep / job / "stats.jsonl").read_text().splitlines()]
         differences = [line["abs_max"] for line in lines if line["hook"] == "difference"]
-        assert len(differences) == 4 and max(differences) < 1e-5
+        assert len(differences) == 4
+        assert max(differences) < 1e-5
 
 
 def test_samples_without_padding_need_batches_of_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +153,8 @@ def test_steering_adds_the_difference_of_the_two_means(shipped) -> None:
     assert [line["ids"] for line in found.generations] == continued(
         "steer", "blocks.0.resid_post", lambda output, number: output + direction
     )
-    assert found.metrics[-1]["changed"] == 1 and found.metrics[-1]["kl_first"] > 0.001
+    assert found.metrics[-1]["changed"] == 1
+    assert found.metrics[-1]["kl_first"] > 0.001
 
 
 def test_only_the_chosen_neurons_are_clamped(clamped: Path, monkeypatch) -> None:
@@ -159,7 +164,8 @@ def test_only_the_chosen_neurons_are_clamped(clamped: Path, monkeypatch) -> None
     values = found.captures["seen"]["blocks.1.mlp.act"]
     assert values[:][:, [1, 5]].unique().tolist() == [40.0]
     assert not (values[:][:, [0, 2, 3, 4, 6, 7]] == 40).any()
-    assert sorted(set(values.positions.tolist())) and len(values) == 4 * 4
+    assert sorted(set(values.positions.tolist()))
+    assert len(values) == 4 * 4
 
     def by_hand(output: Tensor, number: int) -> Tensor:
         output = output.clone()
@@ -184,7 +190,9 @@ def test_a_well_chosen_fifth_of_the_weights_suffices(shipped) -> None:
         "lottery", "+hooks.ticket.method=random_unstructured", "~hooks.ticket.importance_scores"
     )
     accuracy = [each.metrics[-1]["accuracy"] for each in (dense, ticket, chosen_at_random)]
-    assert accuracy[0] > 0.97 and accuracy[1] > 0.95 and accuracy[1] > accuracy[2] + 0.02
+    assert accuracy[0] > 0.97
+    assert accuracy[1] > 0.95
+    assert accuracy[1] > accuracy[2] + 0.02
     trained, of_ticket = weights(dense), weights(ticket)
     initial, _ = hookrun.build(experiment="lottery_dense", overrides=["compute.device=cpu"])
     for name in ("conv1.weight", "conv2.weight", "fc.weight"):

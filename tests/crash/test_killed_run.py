@@ -60,7 +60,8 @@ def test_two_resume_a_killed_job_at_once(tmp_path, monkeypatch, warm) -> None:
     ours = hookrun.open_run(tmp_path / "cut/1")
     assert ours.metrics == theirs.metrics
     found, wanted = ours.captures["features"]["layers.0"], theirs.captures["features"]["layers.0"]
-    assert torch.equal(found[:], wanted[:]) and torch.equal(found.sample_ids, wanted.sample_ids)
+    assert torch.equal(found[:], wanted[:])
+    assert torch.equal(found.sample_ids, wanted.sample_ids)
     assert set(os.listdir(ours.path)) == {*os.listdir(theirs.path), "job.json"}
 
 

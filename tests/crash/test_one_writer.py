@@ -112,7 +112,8 @@ def assert_one_wrote(kind: str, folder: Path, codes: list[int], starts: int) -> 
     assert open_run(run_dir).status["status"] == "done"
     for seed in set(range(starts)) - {winner}:
         said = (folder / f"{kind}-{seed}.log").read_text()
-        assert f"hydra.{kind}.dir" in said and "Traceback" not in said
+        assert f"hydra.{kind}.dir" in said
+        assert "Traceback" not in said
         assert "is being written by process" in said or "already holds" in said, said
     assert not (folder / kind / ".lock").exists()
 
@@ -122,7 +123,8 @@ def holder(tmp_path: Path) -> Any:
     """A process that holds the lock of ``tmp_path / "held"``."""
     command = program(HOLDER, tmp_path / "held")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
 

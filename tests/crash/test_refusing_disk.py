@@ -172,7 +172,8 @@ def test_a_read_only_folder_is_named(read_only: Path) -> None:
             write()
         assert str(caught.value).startswith(f"{said}Permission denied")
     run.close()
-    assert names(read_only) == ["checkpoints"] and names(read_only / "checkpoints") == []
+    assert names(read_only) == ["checkpoints"]
+    assert names(read_only / "checkpoints") == []
 
 
 @contextmanager
@@ -205,7 +206,8 @@ def test_a_file_without_a_descriptor_is_named(tmp_path: Path) -> None:
             write()
         assert str(caught.value).startswith(said)
     run.close()
-    assert open_run(tmp_path).status["status"] == "running" and names(tmp_path / "captures") == []
+    assert open_run(tmp_path).status["status"] == "running"
+    assert names(tmp_path / "captures") == []
 
 
 def test_a_run_with_few_file_descriptors_needs_no_more(tmp_path: Path) -> None:
@@ -243,7 +245,8 @@ def test_the_end_of_a_run_finds_room_on_a_full_disk(tmp_path: Path, monkeypatch:
         run.set_status("failed", "no space\n" * 1000, 1)
     status = open_run(tmp_path).status
     assert (status["status"], status["exit_code"]) == ("failed", 1)
-    assert status["reason"].startswith("no space") and len(status["reason"]) == 500
+    assert status["reason"].startswith("no space")
+    assert len(status["reason"]) == 500
     assert (tmp_path / "status.json").stat().st_size < 4096
     assert names(tmp_path) == ["status.json"]
 
@@ -266,11 +269,15 @@ def test_a_run_that_fills_its_disk_keeps_what_it_had(
     said = capsys.readouterr().err
     # Of captures or of predictions: each has a writer of its own.
     refused = {str(shard) for shard in shards[3:] if f"cannot write {shard}: No space left on device" in said}
-    assert refused and "captured rows are lost" in said
-    assert "Traceback" not in said and "report: not made" in said
+    assert refused
+    assert "captured rows are lost" in said
+    assert "Traceback" not in said
+    assert "report: not made" in said
     run = open_run(tmp_path / "run")
-    assert run.status["status"] == "failed" and any(shard in run.status["reason"] for shard in refused)
-    assert verify(run.path).bad == [] and len(run.captures["h"]["relu2"]) >= 64
+    assert run.status["status"] == "failed"
+    assert any(shard in run.status["reason"] for shard in refused)
+    assert verify(run.path).bad == []
+    assert len(run.captures["h"]["relu2"]) >= 64
 
 
 def test_a_folder_that_cannot_be_flushed_at_the_end_is_a_note(monkeypatch, capsys) -> None:
@@ -290,7 +297,8 @@ def test_a_folder_that_cannot_be_flushed_at_the_end_is_a_note(monkeypatch, capsy
     monkeypatch.setattr(RunDir, "set_status", set_with_bad_folders)
     assert main([*SMALL, "task=evaluate", "train.limit_batches=1"]) == 0
     assert "NOTE: cannot flush the folder" in capsys.readouterr().err
-    assert open_run("run").status["status"] == "done" and verify("run").bad == []
+    assert open_run("run").status["status"] == "done"
+    assert verify("run").bad == []
 
 
 def test_a_final_status_that_cannot_be_written_still_verifies(monkeypatch, capsys) -> None:
@@ -303,7 +311,8 @@ def test_a_final_status_that_cannot_be_written_still_verifies(monkeypatch, capsy
 
     monkeypatch.setattr(RunDir, "set_status", refuse_done)
     assert main([*SMALL, "task=evaluate", "train.limit_batches=1"]) == 1
-    assert open_run("run").status["status"] == "failed" and verify("run").bad == []
+    assert open_run("run").status["status"] == "failed"
+    assert verify("run").bad == []
 
 
 @pytest.fixture
@@ -374,7 +383,8 @@ def test_a_run_that_has_lost_files_of_its_own_fails_at_the_end(tmp_path, at_forw
     at_forward(20, lambda: [remove(tmp_path / "run" / name) for name in lost])
     assert main([*SMALL, *PREDICT, "task.split=train"]) == 1
     said = capsys.readouterr().err
-    assert "has lost files that were written to it: .hydra" in said and all(name in said for name in lost)
+    assert "has lost files that were written to it: .hydra" in said
+    assert all(name in said for name in lost)
     assert '"failed"' in (tmp_path / "run/status.json").read_text()
 
 

@@ -47,4 +47,5 @@ def test_scikit_learn_reads_them_where_its_file_is_elsewhere(monkeypatch) -> Non
     monkeypatch.setattr(digits_module, "_FILE", "datasets/data/elsewhere.csv.gz")
     digits_module._read.cache_clear()
     again = tensors("val")
-    assert torch.equal(before[0], again[0]) and torch.equal(before[1], again[1])
+    assert torch.equal(before[0], again[0])
+    assert torch.equal(before[1], again[1])

@@ -36,7 +36,8 @@ def test_the_description_fits_the_loaded_samples() -> None:
     inputs, targets = default_collate(list(samples))  # type: ignore[call-overload]
     assert (inputs.shape, inputs.dtype) == ((3, 1, 4, 6), torch.float32)
     assert (targets.shape, targets.dtype) == ((3,), torch.int64)
-    assert 0 <= float(inputs.min()) <= float(inputs.max()) <= 1 and 0 <= targets.min() <= targets.max() < 4
+    assert 0 <= float(inputs.min()) <= float(inputs.max()) <= 1
+    assert 0 <= targets.min() <= targets.max() < 4
 
 
 @given(st.permutations(range(8)))

@@ -135,7 +135,8 @@ def test_folders_that_hold_no_splits_are_refused(tmp_path, name: str, folders: l
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     found = problem(section(tmp_path, name))
-    assert found.where == "data.root" and found.what.endswith(said.format(root=tmp_path))
+    assert found.where == "data.root"
+    assert found.what.endswith(said.format(root=tmp_path))
     assert (name == "imagenet") == ("torchvision.datasets.ImageNet" in found.hint)
 
 
@@ -233,12 +234,14 @@ def test_images_directly_in_the_root_are_samples_without_labels(tmp_path: Path, 
     root = tmp_path / "root"
     write_images(root, 3)
     config = section(root)
-    assert describe(config, "val").target is None and describe(config, "val").sizes == {"train": 0, "val": 3}
+    assert describe(config, "val").target is None
+    assert describe(config, "val").sizes == {"train": 0, "val": 3}
     samples = load(config, "val", seed=0)
     assert [samples.file(i) for i in range(3)] == sorted(path.name for path in root.iterdir())
     assert all(samples[i][1].numel() == 0 for i in range(3))
     found = problem(config)
-    assert "no class folders" in found.what and "for task=predict images directly in DIR" in str(found.hint)
+    assert "no class folders" in found.what
+    assert "for task=predict images directly in DIR" in str(found.hint)
     (root / "other").mkdir()  # then a folder of a class may be meant
     assert "there are no images in other" in problem(config).what or "no folder" in problem(config).what
 
@@ -379,4 +382,5 @@ def test_images_of_different_sizes_can_stay_as_they_are_in_lists(pictures: Path)
 
 
 def test_imagenet_is_read_as_torchvision_reads_it() -> None:
-    assert ImageNet().exif is False and ImageFolder().exif is True
+    assert ImageNet().exif is False
+    assert ImageFolder().exif is True

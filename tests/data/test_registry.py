@@ -79,7 +79,8 @@ def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
 
 def test_a_file_that_cannot_be_opened_is_a_config_error(mnist_root, monkeypatch) -> None:
     (problem,) = problems(name="imagenet", root=str(mnist_root / ("x" * 300)))
-    assert problem.where == "data.root" and "x" * 300 in problem.what
+    assert problem.where == "data.root"
+    assert "x" * 300 in problem.what
 
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
@@ -119,6 +120,7 @@ def test_the_file_of_a_data_set_shows_every_key(name: str) -> None:
 def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
     module, cls = data._SOURCES[name]
     source: type[Source] = getattr(import_module(f"hookrun.data.{module}"), cls)
-    assert source.name == name and content(name)["args"] == {
+    assert source.name == name
+    assert content(name)["args"] == {
         key: field.get_default(call_default_factory=False) for key, field in source.model_fields.items()
     }

@@ -87,4 +87,5 @@ def test_the_parts_of_a_split_are_disjoint(total: int, fraction: float) -> None:
 def test_the_split_has_the_recorded_indices_or_one_empty_part() -> None:
     assert part_of(12, 0.25, "val") == [4, 6, 11]
     for fraction, full, empty in ((0, "train", "val"), (1, "val", "train")):
-        assert [*part_of(3, fraction, full)] == [0, 1, 2] and not part_of(3, fraction, empty)
+        assert [*part_of(3, fraction, full)] == [0, 1, 2]
+        assert not part_of(3, fraction, empty)

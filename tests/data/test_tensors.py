@@ -123,14 +123,16 @@ def test_integer_targets_become_labels(
     config = section(root, file="x.npz", **args)
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
-    assert isinstance(value, torch.Tensor) and info.target is not None
+    assert isinstance(value, torch.Tensor)
+    assert info.target is not None
     assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (dtype, target_dtype)
 
 
 def test_bytes_are_divided_by_the_scale_in_float32(root: Path) -> None:
     config = section(root, file="x.npz", input=["bytes", "input"], target="bytes", scale=255, num_classes=3)
     info, samples = describe(config), load(config, "val", seed=0)
-    assert isinstance(info.inputs, dict) and info.num_classes == 3
+    assert isinstance(info.inputs, dict)
+    assert info.num_classes == 3
     assert (info.inputs["bytes"].dtype, info.inputs["input"].dtype) == (torch.float32, torch.float32)
     with np.load(root / "x.npz") as arrays:
         for number in range(len(samples)):
@@ -154,7 +156,8 @@ def test_bytes_are_divided_by_the_scale_in_float32(root: Path) -> None:
 )  # fmt: skip
 def test_bytes_need_a_scale(root: Path, args: dict[str, Any], where: str, says: str) -> None:
     ((found, what),) = problems(section(root, file="x.npz", **args))
-    assert found == where and says in what
+    assert found == where
+    assert says in what
 
 
 def test_several_inputs_come_by_name(root: Path) -> None:
@@ -167,7 +170,8 @@ def test_several_inputs_come_by_name(root: Path) -> None:
         name: (tensor.shape, tensor.dtype) for name, tensor in example.items()
     }
     one, _ = load(section(root, file="x.npz", input=["input"]), "train", seed=0)[0]
-    assert isinstance(one, dict) and list(one) == ["input"]
+    assert isinstance(one, dict)
+    assert list(one) == ["input"]
 
 
 def test_without_a_target_the_batch_of_targets_is_empty(root: Path) -> None:
@@ -228,7 +232,8 @@ def test_mistakes_in_both_files_are_found_at_once(root: Path) -> None:
     np.savez(root / "val.npz", input=np.zeros((4, 5)), target=np.zeros(4))
     ((where, what),) = problems(section(root, train_file="x.npz", val_file="val.npz"))
     assert where == "data.args.val_file"
-    assert "input [2] float32" in what and "input [5] float64" in what
+    assert "input [2] float32" in what
+    assert "input [5] float64" in what
     assert wheres(section(root, train_file="a.npz", val_file="b.npz")) == [
         "data.args.train_file",
         "data.args.val_file",
@@ -299,7 +304,8 @@ def test_arrays_are_never_unpickled(tmp_path: Path) -> None:
 def test_files_of_other_kinds_are_never_opened(tmp_path: Path) -> None:
     for name, what in (("x.npz", "there is no file"), ("x.pt", "does not end in .safetensors or .npz")):
         ((where, said),) = problems(section(tmp_path, file=name))
-        assert where == WHERE and what in said
+        assert where == WHERE
+        assert what in said
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
@@ -386,7 +392,8 @@ def test_a_shape_that_no_tensor_has_is_refused(shape: list[int], suffix: str, tm
         header = json.dumps({"input": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
         path.write_bytes(len(header).to_bytes(8, "little") + header)
     ((where, what),) = problems(section(tmp_path, file=path.name, target=None, val_fraction=0))
-    assert where == "data.args.file" and f"the impossible shape {shape}" in what
+    assert where == "data.args.file"
+    assert f"the impossible shape {shape}" in what
 
 
 def array_header(shape: list[int]) -> bytes:
@@ -402,17 +409,20 @@ def test_an_archive_of_packed_gigabytes_stays_packed(tmp_path: Path, monkeypatch
         archive.writestr("input.npy", array_header([4, 2**20]) + bytes(2**24))
     monkeypatch.setattr(zipfile.ZipFile, "open", None)
     ((where, what),) = problems(section(tmp_path, file="y.npz", target=None, val_fraction=0))
-    assert where == "data.args.file" and "input.npy would take 16,777,344 bytes, and has " in what
+    assert where == "data.args.file"
+    assert "input.npy would take 16,777,344 bytes, and has " in what
 
 
 def test_an_array_of_another_size_than_declared_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "y.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("input.npy", array_header([4, 2**40]) + bytes(64))
     ((where, what),) = problems(section(tmp_path, file="y.npz", target=None, val_fraction=0))
-    assert where == "data.args.file" and "input has the shape of 17,592,186,044,544 bytes" in what
+    assert where == "data.args.file"
+    assert "input has the shape of 17,592,186,044,544 bytes" in what
 
 
 def test_an_array_that_packs_well_is_read(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "y.npz", input=np.zeros((4, 2**20), np.float32))
     samples = load(section(tmp_path, file="y.npz", target=None, val_fraction=0), "train", seed=0)
-    assert len(samples) == 4 and not samples[0][0].any()  # type: ignore[union-attr]
+    assert len(samples) == 4
+    assert not samples[0][0].any()

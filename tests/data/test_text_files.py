@@ -94,11 +94,13 @@ def test_packed_text_keeps_the_order_of_lines(tmp_path) -> None:
     assert {len(ids) for ids in found[:-1]} == {32}
     assert samples.file(1) == "corpus.txt:1"
     _, documents = made("text", file=str(path), packed=False, val_fraction=1.0)
-    assert len(documents) == 100 and bytes(real(documents[7])[0]).decode() == "line 7 of the text, ä"
+    assert len(documents) == 100
+    assert bytes(real(documents[7])[0]).decode() == "line 7 of the text, ä"
     assert documents.file(7) == "corpus.txt:8"
     _, cut = made("text", file=str(path), packed=False, length=6, val_fraction=1.0, labels=True)
     inputs, target = cut[3]
-    assert bytes(inputs["input_ids"].tolist()) == b"line 3" and inputs["labels"].equal(inputs["input_ids"])
+    assert bytes(inputs["input_ids"].tolist()) == b"line 3"
+    assert inputs["labels"].equal(inputs["input_ids"])
     assert target.tolist() == [*inputs["input_ids"][1:].tolist(), IGNORED]
     train, val = (made("text", split, file=str(path), packed=False)[1] for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train), len(val)) == (80, 20)
@@ -112,7 +114,8 @@ def test_a_short_text_is_told_how_long_a_sample_is(tmp_path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("one\ntwo\n")
     said = refusal("text", "val", file=str(path))
-    assert "128 tokens: data.args.length=N makes it shorter" in said and "data.args.packed=false" in said
+    assert "128 tokens: data.args.length=N makes it shorter" in said
+    assert "data.args.packed=false" in said
     path.write_text("one\n")
     assert "data.args.length" not in refusal("text", "val", file=str(path), packed=False)
 

@@ -127,7 +127,8 @@ def test_arguments_outside_the_signature_are_refused_by_name(
 )
 def test_values_that_torchvision_refuses_are_errors(name: str, args: dict[str, Any], said: str) -> None:
     problem = refused(name, args)
-    assert problem.where == "" and said in problem.what
+    assert problem.where == ""
+    assert said in problem.what
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +189,8 @@ TO_ZERO = {"mean": [0, 0, 0], "std": [1, 1, 1]}
 
 def test_transforms_apply_in_order_to_one_input() -> None:
     assert fitted(GREY, rgb={}, normalize=TO_ZERO) == TensorInfo((3, 8, 8), torch.float32)
-    assert fitted(GREY) == GREY and fitted({"a": GREY}) == {"a": GREY}
+    assert fitted(GREY) == GREY
+    assert fitted({"a": GREY}) == {"a": GREY}
     with pytest.raises(SpecError, match="the data has several: a, b"):
         fitted({"a": GREY, "b": GREY}, rgb={})
 
@@ -211,7 +213,8 @@ def test_transforms_apply_in_order_to_one_input() -> None:
 )
 def test_a_misfit_names_the_transform(transforms: dict[str, Any], where: str, said: str) -> None:
     (problem,) = misfits(GREY, **transforms)
-    assert problem.where == f"{WHERE}.{where}" and said in problem.what
+    assert problem.where == f"{WHERE}.{where}"
+    assert said in problem.what
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,8 @@ def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.dev
     for row in rows[4:]:
         add(row)
     writer.close()
-    assert [len(memory) for memory in made] == [10_000] * len(made) and len(made) <= 3
+    assert [len(memory) for memory in made] == [10_000] * len(made)
+    assert len(made) <= 3
     stored = [load_file(path)["0"] for path in shards(tmp_path)]
     assert torch.equal(torch.cat(stored), rows)
 
@@ -365,5 +366,6 @@ def test_a_run_killed_while_writing_a_shard_is_resumed(tmp_path, monkeypatch, de
     assert hookrun.open_run("killed").status["status"] == "running"
     assert main(["resume=killed"]) == 0
     found, whole = (hookrun.open_run(name).captures["features"]["conv1"] for name in ("killed", "whole"))
-    assert torch.equal(found[:], whole[:]) and torch.equal(found.sample_ids, whole.sample_ids)
+    assert torch.equal(found[:], whole[:])
+    assert torch.equal(found.sample_ids, whole.sample_ids)
     assert len(shards(Path("killed/captures"))) > 3

@@ -30,7 +30,8 @@ def test_a_copy_is_of_the_moment_when_it_was_begun(device: torch.device) -> None
     moved.zero_()
     assert torch.equal(copy.wait(), x)
     assert copy.tensor.stride() == x.stride()
-    assert copy.under_way is not None and copy.under_way.is_complete()
+    assert copy.under_way is not None
+    assert copy.under_way.is_complete()
 
 
 def test_a_copy_begun_in_inference_mode_may_arrive_outside(device: torch.device) -> None:
@@ -48,7 +49,8 @@ def test_clones_are_released_while_later_tensors_are_copied(device: torch.device
     clone = weakref.ref(under_way.source)
     for _ in range(3):
         copies.begin(x)
-    assert clone() is None and under_way.source is None
+    assert clone() is None
+    assert under_way.source is None
 
 
 def test_a_state_is_written_with_the_content_at_the_call(device: torch.device) -> None:
@@ -169,4 +171,5 @@ def test_memory_of_the_host_is_free_once_its_copy_is_complete(device: torch.devi
     copy = copies.begin(torch.ones(3).to(device), memory)
     assert copy.wait().tolist() == [1, 1, 1]
     del copy, memory
-    assert freed() is None and storage() is None
+    assert freed() is None
+    assert storage() is None

@@ -171,9 +171,11 @@ class Rooted(Args):
 
 
 def test_a_key_of_a_section_further_down_is_told_with_its_path() -> None:
-    assert paths_to("rate", Trained) == ["inner.rate"] and paths_to("lr", Trained) == ["optimizer.lr"]
+    assert paths_to("rate", Trained) == ["inner.rate"]
+    assert paths_to("lr", Trained) == ["optimizer.lr"]
     assert paths_to("rate", Rooted) == ["depth.rate"], "the shortest ones"
-    assert paths_to("lr", Rooted) == ["outer.optimizer.lr"] and paths_to("size", Trained) == []
+    assert paths_to("lr", Rooted) == ["outer.optimizer.lr"]
+    assert paths_to("size", Trained) == []
     _, (found,) = parse(Trained, {"lr": 3}, "train")
     assert found == Problem("train.lr", "unknown key", "did you mean 'train.optimizer.lr'?")
     _, (found,) = parse(Trained, {"sise": 3}, "train")

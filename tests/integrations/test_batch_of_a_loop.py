@@ -282,7 +282,8 @@ def test_the_search_leaves_no_trace() -> None:
     with hookrun.hooked(model, spec) as hooks:
         found = model(x)
     assert hooks.fired == {("h", "act"): 1}
-    assert torch.equal(torch.get_rng_state(), state) and torch.equal(x, X)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, X)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     torch.testing.assert_close(found, model(x))

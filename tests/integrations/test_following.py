@@ -28,13 +28,16 @@ def test_a_second_run_has_its_own_directory(tmp_path) -> None:
         model(torch.full((4, 3), float(number)))
         follower.write("train", {"loss": 0.5, "split": 2, "text": "no number"})
         follower.end()
-        assert follower.following is None and not model.fc._forward_hooks
+        assert follower.following is None
+        assert not model.fc._forward_hooks
     assert follower.run_dirs == [tmp_path / "run", tmp_path / "run-2"]
     for number, path in enumerate(follower.run_dirs):
         run = hookrun.open_run(path)
         captured = run.captures["seen"]["fc"]
-        assert captured.sample_ids.tolist() == [0, 1, 2, 3] and captured.epochs.unique().tolist() == [number]
-        assert [line["loss"] for line in run.metrics] == [0.5] and run.metrics[0]["logged_split"] == 2
+        assert captured.sample_ids.tolist() == [0, 1, 2, 3]
+        assert captured.epochs.unique().tolist() == [number]
+        assert [line["loss"] for line in run.metrics] == [0.5]
+        assert run.metrics[0]["logged_split"] == 2
         assert run.status["status"] == "done"
 
 

@@ -86,7 +86,8 @@ def test_predict_may_follow_fit_with_test(tmp_path: Path, samples, loader, plain
     expected = plain.by_hand(module.net, samples)
     made = trainer(callback)
     made.fit(module, loader, loader)
-    assert plain.same(module.net, expected) and plain.unhooked(module)
+    assert plain.same(module.net, expected)
+    assert plain.unhooked(module)
     run = hookrun.open_run(tmp_path / "mine")
     plain.check_a_fit(run)
     lines = [(line["split"], line["epoch"], line["step"], *list(line)[3:]) for line in run.metrics]
@@ -106,13 +107,15 @@ def test_predict_may_follow_fit_with_test(tmp_path: Path, samples, loader, plain
         float(nn.functional.cross_entropy(expected(inputs), target).detach()), rel=1e-5
     )
     assert [line["late"] for line in run.metrics if "late" in line] == [0.5, 1.5]
-    assert verify(run.path).bad == [] and (run.path / "report.html").exists()
+    assert verify(run.path).bad == []
+    assert (run.path / "report.html").exists()
 
     made.test(module, loader, verbose=False)
     made.predict(module, loader)
     assert [path.name for path in callback.run_dirs] == ["mine", "mine-2", "mine-3"]
     tested, predicted = (hookrun.open_run(path) for path in callback.run_dirs[1:])
-    assert tested.status["status"] == predicted.status["status"] == "done" and plain.unhooked(module)
+    assert tested.status["status"] == predicted.status["status"] == "done"
+    assert plain.unhooked(module)
     assert [(line["split"], line["val_loss"]) for line in tested.metrics] == [("test", pytest.approx(last))]
     assert predicted.captures["seen"]["net.0"].sample_ids.tolist() == [*range(22)]
     assert set(predicted.captures["seen"]["net.0"].splits) == {""}
@@ -160,7 +163,8 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
         with pytest.raises((ValueError, SystemExit)):
             trainer(callback).fit(module, loader, loader)
         status = hookrun.open_run(tmp_path / f"{number}").status
-        assert status["status"] == ("interrupted" if number else "failed") and plain.unhooked(module)
+        assert status["status"] == ("interrupted" if number else "failed")
+        assert plain.unhooked(module)
         assert callback.following is None
     wrong = {**spec, "wrong": {**spec["seen"], "select": "nothing"}}
     with pytest.raises(hookrun.CompileError):
@@ -178,7 +182,8 @@ def test_added_parameters_are_not_filled_again(tmp_path: Path, loader) -> None:
     made.fit(module, loader)
     (bias,) = callback.hooks.parameters()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert bias.abs().max() > 0 and not torch.equal(module.net[2].weight, torch.full((3, 8), 0.25))
+    assert bias.abs().max() > 0
+    assert not torch.equal(module.net[2].weight, torch.full((3, 8), 0.25))
     made.test(module, loader, verbose=False)
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
 
@@ -220,7 +225,8 @@ def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
     callback = Callback(spec, run_dir=tmp_path / "mine")
     made = trainer(callback, min_epochs=0)
     made.fit(Module(), loader)
-    assert made.global_step < 3 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
+    assert made.global_step < 3
+    assert hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
 
 
 def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, loader) -> None:
@@ -238,4 +244,5 @@ def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, lo
     spec = {"half": {"select": "net.2", "hook": "forward", "action": "scale", "factor": 0.5}}
     module, callback = Compiled(), Callback(spec, run_dir=tmp_path / "mine")
     trainer(callback, max_epochs=1, num_sanity_val_steps=1, limit_val_batches=2).fit(module, loader, loader)
-    assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2} and module.copies == 3
+    assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2}
+    assert module.copies == 3

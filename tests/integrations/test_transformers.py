@@ -76,7 +76,8 @@ def test_predict_may_follow_train_with_evaluate(tmp_path: Path, samples, trainer
     expected = plain.by_hand(model.net, samples)
     made = trainer(model, callback)
     made.train()
-    assert plain.same(model.net, expected) and plain.unhooked(model)
+    assert plain.same(model.net, expected)
+    assert plain.unhooked(model)
     run = hookrun.open_run(tmp_path / "mine")
     plain.check_a_fit(run)
     losses = [
@@ -88,13 +89,15 @@ def test_predict_may_follow_train_with_evaluate(tmp_path: Path, samples, trainer
         *[("train", 0, 1), ("train", 0, 2), ("train", 0, 3), ("val", 0, 3)],
         *[("train", 1, 4), ("train", 1, 5), ("train", 1, 6), ("val", 1, 6)],
     ]
-    assert verify(run.path).bad == [] and (run.path / "report.html").exists()
+    assert verify(run.path).bad == []
+    assert (run.path / "report.html").exists()
     made.evaluate()
     made.predict(made.eval_dataset)
     assert [path.name for path in callback.run_dirs] == ["mine", "mine-2", "mine-3"]
     evaluated, predicted = (hookrun.open_run(path) for path in callback.run_dirs[1:])
     (line,), (other,) = evaluated.metrics, predicted.metrics
-    assert line["eval_loss"] == pytest.approx(other["test_loss"]) and other["split"] == "test"
+    assert line["eval_loss"] == pytest.approx(other["test_loss"])
+    assert other["split"] == "test"
     for each in (evaluated, predicted):
         assert each.status["status"] == "done"
         assert each.captures["seen"]["net.0"].sample_ids.tolist() == [*range(22)]
@@ -109,7 +112,8 @@ def test_a_later_callback_is_followed_after_an_exception(tmp_path: Path, trainer
         with pytest.raises(ValueError, match="boom"):
             getattr(made, method)()
         assert hookrun.open_run(tmp_path / f"{number}").status["reason"] == "ValueError: boom"
-        assert plain.unhooked(model) and callback.following is None
+        assert plain.unhooked(model)
+        assert callback.following is None
     made.remove_callback(callback)
     made.evaluate()
     assert len(callback.run_dirs) == 1
@@ -127,7 +131,8 @@ def test_added_parameters_are_not_filled_again(tmp_path: Path, trainer) -> None:
     (bias,) = callback.hooks.parameters()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     made.evaluate()
-    assert bias.abs().max() > 0 and all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    assert bias.abs().max() > 0
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
 
 
 def test_another_model_than_the_hooked_one_is_refused(tmp_path: Path, trainer, spec) -> None:
@@ -141,4 +146,5 @@ def test_a_check_stops_the_trainer(tmp_path: Path, trainer) -> None:
     spec = {"small": {"select": "net.2", "hook": "forward", "action": "check", "max": -9.0, "policy": "stop"}}
     made = trainer(Model(), Callback(spec, run_dir=tmp_path / "mine"))
     made.train()
-    assert made.state.global_step == 1 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
+    assert made.state.global_step == 1
+    assert hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"

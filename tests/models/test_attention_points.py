@@ -130,7 +130,8 @@ def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
     """One of the two models computes its softmax in float32, the other does not."""
     inputs = batch(name)
     found = [random_model(name, each, dtype="bfloat16")(**inputs).logits for each in ("eager", "points")]
-    assert found[0].dtype is torch.bfloat16 and torch.equal(*found)
+    assert found[0].dtype is torch.bfloat16
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,8 @@ def test_points_that_would_differ_are_refused(name: str, said: str) -> None:
         "gptj": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "vocab_size": None},
     }
     message = problem(attention="points", config={"model_type": name, **sizes[name]})
-    assert said in message and "model.args.attention" in message
+    assert said in message
+    assert "model.args.attention" in message
 
 
 def test_known_arguments_include_hookrun_s_attention() -> None:

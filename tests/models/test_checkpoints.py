@@ -87,10 +87,8 @@ def test_names_without_the_prefix_stay(tmp_path: Path) -> None:
 def test_names_without_the_prefix_tell_the_key_that_removes_it(tmp_path: Path) -> None:
     path = lightning(tmp_path / "last.ckpt", under("model.", net().state_dict()))
     told = refused(lambda: load_weights(net(), path))
-    assert (
-        told.where == WEIGHTS
-        and "begin with 'model.', those of the model do not: 'model.0.weight'" in told.what
-    )
+    assert told.where == WEIGHTS
+    assert "begin with 'model.', those of the model do not: 'model.0.weight'" in told.what
     assert told.hint == "set model.strip_prefix=model."
 
 
@@ -106,7 +104,8 @@ def test_names_without_the_prefix_tell_the_key_that_removes_it(tmp_path: Path) -
 def test_a_prefix_that_no_name_has_is_refused(tmp_path: Path, prefix: str, near: str) -> None:
     path = lightning(tmp_path / "last.ckpt", under("model.", net().state_dict()))
     told = refused(lambda: load_weights(net(), path, prefix))
-    assert told.where == PREFIX and f"no name in {path} begins with {prefix!r}" in told.what
+    assert told.where == PREFIX
+    assert f"no name in {path} begins with {prefix!r}" in told.what
     assert near in told.what
 
 
@@ -114,14 +113,16 @@ def test_two_names_that_would_become_one_are_refused(tmp_path: Path) -> None:
     state = net().state_dict()
     path = lightning(tmp_path / "last.ckpt", under("model.", state) | {"0.bias": state["0.bias"]})
     told = refused(lambda: load_weights(net(), path, "model."))
-    assert told.where == PREFIX and "a name both with and without 'model.'" in told.what
+    assert told.where == PREFIX
+    assert "a name both with and without 'model.'" in told.what
 
 
 @pytest.mark.parametrize("weights", [None, "IMAGENET1K_V1"])
 def test_a_prefix_needs_a_file(weights: str | None) -> None:
     config = Model(name="resnet18", weights=weights, strip_prefix="model.")
     told = refused(lambda: require_weights(config, published=True))
-    assert told.where == PREFIX and "model.weights is not one" in told.what
+    assert told.where == PREFIX
+    assert "model.weights is not one" in told.what
 
 
 class Own:
@@ -141,8 +142,10 @@ def test_pickled_hyper_parameters_are_never_run(
     more = {"hyper_parameters": {"folder": held(tmp_path / "made")}}
     path = lightning(tmp_path / "last.ckpt", under("model.", net().state_dict()), **more)
     told = refused(lambda: load_weights(net(), path, "model."))
-    assert told.where == WEIGHTS and f"{path} could not be read as tensors alone: it holds a " in told.what
-    assert name in told.what and "which would run code" in told.what
+    assert told.where == WEIGHTS
+    assert f"{path} could not be read as tensors alone: it holds a " in told.what
+    assert name in told.what
+    assert "which would run code" in told.what
     assert "torch.load(FILE, weights_only=False)['state_dict']" in told.hint
     assert not (tmp_path / "made").exists()
 
@@ -216,7 +219,8 @@ def test_a_pickle_of_more_than_tensors_is_refused(tmp_path: Path) -> None:
     file = without_safetensors(tmp_path / "model", random_model("gpt2", "eager"), 1)
     torch.save(torch.load(file) | {"bomb": Own(tmp_path / "made")}, file)
     message = problem(path=str(tmp_path / "model"))
-    assert "model.args.path: " in message and "mkdir, which would run code" in message
+    assert "model.args.path: " in message
+    assert "mkdir, which would run code" in message
     assert not (tmp_path / "made").exists()
     state = torch.load(without_safetensors(tmp_path / "other", random_model("gpt2", "eager"), 1))
     torch.save(

@@ -61,7 +61,8 @@ def test_the_modules_outputs_are_the_values_that_the_model_uses() -> None:
         model(torch.arange(8)[None])
         seen = {name: next(iter(each.values()))[0] for name, each in installed.captures.items()}
     q, k, v = seen["q"], seen["k"], seen["v"]
-    assert q.shape == (1, 8, 4, 16) and seen["heads"].shape == (1, 8, 4, 64)
+    assert q.shape == (1, 8, 4, 16)
+    assert seen["heads"].shape == (1, 8, 4, 64)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4
     future = torch.ones(8, 8, dtype=torch.bool).triu(1)
     torch.testing.assert_close(seen["scores"], scores.masked_fill(future, torch.finfo(torch.float32).min))
@@ -89,5 +90,6 @@ def test_impossible_sizes_are_refused() -> None:
 
 
 def test_a_folder_of_gpt2_is_refused_with_its_reader() -> None:
-    assert "model.args.path" in problem(path="gpt2") and "model=transformers" in problem(path="gpt2")
+    assert "model.args.path" in problem(path="gpt2")
+    assert "model=transformers" in problem(path="gpt2")
     assert made(path=None, width=None, layers=None).config.hidden_size == 64

@@ -108,7 +108,8 @@ def test_without_a_network_the_hub_is_one_clear_error(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = problem(path="nobody/nothing-at-all")
-    assert "could not be fetched from the hub" in message and "hf download nobody/nothing-at-all" in message
+    assert "could not be fetched from the hub" in message
+    assert "hf download nobody/nothing-at-all" in message
 
 
 def test_a_configuration_is_checked_key_by_key() -> None:
@@ -130,10 +131,12 @@ def test_a_configuration_is_checked_key_by_key() -> None:
     assert "expected 'eager', 'sdpa' or 'points'" in problem(attention="point", config=GPT2)
     for attention in ("sdpa", "points"):
         message = problem(attention=attention, config={**GPT2, "n_head": 5})
-        assert "model.args.config: " in message and "must be divisible" in message
+        assert "model.args.config: " in message
+        assert "must be divisible" in message
     bloom = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": None}
     message = problem(attention="sdpa", config=bloom)
-    assert "model.args.attention: sdpa: " in message and "use model.args.attention=eager" in message
+    assert "model.args.attention: sdpa: " in message
+    assert "use model.args.attention=eager" in message
     assert made(config=GPT2).config.vocab_size == 40
     assert made(config=GPT2, **{"class": "sequence_classification"}).config.num_labels == 3
 

@@ -55,7 +55,8 @@ def test_one_seed_gives_equal_weights(name: str) -> None:
 def test_conf_names_arguments_that_the_model_takes(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     config = Model(**yaml.safe_load(text))
-    assert text.startswith("# ") and config.name in names()
+    assert text.startswith("# ")
+    assert config.name in names()
     if config.name == "decoder":
         assert set(config.args) == {"path", *signature(Decoder).parameters}
     elif config.name == "transformers":
@@ -90,7 +91,8 @@ def test_names_import_no_torch() -> None:
 def test_no_relu_works_in_place() -> None:
     modules = [module for name in OF_IMAGES for module in built(name).modules()]
     relus = [module for module in modules if isinstance(module, nn.ReLU)]
-    assert relus and not any(relu.inplace for relu in relus)
+    assert relus
+    assert not any(relu.inplace for relu in relus)
     assert not [name for module in modules for name in module._modules if hasattr(nn.Module, name)]
 
 

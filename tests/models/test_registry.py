@@ -96,7 +96,8 @@ def test_a_wrong_type_is_reported_in_the_words_of_yaml() -> None:
 def test_wrong_weights_are_reported_beside_an_unknown_model(tmp_path) -> None:
     [problem] = problems(Model(name="cnn", weights="DEFAULT"))
     assert problem.where == "model.weights"
-    assert "'cnn'" in problem.what and ".safetensors" in problem.hint
+    assert "'cnn'" in problem.what
+    assert ".safetensors" in problem.hint
     config = Model(name="ccn", weights=str(tmp_path / "gone.pt"))
     assert [p.where for p in problems(config)] == ["model.name", "model.weights"]
 

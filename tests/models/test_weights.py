@@ -216,7 +216,8 @@ def test_only_numbers_of_the_same_kind_are_converted(tmp_path: Path, there: torc
             assert equal(model.state_dict(), one(there).state_dict())
         else:
             [problem] = problems(model, path)
-            assert "'x' is" in problem.what and "in the file and" in problem.what
+            assert "'x' is" in problem.what
+            assert "in the file and" in problem.what
             assert equal(model.state_dict(), one(there, [7, 7, 7]).state_dict())
 
 

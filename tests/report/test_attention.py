@@ -78,8 +78,10 @@ def test_the_page_of_a_strangers_directory_is_bounded(predicted, tmp_path, monke
     write_report(path)
     page = (path / "report.html").read_text()
     assert len(page) < 2e6
-    assert "<script>alert" not in page and "\u202e" not in page
-    assert "attention, val sample 0" in page and "tokens.jsonl has 500 lines: " in page
+    assert "<script>alert" not in page
+    assert "\u202e" not in page
+    assert "attention, val sample 0" in page
+    assert "tokens.jsonl has 500 lines: " in page
     assert "&lt;/svg&gt;&lt;script&gt;" in page
 
 
@@ -88,7 +90,9 @@ CAUSAL = np.array([[1, 0, 0], [0.25, 0.75, 0], [0.5, 0.1, 0.4]], dtype=np.float3
 
 def test_a_pattern_is_causal_if_no_query_attends_to_a_later_key() -> None:
     assert is_causal(CAUSAL)
-    assert not is_causal(CAUSAL.T.copy()) and not is_causal(CAUSAL[:2]) and not is_causal(CAUSAL[:1, :1])
+    assert not is_causal(CAUSAL.T.copy())
+    assert not is_causal(CAUSAL[:2])
+    assert not is_causal(CAUSAL[:1, :1])
 
 
 def test_the_largest_weight_ignores_the_first_query() -> None:
@@ -105,7 +109,8 @@ def test_names_in_a_pattern_are_escaped() -> None:
     figure = head_picture("head 0", CAUSAL, rows=names, columns=names, says='says "it"')
     texts = re.findall(r"<text[^>]*>(.*?)</text>", figure.picture)
     assert texts == ["&lt;b&gt;", r"\u202e", "x" * 9 + "…"] * 2
-    assert 'aria-label="head 0: says &#34;it&#34;"' in figure.picture and figure.note == ""
+    assert 'aria-label="head 0: says &#34;it&#34;"' in figure.picture
+    assert figure.note == ""
     large = np.zeros((2 * MOST_CELLS, 2 * MOST_CELLS), dtype=np.float32)
     figure = head_picture("t", large, rows=["r"] * 128, columns=["c"] * 128, says="")
     assert figure.note == "each pixel is the largest of 2 × 2 tokens"
@@ -154,7 +159,8 @@ def test_equal_values_have_equal_colours_everywhere() -> None:
         r"<span (?:class=\"on-\w+\" style=\"([^\"]*)\" )?title=\"([^\"]*)\">(.*?)</span>", figure.picture
     )
     assert [text for _, _, text in styles] == ["a", "&lt;b&gt;", "c", "d"]
-    assert styles[0][0] == styles[3][0] != styles[2][0] and styles[1][0] == ""
+    assert styles[0][0] == styles[3][0] != styles[2][0]
+    assert styles[1][0] == ""
     assert styles[1][1] == "1 · y · –"
     assert figure.table is not None
     assert figure.table.heads == ("sample", "position", "token", "target", "loss")

@@ -107,7 +107,8 @@ def test_a_histogram_counts_what_is_not_finite(tmp_path: Path) -> None:
 
 def test_attention_is_recognised(tmp_path: Path) -> None:
     heads = drawn(tmp_path / "heads", random(10, 4, 6, 6).softmax(-1)).figures[1]
-    assert heads.title == "attention maps" and "heads 0–3" in heads.picture
+    assert heads.title == "attention maps"
+    assert "heads 0–3" in heads.picture
     assert drawn(tmp_path / "one", random(10, 6, 6).softmax(-1)).figures[1].title == "attention maps"
     assert drawn(tmp_path / "none", random(10, 4, 6, 6)).figures[1].title == "activation maps"
 
@@ -125,7 +126,8 @@ def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
     finite = values[values.isfinite()].double().numpy()
     assert f"mean {finite.mean():.4g}, std {finite.std():.4g}, min " in figure.note
     assert "max 1,000,000" in figure.note or "max 1e+06" in figure.note
-    assert "12,000 values" in figure.note and "1 of 12,000 values are not finite" in figure.note
+    assert "12,000 values" in figure.note
+    assert "1 of 12,000 values are not finite" in figure.note
 
 
 # ---- idle units
@@ -194,7 +196,8 @@ def test_a_shard_is_closed_when_its_rows_were_read(tmp_path: Path) -> None:
             seen += len(part[:])
             maps = Path("/proc/self/maps").read_text().splitlines()
             most = max(most, len({line.split()[-1] for line in maps if str(tmp_path) in line}))
-    assert seen == len(capture) == 320 and 1 <= most <= 2
+    assert seen == len(capture) == 320
+    assert 1 <= most <= 2
 
 
 def test_captures_of_firings_have_no_samples(tmp_path: Path) -> None:

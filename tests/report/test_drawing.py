@@ -47,7 +47,8 @@ from hookrun.report.draw.pictures import encoded, mosaic, palette
 def test_ticks_are_round_numbers_inside_the_axis(values: list[float], log: bool) -> None:
     axis = axis_of(values, 0, 100, log=log)
     ticks = axis.ticks()
-    assert all(axis.low <= tick <= axis.high for tick in ticks) and len(ticks) <= 8
+    assert all(axis.low <= tick <= axis.high for tick in ticks)
+    assert len(ticks) <= 8
     assert all(0 <= axis(tick) <= 100 for tick in ticks)
     assert all(axis.low <= value <= axis.high for value in values if value > 0 or not log)
 
@@ -61,7 +62,8 @@ def test_an_axis_fits_numbers_of_any_size() -> None:
             drawn.append(lines("t", [Series("s", [0, 1], values)], x="x", y="y", log=log))
             drawn.append(lines("t", [sizes], x="x", y="y", log_x=log))
             ticks = axis_of(values, 0, 100, log=log).ticks()
-            assert all(map(math.isfinite, ticks)) and len(ticks) < 30
+            assert all(map(math.isfinite, ticks))
+            assert len(ticks) < 30
         for figure in drawn:
             assert not re.search(r"[MLVH ,\"](nan|-?inf)", re.sub(r'data-hover="[^"]*"', "", figure.picture))
     assert (axis_of([2.0, 2.0], 0, 100)(2.0), axis_of([0.0, 10.0], 0, 108)(10.0)) == (50.0, 104.0)
@@ -86,7 +88,8 @@ def test_a_curve_goes_through_its_points() -> None:
 
 def test_a_gap_where_a_value_is_not_finite() -> None:
     figure = lines("t", [Series("a", [0, 1, 2], [1.0, math.nan, 2])], x="x", y="y")
-    assert figure.picture.count("M") > 2 and "1 value is not finite" in figure.note
+    assert figure.picture.count("M") > 2
+    assert "1 value is not finite" in figure.note
 
 
 def test_a_long_curve_keeps_its_spikes() -> None:
@@ -134,7 +137,8 @@ def test_curves_have_a_table_by_x() -> None:
 def test_bins_are_counted_in_pairs_that_add_up() -> None:
     figure = histogram("values", [1] * 30 + [70], list(map(float, range(32))))
     assert 'aria-label="values: 100 values from 0 to 31, most of them in 30 to 31"' in figure.picture
-    assert figure.table is not None and figure.table.rows[0] == ("0", "2", "2")
+    assert figure.table is not None
+    assert figure.table.rows[0] == ("0", "2", "2")
     assert sum(int(row[2]) for row in figure.table.rows) == 100
 
 
@@ -143,7 +147,8 @@ def test_bars_name_the_largest() -> None:
         "t", [1.0, math.nan, -2.0], x="module", y="score", names=["a", "b", "c"], spread=[0.0, 0.5, 1.0]
     )
     assert "t: 3 bars of score by module, least -2 at c, largest 1 at a" in figure.picture
-    assert figure.table is not None and figure.table.rows[1] == ("b", "NaN", "0.5")
+    assert figure.table is not None
+    assert figure.table.rows[1] == ("b", "NaN", "0.5")
     assert figure.table.heads == ("module", "score", "standard deviation")
 
 
@@ -193,7 +198,8 @@ def test_further_columns_are_shown_on_demand(room: int, pages: int, left: str) -
     tiles = torch.randn(1, 6, 8, 8).numpy()
     figure = mosaic("maps", tiles, rows=["a"], columns="channel", pages=2, room=room)
     assert "channels 0–1 of 6" in figure.picture
-    assert figure.picture.count("data:image/png") == 1 + pages and left in figure.note
+    assert figure.picture.count("data:image/png") == 1 + pages
+    assert left in figure.note
 
 
 @pytest.mark.parametrize(
@@ -250,7 +256,8 @@ def test_names_have_no_control_characters() -> None:
 
 def test_tokens_show_the_space_before_them() -> None:
     assert text.token_name("  the", 5) == "␣␣the"
-    assert text.token_name("", 5) == "#5" and text.token_name("", -1) == "?"
+    assert text.token_name("", 5) == "#5"
+    assert text.token_name("", -1) == "?"
     assert len(text.token_name("x" * 99, 5)) == 40
 
 

@@ -98,7 +98,8 @@ def test_every_picture_is_drawn(observed: Path, look) -> None:
     sizes = page.evaluate(
         "[...document.querySelectorAll('img')].map(each => each.complete && each.naturalWidth)"
     )
-    assert sizes and all(sizes)
+    assert sizes
+    assert all(sizes)
     boxes = page.evaluate("[...document.querySelectorAll('svg.chart, img')].map(each => each.clientHeight)")
     assert min(boxes) > 20
 
@@ -115,7 +116,8 @@ def test_a_click_on_a_header_sorts(sweep: Path, show) -> None:
     page = show(sweep)
     page.click("th[data-sort='val/accuracy'] button")
     rising = [float(text) for text in cells(page, "val/accuracy")]
-    assert rising == sorted(rising) and len(set(rising)) > 2
+    assert rising == sorted(rising)
+    assert len(set(rising)) > 2
     assert page.get_attribute("th[data-sort='val/accuracy']", "aria-sort") == "ascending"
     page.click("th[data-sort='val/accuracy'] button")
     assert [float(text) for text in cells(page, "val/accuracy")] == rising[::-1]
@@ -197,7 +199,8 @@ def test_channels_of_a_picture_are_switched(convolved: Path, tmp_path: Path, sho
     assert saved.value.suggested_filename == "activation_maps.png"
     saved.value.save_as(tmp_path / "saved.png")
     image = Image.open(tmp_path / "saved.png").convert("RGB")
-    assert image.width > 1500 and len(image.getcolors(2**20)) > 50
+    assert image.width > 1500
+    assert len(image.getcolors(2**20)) > 50
 
 
 DECODER = ("model=decoder", "model.args={layers: 1, heads: 2, width: 16, length: 24}")

@@ -40,7 +40,8 @@ def test_an_analysis_names_its_run() -> None:
     }  # fmt: skip
     resnet = {"plan": PlanRecord(model="ResNet"), "config": {"model": {"name": "resnet18"}}}
     cut_off = dict(summary.build(Facts(Path("a"), STATUS, cut_off="its process is gone", **resnet)) or [])
-    assert cut_off["model"] == "resnet18 (ResNet)" and "duration" not in cut_off
+    assert cut_off["model"] == "resnet18 (ResNet)"
+    assert "duration" not in cut_off
 
 
 # ---- plan and model
@@ -51,8 +52,10 @@ def test_the_plan_counts_what_fired(observed: Path, page) -> None:
     assert list(rows) == ["norms", "spread", "seen", "gradient", "halved", "said", "late", "few"]
     assert rows["halved"][3:7] == ["Linear", "forward", "scale", "factor=0.5"]
     assert rows["halved"][-2:] == ["36", "100.0 %"]
-    assert rows["norms"][-2] == str(6 * 18) and "and 2 more" in rows["norms"][2]
-    assert rows["late"][-2] == "0" and rows["late"][7] == "epoch 99:"
+    assert rows["norms"][-2] == str(6 * 18)
+    assert "and 2 more" in rows["norms"][2]
+    assert rows["late"][-2] == "0"
+    assert rows["late"][7] == "epoch 99:"
 
 
 def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -> None:
@@ -64,7 +67,8 @@ def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -
     assert lines[0] == "(root) MLP 8,970"
     [fc] = [line for line in lines if line.startswith("fc ")]
     assert fc.startswith("fc Linear 650 [2, 10]")
-    assert "halved ×36" in fc and "norms weight ×18, bias ×18" in fc
+    assert "halved ×36" in fc
+    assert "norms weight ×18, bias ×18" in fc
     [flatten] = [line for line in lines if "flatten" in line]
     assert "×" not in flatten
     assert '<span class="mark silent" title="never fired">late ×0</span>' in tree
@@ -105,7 +109,8 @@ def test_a_large_tree_is_folded_to_forty_rows() -> None:
         return 1 + (sum(map(rows, node["children"])) if node["opened"] else 0)
 
     shown = tree_of("", "h", *(path for n in range(30) for path in (f"h.{n}", f"h.{n}.mlp")))
-    assert shown["folds"] and rows(shown["root"]) <= 40 < shown["modules"]
+    assert shown["folds"]
+    assert rows(shown["root"]) <= 40 < shown["modules"]
 
 
 # ---- metrics
@@ -144,7 +149,8 @@ def test_means_come_before_values_of_batches() -> None:
 
 def test_a_nan_is_never_the_best_value() -> None:
     (found,) = latest(facts(line(1, loss=0.5), line(2, loss=math.nan)))
-    assert math.isnan(found["last"]) and found["best"] == 0.5
+    assert math.isnan(found["last"])
+    assert found["best"] == 0.5
 
 
 def test_lines_without_a_step_are_of_analyses() -> None:
@@ -182,13 +188,15 @@ def test_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> No
     assert sum(map(int, re.findall(r'class="on-\w+">([\w.]*)<', matrix))) == len(lines)
     worst = max(lines, key=lambda line: line["loss"])
     first = found.source.split('class="worst"')[1].split("</li>")[0]
-    assert f"val sample {worst['sample']}" in first and "data:image/png;base64," in first
+    assert f"val sample {worst['sample']}" in first
+    assert "data:image/png;base64," in first
     (tmp_path / "status.json").write_text((path / "status.json").read_text())
     write_lines(tmp_path / "pictures.jsonl", [{"split": "val", "sample": 0, "png": 'x" onerror="alert(1)'}])
     evil = {**lines[0], "class": "<script>1</script>", "predicted_class": "\u202e", "file": "<b>"}
     write_lines(tmp_path / "samples.jsonl", [evil])
     hostile = remade(tmp_path)
-    assert hostile.tags.count("script") == 1 and 'onerror="' not in hostile.source
+    assert hostile.tags.count("script") == 1
+    assert 'onerror="' not in hostile.source
 
 
 @pytest.mark.parametrize("task", ["probe", "similarity"])
@@ -198,9 +206,11 @@ def test_analyses_have_their_table_with_a_picture(analysed, page, task: str) -> 
     if task == "probe":
         rows = {cells[0]: cells[-4] for cells in table_rows(found.source, "analysis")}
         assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
-        assert "majority" in found.text and found.tags.count("svg") == 1
+        assert "majority" in found.text
+        assert found.tags.count("svg") == 1
     else:
-        assert "linear CKA" in found.text and found.tags.count("img") == 1
+        assert "linear CKA" in found.text
+        assert found.tags.count("img") == 1
         cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
         assert [float(cell) for cell in cells] == [float(f"{line['cka']:.4g}") for line in lines]
 
@@ -211,7 +221,8 @@ def test_a_comparison_has_its_tables_with_bounds(run, predictions, page, remade,
         "task=compare", f"task.run={predictions}", f"task.other={run('task=predict', 'seed=1', seen=seen)}"
     )
     found = page(path)
-    assert "first: layers.1, sample 0" in found.text and found.tags.count("svg") == 1
+    assert "first: layers.1, sample 0" in found.text
+    assert found.tags.count("svg") == 1
     first = json.loads((path / "compare.json").read_text())["captures"][0]
     assert table_rows(found.source, "comparison")[0][:2] == ["layers.1", f"{first['relative_l2']:.4g}"]
     evil = {"module": "<script>1</script>", "relative_l2": 1e300, "token": 10**12, "path": ["x"]}
@@ -243,13 +254,15 @@ def test_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
     (figure,) = found["figures"]
     assert "--rows:1;--columns:1" in figure.picture
     (shown,) = found["tables"]
-    assert len(shown["rows"]) == 200 and len(shown["columns"]) == lens.MOST_CELLS // 200
+    assert len(shown["rows"]) == 200
+    assert len(shown["columns"]) == lens.MOST_CELLS // 200
     assert any("the last 30 positions" in note for note in found["notes"])
 
 
 def test_classes_of_random_weights_are_folded(shared, observed: Path, page) -> None:
     random, trained = page(shared("task=evaluate")), page(observed)
-    assert "The weights are random" in random.text and "The weights are random" not in trained.text
+    assert "The weights are random" in random.text
+    assert "The weights are random" not in trained.text
     assert ["<summary>confusion matrix" in each.source for each in (random, trained)] == [True, False]
 
 

@@ -57,7 +57,8 @@ def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
     (copied / "2").rename(copied / '"><img src=x>')
     found = remade(copied)
     assert found.tags.count("script") == 1
-    assert evil in found.text and "x" not in found.links
+    assert evil in found.text
+    assert "x" not in found.links
 
 
 def test_texts_of_the_table_are_not_formulas(copied: Path, remade) -> None:
@@ -77,7 +78,8 @@ def test_a_sweep_that_has_just_begun_has_its_keys(copied: Path, remade) -> None:
     for job in range(1, 6):
         shutil.rmtree(copied / str(job))
     text = remade(copied).text
-    assert "not started 5" in text and "5 jobs not finished" in text
+    assert "not started 5" in text
+    assert "5 jobs not finished" in text
     assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
     (copied / "multirun.yaml").write_text("hydra: [half")
     (copied / "sweep.json").unlink()
@@ -102,7 +104,8 @@ def test_metrics_that_only_the_baselines_have_are_not_drawn(compared: Path, rema
         change_status(path / job, status="failed", objective=None)
         (path / job / "metrics.jsonl").unlink()
     found = remade(path)
-    assert "failed 2" in found.text and "svg" not in found.tags
+    assert "failed 2" in found.text
+    assert "svg" not in found.tags
 
 
 def test_each_job_is_compared_with_its_own_baseline(compared, page, remade, tmp_path) -> None:
@@ -119,8 +122,10 @@ def test_each_job_is_compared_with_its_own_baseline(compared, page, remade, tmp_
     found = page(path)
     assert "<h1>train mlp over seed</h1>" in found.source
     first = [link for link in found.links if link.startswith("./")][:2]
-    assert first == ["./0/report.html", "./1/report.html"] and found.text.count(" baseline ") >= 2
-    assert 'id="best"' in found.source and "without hooks: " in found.text
+    assert first == ["./0/report.html", "./1/report.html"]
+    assert found.text.count(" baseline ") >= 2
+    assert 'id="best"' in found.source
+    assert "without hooks: " in found.text
     with (path / "sweep_settings.csv").open(newline="", encoding="utf-8") as file:
         assert [(row["baseline"], row["n"]) for row in csv.DictReader(file)] == [
             ("true", "2"),
@@ -149,7 +154,8 @@ def test_the_best_setting_has_the_best_mean_over_the_seeds(sweep: Path, copied: 
     said = f"{statistics.fmean(values) * 100:.1f} % ± {statistics.stdev(values) * 100:.1f} (2 seeds)"
     found = page(sweep)
     assert f"best: train.optimizer.lr={lr}, val/accuracy {said}; to maximize val/accuracy" in found.text
-    assert found.source.count('<tr id="best">') == 1 and found.source.count(">best<") == 2
+    assert found.source.count('<tr id="best">') == 1
+    assert found.source.count(">best<") == 2
     for job in map(
         str, range(6)
     ):  # written by an earlier version: no means of training, no result in the status
@@ -169,7 +175,8 @@ def test_the_settings_file_has_means_of_the_rows(sweep: Path) -> None:
     assert written.keys() == settings.keys()
     for key, rows in settings.items():
         losses = [float(row["val/loss"]) for row in rows]
-        assert written[key]["n"] == "2" and "seed" not in written[key]
+        assert written[key]["n"] == "2"
+        assert "seed" not in written[key]
         assert math.isclose(float(written[key]["val/loss mean"]), statistics.fmean(losses))
         assert math.isclose(float(written[key]["val/loss std"]), statistics.stdev(losses))
 
@@ -216,7 +223,8 @@ def test_of_a_diagnostic_metric_without_baseline_nothing_is_best(tmp_path: Path)
 
 def test_a_finished_multirun_has_links_to_its_jobs(sweep: Path, page) -> None:
     found = page(sweep)
-    assert "done 6" in found.text and "val/accuracy" in found.text
+    assert "done 6" in found.text
+    assert "val/accuracy" in found.text
     links = [link for link in found.links if link.startswith("./")]
     assert sorted(links) == [f"./{row['job']}/report.html" for row in table(sweep)]
     assert all((sweep / link).is_file() for link in links)
@@ -235,7 +243,9 @@ def test_jobs_are_in_the_order_of_their_numbers(copied: Path) -> None:
 def test_a_killed_job_is_not_shown_as_running(copied: Path, remade) -> None:
     change_status(copied / "5", status="running", ended=None, exit_code=None, pid=ended_process())
     text = remade(copied).text
-    assert "cut off 1" in text and "1 job did not end well" in text and "not finished" not in text
+    assert "cut off 1" in text
+    assert "1 job did not end well" in text
+    assert "not finished" not in text
     assert table(copied)[5]["status"] == "cut off"
 
 
@@ -253,8 +263,10 @@ def test_a_failed_job_is_listed_with_its_reason(copied: Path, remade) -> None:
     change_status(copied / "0", status="failed", exit_code=1, reason=f"RuntimeError: {reason}")
     give(copied / "0", "seed=7")
     found, rows = remade(copied), table(copied)
-    assert "done 5" in found.text and "failed 1" in found.text
-    assert "1 job did not end well" in found.text and reason in found.text
+    assert "done 5" in found.text
+    assert "failed 1" in found.text
+    assert "1 job did not end well" in found.text
+    assert reason in found.text
     keys = re.findall('<td class="mono long">(.*?)</td>', found.source)
     assert [key.strip() for key in keys] == ["seed=7"]
     assert [(row["status"], row["exit_code"]) for row in rows[:2]] == [("failed", "1"), ("done", "0")]
@@ -268,7 +280,9 @@ def test_it_can_be_made_while_jobs_run(copied: Path, remade) -> None:
     with (copied / "5/metrics.jsonl").open("a") as file:
         file.write('{"split": "val", "accu')
     text = remade(copied).text
-    assert "2 jobs not finished" in text and "running 1" in text and "not started 1" in text
+    assert "2 jobs not finished" in text
+    assert "running 1" in text
+    assert "not started 1" in text
     assert [row["status"] for row in table(copied)][4:] == ["not started", "running"]
 
 
@@ -277,7 +291,8 @@ def test_it_can_be_made_while_jobs_run(copied: Path, remade) -> None:
 
 def test_repetitions_are_one_curve_with_a_band(sweep: Path, page) -> None:
     source = page(sweep).source
-    assert "<span>val/accuracy against train.optimizer.lr</span>" in source and 'class="band c0"' in source
+    assert "<span>val/accuracy against train.optimizer.lr</span>" in source
+    assert 'class="band c0"' in source
     assert "against seed" not in source
     assert '<h2 id="figures">Metrics by swept key</h2>' in source
     assert '<a href="#figures">Metrics by swept key</a>' in source, "the words of the heading"
@@ -292,7 +307,8 @@ def test_the_picture_depends_on_the_number_of_keys(copied: Path, remade) -> None
 
     assert "val/accuracy against a<" in with_keys("a")
     two = with_keys("a", "b")
-    assert "<span>val/accuracy</span>" in two and "across: a; down: b" in two
+    assert "<span>val/accuracy</span>" in two
+    assert "across: a; down: b" in two
     three = with_keys("a", "b", "c")
     assert all(f"val/accuracy against {key}<" in three for key in "abc")
 
@@ -372,4 +388,5 @@ def test_0_in_a_geometric_sweep_is_at_the_same_distance(copied: Path, remade) ->
     drawn = figure(remade(copied).source, "val/loss against strength")
     places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
     gaps = [after - before for before, after in itertools.pairwise(places)]
-    assert len(places) == 6 and max(gaps) - min(gaps) < 0.3
+    assert len(places) == 6
+    assert max(gaps) - min(gaps) < 0.3

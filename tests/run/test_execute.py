@@ -44,7 +44,8 @@ def stored(path: Path, name: str) -> Any:
 def test_the_plan_is_on_disk_before_the_task(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
         assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
-        assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
+        assert stored(tmp_path, "model.json")["class"] == "MLP"
+        assert stored(tmp_path, "env.json")
         assert not (tmp_path / "run" / "hooks.json").exists()
         one_batch(context)
 
@@ -113,8 +114,10 @@ def test_the_plan_is_shown_with_where_the_weights_come_from(capsys: Any) -> None
         )
         show_plan(prepared, Screen())
         said = capsys.readouterr().out
-        assert ("does not train them" in said) == (task == "evaluate") and "weights: random" in said
-        assert ("under ranks" in said) == (strategy == "ddp") and ("trains all" in said) == (task == "train")
+        assert ("does not train them" in said) == (task == "evaluate")
+        assert "weights: random" in said
+        assert ("under ranks" in said) == (strategy == "ddp")
+        assert ("trains all" in said) == (task == "train")
 
 
 def lines(tmp_path: Path, name: str) -> list[dict[str, Any]]:
@@ -148,7 +151,8 @@ def test_a_failed_pass_leaves_the_model_as_it_was(performed, tmp_path) -> None:
         clock.step = 7
         with pytest.raises(ZeroDivisionError), context.evaluating(batches, "pass", {}) as (passed, _):
             for batch in passed:
-                assert not context.model.training and not torch.is_grad_enabled()
+                assert not context.model.training
+                assert not torch.is_grad_enabled()
                 context.forward(batch)
                 clock.step += 1
                 if clock.step == 2:
@@ -183,8 +187,12 @@ def test_output_without_hooks_leaves_the_other_alone(performed: Performed) -> No
     for name in ("loss", "kl"):
         performed(perform, path=name, hooks={"h": noise}, task={"name": "evaluate", "metrics": [name]})
     (alone, count, nothing), (both, same, others) = found
-    assert torch.equal(alone, both) and count == same == 1 and nothing is None
-    assert others is not None and not torch.equal(others, both) and not others.requires_grad
+    assert torch.equal(alone, both)
+    assert count == same == 1
+    assert nothing is None
+    assert others is not None
+    assert not torch.equal(others, both)
+    assert not others.requires_grad
 
 
 def test_every_so_many_steps_are_logged(performed: Performed) -> None:

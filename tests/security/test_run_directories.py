@@ -129,7 +129,8 @@ def test_the_path_that_the_user_gives_may_be_a_link(folder: Path) -> None:
     update_latest(folder)
     latest = folder.parent / "latest"
     assert latest.is_symlink()
-    assert open_run(latest).status["status"] == "done" and verify(latest).bad == []
+    assert open_run(latest).status["status"] == "done"
+    assert verify(latest).bad == []
     assert write_report(latest) == folder / "report.html"
     value = RunValue(run=str(latest), capture="seen", module="fc", sample="mean")
     assert read_value(value, {"fc": ("fc",)}, RunReferences())["fc"].shape == (10,)
@@ -241,7 +242,8 @@ def test_an_impossible_record_is_an_error_that_names_its_file(folder: Path, what
     assert named, "some reading refused it"
     assert all(len(str(error)) < 2_000 for error in named)
     said = verify(folder).bad
-    assert len(said) == 1 and Path(file).parts[0] in said[0]
+    assert len(said) == 1
+    assert Path(file).parts[0] in said[0]
 
 
 BYTES = {
@@ -339,7 +341,8 @@ def test_a_stored_configuration_imports_nothing(
     assert evil[section][0] in text
     file.write_text(text.replace(*evil[section]))
     read(folder)
-    assert "evil_module" not in sys.modules and not (tmp_path / "PWNED").exists()
+    assert "evil_module" not in sys.modules
+    assert not (tmp_path / "PWNED").exists()
     run = open_run(folder)
     if section == "data.name":
         with pytest.raises(SpecError, match="unknown data set"):
@@ -427,4 +430,5 @@ def test_a_randomly_changed_directory_reads_or_is_refused(good: Path, tmp_path: 
         slowest = max(slowest, outcome.slowest[0])
         shutil.rmtree(folder.parent)
     assert fuzz_runs.peak() - before < MEMORY
-    assert refused > FUZZED / 3 and slowest < fuzz_runs.HANGS
+    assert refused > FUZZED / 3
+    assert slowest < fuzz_runs.HANGS

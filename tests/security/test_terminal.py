@@ -52,7 +52,8 @@ def test_an_error_about_a_file_escapes_its_texts(kind: str, tmp_path: Path, caps
     file.write_text("# @package _global_\n" + FILES[kind] % YAML, encoding="utf-8")
     assert main(["--config-dir", str(tmp_path), "experiment=mine", *QUICK]) == 2
     said = "".join(capsys.readouterr())
-    assert r"\x1b[31m" in said and not ACTING.search(said)
+    assert r"\x1b[31m" in said
+    assert not ACTING.search(said)
 
 
 def test_help_escapes_the_texts_of_lists(tmp_path, monkeypatch, capsys) -> None:
@@ -89,7 +90,8 @@ def test_errors_in_python_escape_their_texts(capsys) -> None:
     ):
         pass
     said += str(caught.value)
-    assert r"\x1b[31m" in said and not ACTING.search(said)
+    assert r"\x1b[31m" in said
+    assert not ACTING.search(said)
 
 
 def test_texts_of_all_languages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,10 @@ def test_texts_of_all_languages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.getvalue() == f"{plain}\r 50 %"
     Screen().console.print(f"[{EVIL}]", style="bold")
     said = shown.getvalue()[len(plain) :]
-    assert "\x1b[1m" in said and r"\x1b[31m" in said and "\x1b[31m" not in said and "\u202e" not in said
+    assert "\x1b[1m" in said
+    assert r"\x1b[31m" in said
+    assert "\x1b[31m" not in said
+    assert "\u202e" not in said
 
 
 def test_a_run_in_a_folder_of_any_name_is_whole(tmp_path: Path, monkeypatch: Any) -> None:
@@ -113,7 +118,8 @@ def test_a_run_in_a_folder_of_any_name_is_whole(tmp_path: Path, monkeypatch: Any
     monkeypatch.chdir(folder)
     assert main(QUICK) == 0
     (run,) = Path("outputs").glob("2*")
-    assert verify(run).bad == [] and main(["resume=latest"]) == 0
+    assert verify(run).bad == []
+    assert main(["resume=latest"]) == 0
 
 
 @pytest.mark.parametrize("name", ["${seed}", "${nope}", "\\${seed}", os.fsdecode(b"x\xff")])

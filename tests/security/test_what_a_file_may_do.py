@@ -128,7 +128,8 @@ class TestCommandLine:
         assert main([*typed, "hydra.run.dir=../mine"]) == 0
         assert "HOOKRUN_SEEN" not in os.environ
         assert (tmp_path / "mine/hookrun.log").is_file(), "the log of Hydra that was chosen"
-        assert (tmp_path / "mine/plan.json").is_file() and not (tmp_path / "all").exists()
+        assert (tmp_path / "mine/plan.json").is_file()
+        assert not (tmp_path / "all").exists()
 
     def test_it_may_not_copy_the_environment(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["hydra.job.env_copy=[PATH]"]) == 2

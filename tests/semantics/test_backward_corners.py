@@ -204,7 +204,8 @@ def test_an_output_without_gradient_names_its_module(kind: str) -> None:
 def test_the_first_module_has_no_gradient_of_its_input() -> None:
     _, hooks = gradients(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 1)), IDS, one_hook("0", "backward"))
     (value,) = hooks.captures["h"]["0"]
-    assert value["grad_input"] is None and value["grad_output"].shape == (2, 3, 4)
+    assert value["grad_input"] is None
+    assert value["grad_output"].shape == (2, 3, 4)
 
 
 def test_the_same_tensor_given_twice_has_two_gradients() -> None:
@@ -212,7 +213,8 @@ def test_the_same_tensor_given_twice_has_two_gradients() -> None:
     (grad, *_), hooks = gradients(model, X, one_hook("b", "backward"))
     first, second = hooks.captures["h"]["b"][0]["grad_input"]
     assert_close(first + second, grad)
-    assert first.any() and second.any()
+    assert first.any()
+    assert second.any()
 
 
 # ---- several uses, several passes

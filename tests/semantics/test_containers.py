@@ -354,10 +354,13 @@ def test_a_captured_container_keeps_plain_members(kind: str) -> None:
         notes_of(value).append(2)
 
     kept = kept_of(value, change)
-    assert type(kept) is type(value) and kept is not value
-    assert tensor_of(kept).tolist() == [1.0] * 3 and not tensor_of(kept).requires_grad
+    assert type(kept) is type(value)
+    assert kept is not value
+    assert tensor_of(kept).tolist() == [1.0] * 3
+    assert not tensor_of(kept).requires_grad
     assert notes_of(kept) == [1]
-    assert notes_of(value) == [1, 2] and tensor_of(value).tolist() == [2.0] * 3
+    assert notes_of(value) == [1, 2]
+    assert tensor_of(value).tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -389,20 +392,24 @@ def test_a_capture_keeps_plain_values_unchanged() -> None:
     of_torch = [torch.float32, torch.device("cpu"), torch.Size([1])]
     value = [None, True, 1, 2.5, 1j, "a", b"b", *of_torch, Colour.RED, len]
     kept = kept_of(value, lambda value: value.clear())
-    assert len(kept) == 12 and kept[:3] == [None, True, 1] and kept[-2:] == [Colour.RED, len]
+    assert len(kept) == 12
+    assert kept[:3] == [None, True, 1]
+    assert kept[-2:] == [Colour.RED, len]
 
 
 def test_a_captured_packed_sequence_does_not_follow_later_writes() -> None:
     packed = pack_padded_sequence(torch.ones(3, 2, 4), torch.tensor([3, 2]))
     kept = kept_of(packed, lambda value: value.data.zero_())
-    assert isinstance(kept, PackedSequence) and bool((kept.data == 1).all())
+    assert isinstance(kept, PackedSequence)
+    assert bool((kept.data == 1).all())
     assert kept.batch_sizes.tolist() == [2, 2, 1]
 
 
 def test_a_tensor_that_occurs_twice_in_a_value_is_kept_once() -> None:
     x = torch.ones(3)
     kept = kept_of({"last": x, "all": (x, x)}, lambda value: value["last"].zero_())
-    assert kept["last"] is kept["all"][0] is kept["all"][1] and kept["last"].tolist() == [1.0] * 3
+    assert kept["last"] is kept["all"][0] is kept["all"][1]
+    assert kept["last"].tolist() == [1.0] * 3
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------
@@ -426,8 +433,10 @@ def test_a_captured_cache_does_not_grow() -> None:
         expected = cache.layers[0].keys.detach().clone()
         model(torch.tensor([[5]]), use_cache=True, **{name: cache})
     first, second = (kept[name] for kept in hooks.captures["h"][""])
-    assert type(first) is type(cache) and first is not cache
-    assert first.get_seq_length() == 4 and second.get_seq_length() == 5 == cache.get_seq_length()
+    assert type(first) is type(cache)
+    assert first is not cache
+    assert first.get_seq_length() == 4
+    assert second.get_seq_length() == 5 == cache.get_seq_length()
     assert torch.equal(first.layers[0].keys, expected)
     for kept in (first, second):
         assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in held(kept))
@@ -442,7 +451,8 @@ def test_a_captured_encoder_decoder_cache_does_not_grow() -> None:
     both = cache_utils.EncoderDecoderCache(first, second)
     kept = snapshot(both)
     first.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2), 0)
-    assert kept.self_attention_cache.get_seq_length() == 2 and first.get_seq_length() == 3
+    assert kept.self_attention_cache.get_seq_length() == 2
+    assert first.get_seq_length() == 3
 
 
 def test_a_cache_can_be_captured_through_a_target() -> None:
@@ -491,7 +501,8 @@ def test_an_object_that_cannot_be_copied_is_refused_by_name(make: Any, at: str |
         model(torch.ones(2))
     said, kind = str(error.value), type(make(torch.ones(2))) if at is None else Opaque
     assert kind.__name__ in said or "object" in said
-    assert hint in said and (at is None or repr(at) in said)
+    assert hint in said
+    assert at is None or repr(at) in said
     assert hooks.captures["h"]["0"] == []
 
 

@@ -135,7 +135,8 @@ def test_a_pickled_or_copied_plan_is_equal(way: str, example: Any) -> None:
     found = COPIES[way](plan)
     with found.install(model) as hooks:
         model(torch.ones(4, 3))
-    assert hooks.fired["kept", "0"] == 1 and len(hooks.captures["kept"]["2"]) == 1
+    assert hooks.fired["kept", "0"] == 1
+    assert len(hooks.captures["kept"]["2"]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,8 @@ def test_a_pickled_plan_keeps_values_from_files(way: str, recorded: Path) -> Non
         with each.install(model) as hooks, torch.no_grad():
             hooks.samples = [4, 2, 0]
             outputs.append(model(torch.zeros(3, 3)))
-    assert torch.equal(*outputs) and not torch.equal(outputs[0], model(torch.zeros(3, 3)))
+    assert torch.equal(*outputs)
+    assert not torch.equal(outputs[0], model(torch.zeros(3, 3)))
 
 
 @pytest.mark.parametrize("way", COPIES)
@@ -184,9 +186,11 @@ def test_captures_can_be_pickled(way: str, name: str) -> None:
         inside = COPIES[way](getattr(hooks, name))
     value = getattr(hooks, name)
     for found in (inside, COPIES[way](value)):
-        assert type(found) is type(value) and len(found) == len(value)
+        assert type(found) is type(value)
+        assert len(found) == len(value)
         if name == "fired":
-            assert found == value and found["h", "again.0"] == 1  # a module's other names too
+            assert found == value
+            assert found["h", "again.0"] == 1
         elif name == "captures":
             torch.testing.assert_close(found["h"]["body.0"], value["h"]["body.0"])
             assert found["h"]["again.0"][0].shape == (4, 3)
@@ -203,7 +207,8 @@ def test_hookruns_errors_can_be_pickled(way: str) -> None:
         with pytest.raises(hookrun.HookrunError) as error:
             make()
         found = COPIES[way](error.value)
-        assert type(found) is type(error.value) and str(found) == str(error.value)
+        assert type(found) is type(error.value)
+        assert str(found) == str(error.value)
 
 
 def fired_in_a_process(plan: Any) -> Any:
@@ -217,4 +222,5 @@ def test_counts_of_a_plan_come_back_from_a_process() -> None:
     plan = hookrun.compile(HOOKS, net())
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         ((fired, records),) = pool.map(fired_in_a_process, [plan])
-    assert fired["kept", "0"] == 1 and {record["hook"] for record in records} == {"seen", "checked"}
+    assert fired["kept", "0"] == 1
+    assert {record["hook"] for record in records} == {"seen", "checked"}

@@ -95,7 +95,8 @@ def test_a_recomputed_part_is_edited_as_in_its_first_run(reentrant: bool) -> Non
                 model.training_step(X.clone().requires_grad_(), Y.clone().requires_grad_()).backward()
         assert hooks.fired["noise", "image.layer"] == 2
         gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    assert len(gradients[0]) == 8 and all(map(torch.equal, *gradients))
+    assert len(gradients[0]) == 8
+    assert all(map(torch.equal, *gradients))
 
 
 PASSED: dict[str, Any] = {
@@ -299,7 +300,8 @@ def test_a_wrapper_s_generate_has_the_tokens_of_the_model_inside() -> None:
     inner, outer = found
     assert all(torch.equal(inner[key], outer[key]) for key in inner)
     new = generated[:, 3:5].t().flatten()  # the last one is not put in
-    assert torch.equal(inner["ids"], new) and torch.equal(inner["values"], adapted.base_model.embed(new))
+    assert torch.equal(inner["ids"], new)
+    assert torch.equal(inner["values"], adapted.base_model.embed(new))
 
 
 def test_a_wrapper_makes_one_pass_with_its_model() -> None:
@@ -308,7 +310,8 @@ def test_a_wrapper_makes_one_pass_with_its_model() -> None:
         model(IDS, attention_mask=MASK)
         model.base_model(IDS[:, 1:])
     (captured,) = hooks.captures["seen"].values()
-    assert captured.token_ids.tolist() == [3, 5, 3, 6] and captured.sample_ids.tolist() == [0, 1, 2, 3]
+    assert captured.token_ids.tolist() == [3, 5, 3, 6]
+    assert captured.sample_ids.tolist() == [0, 1, 2, 3]
 
 
 def test_tokens_are_those_of_the_part_that_is_called() -> None:

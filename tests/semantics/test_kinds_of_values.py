@@ -97,7 +97,8 @@ def test_a_float8_tensor_is_edited_in_float32(action: str, keys: dict[str, Any],
     x = X.to(dtype)
     new = edited(action, keys, x)
     expected = edited(action, keys, x.float())
-    assert new.dtype == dtype and torch.equal(new.float(), expected.to(dtype).float())
+    assert new.dtype == dtype
+    assert torch.equal(new.float(), expected.to(dtype).float())
 
 
 @pytest.mark.parametrize("dtype", OF_8_BITS, ids=str)
@@ -111,7 +112,8 @@ def test_a_float8_tensor_is_captured_as_it_is(dtype: torch.dtype) -> None:
     with hookrun.hooked(nn.Identity(), spec) as hooks:
         hooks._model(x)
     kept = {name: modules[""][0] for name, modules in hooks.captures.items()}
-    assert kept["whole"].dtype == dtype and torch.equal(kept["whole"].view(torch.uint8), x.view(torch.uint8))
+    assert kept["whole"].dtype == dtype
+    assert torch.equal(kept["whole"].view(torch.uint8), x.view(torch.uint8))
     assert torch.equal(kept["mean"], x.float().mean(1))
     assert torch.equal(kept["top"].values, x.float().topk(2).values)
 
@@ -290,7 +292,8 @@ def test_an_observer_says_that_gradients_are_batched(hook: str, action: str) -> 
     ):
         found = torch.autograd.functional.jacobian(model, X, vectorize=True)
     torch.testing.assert_close(found, expected)
-    assert not hooks.records and not hooks.captures.get("h", {}).get("1")
+    assert not hooks.records
+    assert not hooks.captures.get("h", {}).get("1")
 
 
 def test_an_edit_of_batched_gradients_is_that_of_each() -> None:

@@ -92,7 +92,8 @@ def test_an_unchanged_gradient_is_the_same_object() -> None:
     scale, value = torch.tensor(1024.0), (torch.ones(2), torch.zeros(2))
     assert run_unscaled(lambda each: each, value, scale) is value
     new = run_unscaled(lambda each: (each[0], each[1] + 1), value, scale)
-    assert new[0] is value[0] and torch.equal(new[1], torch.full((2,), 1024.0))
+    assert new[0] is value[0]
+    assert torch.equal(new[1], torch.full((2,), 1024.0))
 
 
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
@@ -113,11 +114,13 @@ def test_a_step_that_the_scaler_skips_does_not_count_as_a_step() -> None:
     }
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
         scaled_step(model, scaler, factor=float("inf"))
-        assert set(hooks.fired.values()) == {0} and hooks.clock.step == 0
+        assert set(hooks.fired.values()) == {0}
+        assert hooks.clock.step == 0
         require_equal_weights(model, before)
         model.zero_grad()
         scaled_step(model, scaler)
-        assert set(hooks.fired.values()) == {1} and hooks.clock.step == 1
+        assert set(hooks.fired.values()) == {1}
+        assert hooks.clock.step == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -308,7 +311,8 @@ def test_the_step_follows_the_optimizer_at_first(by_hand: bool) -> None:
             optimizer.step()
             if by_hand:
                 hooks.step()
-    assert seen == list(range(8)) and hooks.fired["h", ""] == 4
+    assert seen == list(range(8))
+    assert hooks.fired["h", ""] == 4
 
 
 def test_the_first_of_two_optimizers_to_step_is_counted() -> None:

@@ -157,7 +157,8 @@ def test_pythons_warning_filters_silence_the_warning() -> None:
         warnings.simplefilter("ignore", hookrun.HookrunWarning)
         with hookrun.hooked(model, one_hook("*")) as hooks:
             model(X)
-    assert hooks.inactive and not told
+    assert hooks.inactive
+    assert not told
 
 
 def test_a_model_that_never_ran_is_not_reported() -> None:

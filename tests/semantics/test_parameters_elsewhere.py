@@ -132,7 +132,8 @@ def test_a_hook_on_the_parameters_is_refused_by_name(
     with pytest.raises(CompileError) as error, hookrun.hooked(model, {"seen": hook("capture"), "h": refused}):
         pass
     (problem,) = error.value.errors
-    assert problem.where == "hooks.h" and f"the parameters of {named} lie on the meta device" in problem.what
+    assert problem.where == "hooks.h"
+    assert f"the parameters of {named} lie on the meta device" in problem.what
     assert torch.equal(model(X), network()(X))
 
 
@@ -151,7 +152,8 @@ def test_a_parameter_in_place_can_be_hooked() -> None:
 def test_a_trial_run_leaves_the_model_alone(make: Callable[[], nn.Module]) -> None:
     model = make()
     plan = hookrun.compile({"h": hook("capture")}, model, example=((X,), {}))
-    assert plan.unchecked is not None and plan.unchecked.startswith("0.weight lies on the meta device")
+    assert plan.unchecked is not None
+    assert plan.unchecked.startswith("0.weight lies on the meta device")
     assert all(parameter.is_meta for parameter in model.parameters())
     with plan.install(model) as hooks:
         assert torch.equal(model(X), network()(X))

@@ -373,4 +373,5 @@ def test_threads_install_on_one_model_in_turn() -> None:
             sites = set(pool.map(installed, range(40)))
     finally:
         sys.setswitchinterval(interval)
-    assert len(sites) == 1 and hooked_state(model) == before
+    assert len(sites) == 1
+    assert hooked_state(model) == before

@@ -126,7 +126,8 @@ def test_a_capture_has_a_row_for_each_position() -> None:
         assert rows.token_ids.tolist() == [int(PROMPTS[row][each]) for row, each in expected]
         assert torch.equal(rows[0], torch.stack([whole[row, columns(mask, row)[n]] for row, n in expected]))
         again = pickle.loads(pickle.dumps(rows))
-        assert torch.equal(again.positions, rows.positions) and again.text == [""] * len(expected)
+        assert torch.equal(again.positions, rows.positions)
+        assert again.text == [""] * len(expected)
 
 
 def test_an_edit_changes_the_chosen_positions_alone() -> None:
@@ -223,7 +224,8 @@ def test_tokens_select_queries_of_attention_patterns() -> None:
     wanted = [
         whole[row, :, columns(mask, row)[-1], columns(mask, row)[key]] for row in range(3) for key in (0, 1)
     ]
-    assert torch.equal(both[0], torch.stack(wanted)) and both.keys.tolist() == [0, 1] * 3
+    assert torch.equal(both[0], torch.stack(wanted))
+    assert both.keys.tolist() == [0, 1] * 3
     assert both.positions.tolist() == [3, 3, 1, 1, 2, 2]
     assert torch.equal(rows[0], torch.stack([whole[r, [1], columns(mask, r)[-1]] for r in range(3)]))
     after = hooks.captures["after"]["second.pattern"][0]
@@ -250,7 +252,8 @@ def test_spans_are_found_in_each_sample() -> None:
         model(ids, mask)
     assert hooks.captures["text"]["first"].text == ["<4>", "<5>", "<11>"]
     span = hooks.captures["span"]["first"]
-    assert span.positions.tolist() == [1, 2, 0] and span.sample_ids.tolist() == [0, 0, 2]
+    assert span.positions.tolist() == [1, 2, 0]
+    assert span.sample_ids.tolist() == [0, 0, 2]
     with under(model, span=capture("first", tokens={"span": "whom"})) as hooks:
         hooks.spans = {"who": [[1, 3], [0, 1], [0, 1]]}
         with pytest.raises(HookError, match="no span 'whom': did you mean 'who'"):
@@ -287,7 +290,8 @@ def test_a_missing_position_is_an_error_that_names_it() -> None:
     ):
         with under(model, seen=capture("first", tokens=tokens)), pytest.raises(HookError) as error:
             model(ids, mask)
-        assert what in str(error.value) and "missing: skip" in str(error.value)
+        assert what in str(error.value)
+        assert "missing: skip" in str(error.value)
         assert str(error.value).startswith("hook 'seen' (forward, capture) on first: tokens: ")
     call = ((), {"input_ids": ids})
     for keys, what in (
@@ -319,8 +323,10 @@ def test_captured_rows_of_a_run_have_their_position(tmp_path: Path) -> None:
     rows = run.captures["seen"]["first"]
     assert rows.sample_ids.tolist() == [n for n in range(6) for _ in range(2)]
     assert rows.positions.tolist() == [0, 3, 0, 1, 0, 2] * 2
-    assert rows.token_ids.tolist() == [3, 6, 7, 8, 9, 11] * 2 and rows.text == [""] * 12
-    assert rows.where(position=3).tolist() == [1, 7] and rows.where(token=9).tolist() == [4, 10]
+    assert rows.token_ids.tolist() == [3, 6, 7, 8, 9, 11] * 2
+    assert rows.text == [""] * 12
+    assert rows.where(position=3).tolist() == [1, 7]
+    assert rows.where(token=9).tolist() == [4, 10]
     whole = run.captures["plain"]["first"][0:3]
     assert torch.equal(rows[0:2], whole[0, [0, 3]])
     assert run.captures["some"]["first"].token_ids.tolist() == [6, 8]
@@ -341,7 +347,8 @@ def test_with_padding_true_padding_counts_like_tokens() -> None:
     with under(model, seen=capture("first", tokens={"position": [0, -1], "padding": True})) as hooks:
         model(ids, mask)
     rows = hooks.captures["seen"]["first"]
-    assert rows.positions.tolist() == [0, 4] * 3 and rows.token_ids.tolist()[1::2] == [0, 0, 0]
+    assert rows.positions.tolist() == [0, 4] * 3
+    assert rows.token_ids.tolist()[1::2] == [0, 0, 0]
 
 
 def test_captured_rows_do_not_keep_the_model_alive() -> None:
@@ -355,7 +362,8 @@ def test_captured_rows_do_not_keep_the_model_alive() -> None:
             model(BATCHES["left"][0])
         kept = hooks.captures
         del hooks, model
-        assert alive() is None and kept["seen"]["first"].positions.tolist() == [0, 0, 0]
+        assert alive() is None
+        assert kept["seen"]["first"].positions.tolist() == [0, 0, 0]
     finally:
         gc.enable()
 
@@ -407,7 +415,8 @@ def test_without_a_mask_position_ids_give_the_left_padding() -> None:
     by_mask = at(0, [[0, 0, 0, 1, 2], whole], attention_mask=seen)
     assert by_mask == [(0, 0, 2), (1, 0, 6)]  # a mask takes precedence
     packed = [[0, 1, 2, 0, 1], whole]
-    assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)] and len(at("all", packed)) == 10
+    assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)]
+    assert len(at("all", packed)) == 10
     with pytest.raises(HookError, match="position_ids of the call start again within a row"):
         at(-1, packed)
 
@@ -657,7 +666,8 @@ def test_passes_of_a_recurrent_state_are_counted_in_a_generation(name: str) -> N
         with hookrun.hooked(model, specs) as hooks:
             out = model.generate(ids, max_new_tokens=4, do_sample=False, use_cache=use_cache)
         rows = hooks.captures["all"][layer]
-        assert rows.positions.tolist() == list(range(8)) and torch.equal(rows.token_ids, out[0, :-1])
+        assert rows.positions.tolist() == list(range(8))
+        assert torch.equal(rows.token_ids, out[0, :-1])
         assert hooks.captures["some"][layer].positions.tolist() == [4, 6]
         found.append(out)
     torch.testing.assert_close(*found)

@@ -79,7 +79,8 @@ def results(model: nn.Module, hook: dict[str, Any]) -> list[Tensor]:
             output.square().sum().backward()
             optimizer.step()
             found += [output.detach(), x.grad]  # type: ignore[list-item]
-        assert plan.unchecked is None and hooks.fired["h", hook["select"]] > 0
+        assert plan.unchecked is None
+        assert hooks.fired["h", hook["select"]] > 0
         kept = hooks.captures.get("h", {})
         found += [value for values in kept.values() for value in values if isinstance(value, Tensor)]
     return [*found, *(each.detach() for each in model.state_dict().values())]

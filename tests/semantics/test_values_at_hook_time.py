@@ -169,7 +169,8 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
 def test_tensors_of_an_unwritten_container_are_not_copied() -> None:
     with hookrun.hooked(nn.Identity(), one_hook()) as hooks, Copies() as copies:
         hooks._model((torch.ones(3, WIDTH), [torch.ones(2)]))
-    assert copies.count == 0 and len(hooks.captures["h"][""]) == 1
+    assert copies.count == 0
+    assert len(hooks.captures["h"][""]) == 1
 
 
 FOREIGN: dict[str, Callable[[], Tensor]] = {
@@ -423,8 +424,11 @@ def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None
     limit = {} if budget is None or kind == "mkldnn" else {"max_bytes": budget}
     alone, (inside,) = captured(nn.Identity(), tensor, [tensor], **limit)
     for kept in (alone, inside):
-        assert type(kept) is type(tensor) and kept.layout == tensor.layout and kept is not tensor
-        assert kept.dtype == tensor.dtype and kept.device == tensor.device
+        assert type(kept) is type(tensor)
+        assert kept.layout == tensor.layout
+        assert kept is not tensor
+        assert kept.dtype == tensor.dtype
+        assert kept.device == tensor.device
 
 
 FEATURES, LENGTH, BATCH = 8, 200, 4
@@ -487,7 +491,8 @@ def test_all_tensors_of_a_container_are_cut_at_the_same_row() -> None:
     model = Net(lambda _, x: (x, {"pooled": x[:, 0]}))
     inputs = [torch.full((4, 3), float(number)) for number in range(3)]
     (kept,) = captured(model, *inputs, max_bytes=3 * 4 * (3 + 1) + 5)
-    assert kept[0].shape == (3, 3) and kept[1]["pooled"].shape == (3,)
+    assert kept[0].shape == (3, 3)
+    assert kept[1]["pooled"].shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +502,8 @@ def test_a_value_without_batch_rows_is_kept_whole_or_not_at_all(make: Callable[[
     model = Net(lambda _, x: make(x))
     with hookrun.hooked(model, one_hook(max_bytes=2)) as hooks:
         model(torch.ones(4, 3))
-    assert hooks.captures["h"][""] == [] and hooks.records[0]["spent"] == 2
+    assert hooks.captures["h"][""] == []
+    assert hooks.records[0]["spent"] == 2
 
 
 def test_a_parameter_gradient_is_not_cut_at_a_row() -> None:
@@ -515,7 +521,8 @@ def test_rows_on_disk_keep_their_sample_ids(tmp_path: Any) -> None:
             model(torch.ones(50, 10))
     found = hookrun.open_run(tmp_path / "run")
     kept = found.captures["h"][""]
-    assert kept.sample_ids.tolist() == list(range(50, 60)) and kept[:].shape == (10, 10)
+    assert kept.sample_ids.tolist() == list(range(50, 60))
+    assert kept[:].shape == (10, 10)
     assert [line["spent"] for line in found.stats] == [400]
 
 

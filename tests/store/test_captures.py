@@ -219,7 +219,8 @@ def test_chosen_rows_are_a_capture_of_their_own(shuffled: StoredCapture) -> None
     rows = [90, 3, 7, 3]
     chosen = shuffled.chosen(torch.tensor(rows))
     assert (len(chosen), chosen.shape, chosen.sample_ids.tolist()) == (4, (4, 3), rows)
-    assert torch.equal(chosen[:], ROWS[rows]) and torch.equal(chosen[-2:], ROWS[[7, 3]])
+    assert torch.equal(chosen[:], ROWS[rows])
+    assert torch.equal(chosen[-2:], ROWS[[7, 3]])
 
 
 def test_a_container_beside_a_bare_tensor_is_found(tmp_path: Path) -> None:
@@ -274,7 +275,8 @@ class TestNames:
             for key in keys:
                 found = found[key]
         assert said in str(caught.value)
-        assert isinstance(caught.value, KeyError) and isinstance(caught.value, HookrunError)
+        assert isinstance(caught.value, KeyError)
+        assert isinstance(caught.value, HookrunError)
 
     def test_rows_of_a_container_need_a_tensor_s_name_first(self, found: Lookup[Any]) -> None:
         for index in (0, slice(0, 2)):
@@ -306,7 +308,8 @@ def test_names_are_found_by_sample_within_a_split(tmp_path: Path) -> None:
     )
     (tmp_path / "tokens.jsonl").write_text('{"token": 7, "text": " the"}\n')
     table = SampleTable(tmp_path)
-    assert table.by_sample["val", 0]["file"] == "b.png" and table.by_sample["train", 0]["class"] == "cat"
+    assert table.by_sample["val", 0]["file"] == "b.png"
+    assert table.by_sample["train", 0]["class"] == "cat"
     assert table.texts == {7: " the"}
 
 

@@ -74,7 +74,8 @@ def test_rank_0_waits_for_what_a_disk_shows_late(name: str, main, tmp_path, monk
     main.write_manifest()
     main.set_status("done")
     rows = open_run(tmp_path).captures["h"]["m"]
-    assert verify(tmp_path).bad == [] and len(rows) == 8
+    assert verify(tmp_path).bad == []
+    assert len(rows) == 8
     (tmp_path / name).unlink()
     assert any(f"{name} is missing" in line for line in verify(tmp_path).bad)
 

@@ -79,7 +79,8 @@ def test_the_file_is_flushed_before_the_renaming(tmp_path, monkeypatch) -> None:
     done.clear()
     with replacing(tmp_path / "report.html", flushes=False, flushes_folder=False) as file:
         file.write(b"what can be made again")
-    assert done == ["rename"] and (tmp_path / "report.html").read_bytes() == b"what can be made again"
+    assert done == ["rename"]
+    assert (tmp_path / "report.html").read_bytes() == b"what can be made again"
 
 
 def test_each_line_is_readable_at_once(tmp_path: Path) -> None:
@@ -161,8 +162,10 @@ def test_names_are_listed_with_links_that_are_not_followed(tmp_path: Path) -> No
     (tmp_path / "z").symlink_to(tmp_path / "nowhere")
     found = {path: kind_of(stat) for path, stat in listed_inside(tmp_path)}
     assert set(found) == {"a", "z", "b/c/file"}
-    assert found["b/c/file"] == "" and found["a"].startswith("a link")
-    assert os.path.lexists(tmp_path / "z") and not os.path.lexists(tmp_path / "y")
+    assert found["b/c/file"] == ""
+    assert found["a"].startswith("a link")
+    assert os.path.lexists(tmp_path / "z")
+    assert not os.path.lexists(tmp_path / "y")
     assert list(listed_inside(tmp_path, "none")) == []
 
 
@@ -198,7 +201,8 @@ def test_every_value_is_read_back_equal(value: object) -> None:
 @given(values)
 def test_every_line_is_strict_json_in_ascii(value: object) -> None:
     text = encode(value)
-    assert text.isascii() and "\n" not in text
+    assert text.isascii()
+    assert "\n" not in text
     json.loads(text, parse_constant=refuse)
 
 

@@ -115,7 +115,8 @@ def held(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
             stack.callback(process.kill)
-            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
             return process
 
         yield hold
@@ -159,7 +160,8 @@ def test_the_lease_of_another_host_ends_unrenewed(no_locks, held, tmp_path, caps
         holder.send_signal(signal.SIGCONT)
         holder.wait()  # it finds out by itself
     out, err = holder.communicate()
-    assert holder.returncode == 1 and "left" not in out
+    assert holder.returncode == 1
+    assert "left" not in out
     assert f"another process has taken over {tmp_path / 'run'}" in err
 
 

@@ -86,14 +86,16 @@ def test_predictions_may_be_a_container(tmp_path: Path) -> None:
     run.predictions.add("predictions", "output", {"boxes": torch.ones(1)}, sample_ids=[0], **AT)
     run.predictions.close()
     found = open_run(tmp_path).predictions
-    assert found is not None and not isinstance(found, StoredCapture)
+    assert found is not None
+    assert not isinstance(found, StoredCapture)
     assert found["boxes"][0].tolist() == 1
 
 
 def test_a_run_without_records_can_be_read(tmp_path: Path) -> None:
     finished(tmp_path)
     run = open_run(str(tmp_path))
-    assert run.metrics == run.stats == [] and run.plan == run.env == dict(run.captures) == {}
+    assert run.metrics == run.stats == []
+    assert run.plan == run.env == dict(run.captures) == {}
     assert run.predictions is None
 
 
@@ -207,7 +209,8 @@ def test_what_is_no_run_is_named_with_the_next_step(
     with pytest.raises(StoreError) as refused:
         open_run(tmp_path / opened)
     said = str(refused.value).replace(str(tmp_path), "HERE")
-    assert said.startswith(begins) and said.endswith(ends)
+    assert said.startswith(begins)
+    assert said.endswith(ends)
 
 
 HOOKS = (

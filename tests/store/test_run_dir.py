@@ -192,7 +192,8 @@ def test_rank_0_gets_numbers_as_it_would_write_them(tmp_path: Path) -> None:
     main.take_kept()
     main.close()
     first, second = (tmp_path / "stats.jsonl").read_text().splitlines()
-    assert first == second and len(open_run(tmp_path).stats) == 2
+    assert first == second
+    assert len(open_run(tmp_path).stats) == 2
 
 
 def test_lines_of_ranks_are_in_the_order_of_steps(tmp_path: Path) -> None:
@@ -216,9 +217,8 @@ def test_lines_of_ranks_are_in_the_order_of_steps(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     both = [(step, rank) for step in range(200) for rank in range(2)]
     assert [(line["step"], line["of_rank"]) for line in run.stats[:-1]] == both
-    assert run.stats[-1]["hook"] == "last" and [line["sample"] for line in run.samples.lines] == list(
-        range(200)
-    )
+    assert run.stats[-1]["hook"] == "last"
+    assert [line["sample"] for line in run.samples.lines] == list(range(200))
 
 
 def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
@@ -232,7 +232,8 @@ def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
     other.set_status("done")
     other.write_manifest()
     other.sync()
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before and other.ended
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert other.ended
 
 
 def test_a_command_line_that_is_not_utf_8_is_kept_with_escapes() -> None:

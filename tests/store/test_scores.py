@@ -49,7 +49,8 @@ def test_lines_of_an_earlier_version_are_read() -> None:
     lines = (batch, mean, line("train", 0, None, loss=1.0))
     assert [is_batch(each) for each in lines] == [True, False, False]
     found = result_of({"status": "done"}, [batch, mean])
-    assert found is not None and (found.goal, found.value) == (ACCURACY, 0.5)
+    assert found is not None
+    assert (found.goal, found.value) == (ACCURACY, 0.5)
     assert result_of({"status": "done"}, [line("val", 0, None, samples=3)]) is None
 
 

@@ -37,7 +37,8 @@ def shard(run: Path, number: int) -> Path:
 def test_a_complete_run_has_no_faults(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     said = capsys.readouterr().out
-    assert "files with 3 shards, " in said and said.endswith("all well\n")
+    assert "files with 3 shards, " in said
+    assert said.endswith("all well\n")
 
 
 def test_of_a_sweep_every_run_is_checked(run: Path, tmp_path: Path, capsys) -> None:
@@ -47,7 +48,8 @@ def test_of_a_sweep_every_run_is_checked(run: Path, tmp_path: Path, capsys) -> N
     shard(tmp_path / "sweep/1", 1).unlink()
     assert main([str(tmp_path / "sweep")]) == 1
     said = capsys.readouterr().out
-    assert said.count("shards") == 2 and said.count("BAD: ") == 1
+    assert said.count("shards") == 2
+    assert said.count("BAD: ") == 1
     assert main([str(run), str(tmp_path / "sweep/1")]) == 1, "the worst of several"
     assert main([str(tmp_path / "nowhere"), str(run)]) == 2
 
@@ -172,7 +174,8 @@ def test_a_run_with_a_lost_index_is_not_reported_as_empty(run, capsys) -> None:
     (run / "env.json").write_text('{"torch"')
     assert main([str(run)]) == 1
     said = capsys.readouterr().out
-    assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said and "env.json" in said
+    assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said
+    assert "env.json" in said
 
 
 def test_a_directory_without_a_run_is_refused_with_what_it_is(run, tmp_path, capsys) -> None:
@@ -264,7 +267,8 @@ def test_a_shard_that_its_writer_hashed_is_not_read_again(whole, monkeypatch) ->
 
     monkeypatch.setattr("hookrun.store.manifest.open_inside", recording)
     write_manifest(whole)
-    assert "last.safetensors" in opened and not any(name.startswith("0000") for name in opened)
+    assert "last.safetensors" in opened
+    assert not any(name.startswith("0000") for name in opened)
     assert json.loads((whole / "manifest.json").read_text()) == before
 
 
@@ -285,7 +289,8 @@ def test_an_index_must_agree_with_the_manifest(whole: Path) -> None:
     assert list(manifest_faults(whole, manifest, {})) == []
     shards = "captures/000000.safetensors"
     ((name, fault),) = manifest_faults(whole, manifest, {shards: "0" * 64})
-    assert name == shards and "has another SHA-256 in its index" in fault
+    assert name == shards
+    assert "has another SHA-256 in its index" in fault
 
 
 CONTRADICTORY: list[dict[str, object]] = [
@@ -313,7 +318,8 @@ def test_finished_runs_have_only_whole_states(whole: Path) -> None:
     state.with_name("state_000009").symlink_to(state)
     (state / "tensors.safetensors").write_bytes(b"")
     bad = verify(whole).bad
-    assert len(bad) == 6 and sum("belongs to no state" in line for line in bad) == 5
+    assert len(bad) == 6
+    assert sum("belongs to no state" in line for line in bad) == 5
     assert sum("is damaged" in line for line in bad) == 1
 
 
@@ -324,7 +330,9 @@ def test_verify_shows_twenty_names_at_most(whole: Path, capsys) -> None:
         (whole / f"\x1b[2J\u202e{number}").write_text("")
     assert main([str(whole)]) == 1
     *lines, more, verdict = capsys.readouterr().out.splitlines()
-    assert len(lines) == 20 and more == "and 41 more" and verdict.endswith("61 bad")
+    assert len(lines) == 20
+    assert more == "and 41 more"
+    assert verdict.endswith("61 bad")
     assert all(line.startswith("BAD: ") and line.isprintable() for line in lines)
 
 

@@ -35,7 +35,13 @@ ODD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [*ODD, *(file.read_text("utf-8") for file in CONF.rglob("*.yaml"))])
+SHIPPED = [
+    pytest.param(file.read_text("utf-8"), id=file.relative_to(CONF).as_posix())
+    for file in CONF.rglob("*.yaml")
+]
+
+
+@pytest.mark.parametrize("text", [*ODD, *SHIPPED])
 def test_errors_are_those_of_omegaconf(text: str) -> None:
     def read(function: Callable[[str], Any]) -> Any:
         try:

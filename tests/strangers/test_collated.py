@@ -26,7 +26,8 @@ def test_the_stranger_s_function_collates_targets(run: Runs) -> None:
     rows = run(BOXES, *PREDICT, hook).captures["seen"]["score"]
     torch.testing.assert_close(rows[:], torch.cat(seen_at(BOXES, "score")[1::2]))
     losses = [line["loss"] for line in run(BOXES, "train.steps=4", "train.log_every=1").metrics]
-    assert len(losses) > 4 and all(loss > 0 for loss in losses)
+    assert len(losses) > 4
+    assert all(loss > 0 for loss in losses)
 
 
 def test_graphs_are_evaluated_as_by_hand(run: Runs, capsys) -> None:
@@ -45,7 +46,8 @@ def test_effects_on_graphs_are_refused_before_the_run(tmp_path, capsys) -> None:
     hook = "+hooks.h={select: head, hook: forward, action: scale, factor: 0.5}"
     typed = ["task=effects", "task.hook=h", "task.over={factor: [0.5]}", "task.metric=loss", hook]
     assert main([*GRAPHS.overrides, *typed, f"hydra.run.dir={tmp_path / 'effects'}"]) == 2
-    assert "data.collate" in capsys.readouterr().err and not (tmp_path / "effects").exists()
+    assert "data.collate" in capsys.readouterr().err
+    assert not (tmp_path / "effects").exists()
 
 
 def test_only_told_scores_of_graphs_are_rows_of_samples(run: Runs) -> None:

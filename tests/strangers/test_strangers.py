@@ -52,7 +52,9 @@ def test_effects_on_boxes_in_lists_are_those_by_hand_or_refused(tmp_path, capsys
     path = tmp_path / "effects"
     code = main([*DETECTOR.overrides, *typed, f"hydra.run.dir={path}"])
     if code:
-        assert code == 2 and "task.metric" in capsys.readouterr().err and not path.exists()
+        assert code == 2
+        assert "task.metric" in capsys.readouterr().err
+        assert not path.exists()
         return
     from hookrun import open_run
 

@@ -24,7 +24,8 @@ def test_each_other_setting_has_one_baseline_before_it(cwd: Path, notes) -> None
     assert [run_dir.name for _, run_dir in notes.ran] == ["0", "1", "2"]
     notes.prepared.clear()
     assert main([*CLIP, "hooks.clip_fc.max=0.001,0.01", "seed=5,6"]) == 0
-    assert jobs_of(notes)[:2] == [(5, False), (6, False)] and len(jobs_of(notes)) == 6
+    assert jobs_of(notes)[:2] == [(5, False), (6, False)]
+    assert len(jobs_of(notes)) == 6
 
 
 def test_a_sweep_over_experiments_may_set_it(cwd: Path, notes) -> None:
@@ -79,10 +80,12 @@ def test_variables_of_hooks_alone_do_not_repeat_a_baseline(cwd: Path, notes, con
     assert jobs_of(notes) == [(0, False), *[(0, True)] * 6]
     assert facts.baselines[0].overrides.keys() == {"experiment", "baseline", "hooked"}
     facts = swept(cwd / "seeds", conf, CLAMPED, "vars.top=1,2", "seed=5,6", "baseline=true")
-    assert len(facts.baselines) == 2 and len(facts.compared) == 4
+    assert len(facts.baselines) == 2
+    assert len(facts.compared) == 4
     for job in facts.compared:
         found = facts.baseline_of(job)
-        assert found is not None and found.overrides["seed"] == job.overrides["seed"]
+        assert found is not None
+        assert found.overrides["seed"] == job.overrides["seed"]
 
 
 @pytest.mark.parametrize("rate", ["vars.rate", "hooks.d.factor"])
@@ -96,7 +99,8 @@ train: {{optimizer: {{lr: "${{{rate}}}"}}}}"""
     assert rates == [(0.1, False), (0.2, False), *[(0.1, True)] * 2, *[(0.2, True)] * 2]
     for job in facts.compared:
         found = facts.baseline_of(job)
-        assert found is not None and found.overrides[rate] == job.overrides[rate]
+        assert found is not None
+        assert found.overrides[rate] == job.overrides[rate]
         assert "vars.top" not in found.overrides
 
 
@@ -105,7 +109,8 @@ def test_typed_runs_without_hooks_are_not_repeated(cwd: Path, notes, conf) -> No
     assert sorted(jobs_of(notes)) == [(5, False), (5, True), (5, True), (6, False), (6, True), (6, True)]
     for job in facts.compared:
         found = facts.baseline_of(job)
-        assert found is not None and found.overrides["seed"] == job.overrides["seed"]
+        assert found is not None
+        assert found.overrides["seed"] == job.overrides["seed"]
 
 
 def test_a_configuration_with_its_directory_has_a_baseline(cwd: Path, notes, conf) -> None:
@@ -144,7 +149,10 @@ def test_lines_of_jobs_name_their_baseline(cwd: Path, capsys) -> None:
     small = ("train=quick", "objective=val/loss", "compute=cpu", "hydra.sweep.dir=swept")
     assert main([*CLIP, *small]) == 0
     facts = read_sweep(cwd / "swept")
-    assert facts.best is not None and facts.best.result is not None and facts.baselines[0].value is not None
+    assert facts.best is not None
+    assert facts.best.result is not None
+    assert facts.baselines[0].value is not None
     said = f"val/loss {facts.best.result[0]:.4g} (without hooks: {facts.baselines[0].value:.4g}); to minimize"
     out = capsys.readouterr().out
-    assert said in out and re.search(r"^\[1/2\] hooked=false  loss ", out, re.MULTILINE)
+    assert said in out
+    assert re.search(r"^\[1/2\] hooked=false  loss ", out, re.MULTILINE)

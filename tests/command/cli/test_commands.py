@@ -86,7 +86,8 @@ def test_a_refused_command_leaves_no_files(arguments, cwd: Path, notes, capsys) 
     assert left(cwd) == []
     assert notes.ran == []
     printed = capsys.readouterr()
-    assert printed.err and "Traceback" not in printed.err
+    assert printed.err
+    assert "Traceback" not in printed.err
     assert len(printed.err.splitlines()) < 30
 
 
@@ -182,8 +183,10 @@ class TestReading:
             return OmegaConf.create(capsys.readouterr().out)
 
         job = shown("job", "experiment=clip_fc", "seed=5")
-        assert (job.seed, job.hooks.clip_fc.action) == (5, "clamp") and "hydra" not in job
-        assert list(shown("hydra")) == ["hydra"] and {"hydra", "task", "model"} <= set(shown("all"))
+        assert (job.seed, job.hooks.clip_fc.action) == (5, "clamp")
+        assert "hydra" not in job
+        assert list(shown("hydra")) == ["hydra"]
+        assert {"hydra", "task", "model"} <= set(shown("all"))
         assert shown("job", "-p", "train", "--resolve", "train.epochs=${seed}", "seed=5").epochs == 5
 
     @pytest.mark.parametrize("what", ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
@@ -241,10 +244,12 @@ def test_hooks_none_switches_hooks_off_wherever_they_are_defined(none: str, name
     experiment = f"experiment={name}"
     assert len(parse_experiment(compose_dict([experiment], folder)).hooks.hooks) >= 3
     config = compose_dict([none, experiment], folder)
-    assert config["hooked"] is False and "print_a" in config["hooks"]
+    assert config["hooked"] is False
+    assert "print_a" in config["hooks"]
     assert parse_experiment(config).hooks.hooks == ()
     config = compose_dict([TYPED, experiment, none], folder)
-    assert config["hooked"] is True and list(config["hooks"]) == ["x"]
+    assert config["hooked"] is True
+    assert list(config["hooks"]) == ["x"]
     assert compose_dict([none, experiment, "hooked=true"], folder)["hooked"] is True
 
 
@@ -261,7 +266,8 @@ def test_a_hook_may_be_deleted_beside_hooks_none(none: str, conf: Conf, notes, c
         capsys.readouterr()
         assert main([*line, *more]) == 2
         said = capsys.readouterr().err
-        assert "~hooks.prnt_b: there is no such key" in said and "did you mean 'hooks.print_b'" in said
+        assert "~hooks.prnt_b: there is no such key" in said
+        assert "did you mean 'hooks.print_b'" in said
 
 
 def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
@@ -278,7 +284,8 @@ def test_a_stored_configuration_can_be_run_again(cwd: Path, notes) -> None:
     assert (seed, new.parent) == (5, cwd / "outputs")
     assert sorted(path.name for path in new.iterdir()) == [".hydra", "status.json"], "no log of Hydra's"
     (first, _), (second, _) = notes.prepared
-    assert first.hooks.hooks[0].action.max == 0.01 and second.hooks.hooks[0].action.max == 0.5
+    assert first.hooks.hooks[0].action.max == 0.01
+    assert second.hooks.hooks[0].action.max == 0.5
     assert main(["-m", "--config-dir", "old/.hydra", "--config-name", "config", "seed=5,6"]) == 0
     assert notes.ran[-1][1].parents[1] == cwd / "multirun"
 
@@ -301,7 +308,8 @@ def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:
     assert main(["tags=[a,${seed}]", f"train.steps={'${data.name}' * 100}"]) == 2
     printed = capsys.readouterr().err
     assert "tags.1: found 0 (from ${seed}): expected" in printed
-    assert "…): expected" in printed and max(map(len, printed.splitlines())) < 1_000
+    assert "…): expected" in printed
+    assert max(map(len, printed.splitlines())) < 1_000
 
 
 def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
@@ -313,7 +321,8 @@ def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
 
 def test_a_quick_preset() -> None:
     train = compose_dict(["train=quick"])["train"]
-    assert (train["epochs"], train["log_every"]) == (1, 1) and train["limit_batches"] <= 10
+    assert (train["epochs"], train["log_every"]) == (1, 1)
+    assert train["limit_batches"] <= 10
 
 
 @pytest.mark.parametrize("key", ["off", "no", "on"])
@@ -357,7 +366,8 @@ def section(text: str, title: str) -> str:
 
 def test_help_describes_usage_in_whole_lines(help_of) -> None:
     text = help_of()
-    assert max(map(len, text.splitlines())) <= 110 and "…" not in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert "…" not in text
     assert text.startswith("hookrun: PyTorch hooks as configuration\n")
     assert "hookrun experiment=clip_fc task=plan" in text
     assert 'eval "$(hookrun -sc install=bash)"' in text
@@ -418,7 +428,8 @@ def test_a_run_is_composed_once(notes, conf, monkeypatch) -> None:
         return real(self, *args, **options)
 
     monkeypatch.setattr(App, "compose_config", compose_config)
-    assert main(["seed=5"]) == 0 and count == 1
+    assert main(["seed=5"]) == 0
+    assert count == 1
     folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\n"})
     for typed, seeds in (
         (["seed=6,7"], [6, 7]),
@@ -444,10 +455,12 @@ def test_mistakes_that_are_typed_come_before_those_in_files(notes, conf, capsys)
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: x}\n"})
     assert main(["--config-dir", folder, "experiment=mine", "sed=1", "strickt=true"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("2 configuration errors\n") and "train.epochs" not in printed
+    assert printed.startswith("2 configuration errors\n")
+    assert "train.epochs" not in printed
     assert main(["--config-dir", folder, "experiment=mine", "seed=y"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("2 configuration errors\n") and "train.epochs" in printed
+    assert printed.startswith("2 configuration errors\n")
+    assert "train.epochs" in printed
     assert notes.prepared == []
 
 
@@ -457,7 +470,8 @@ def test_a_finished_run_is_not_resumed(notes, cwd: Path, capsys) -> None:
     left.mkdir(parents=True)
     assert main(["resume=mine"]) == 0
     assert "mine is done: there is nothing to resume" in capsys.readouterr().out
-    assert len(notes.ran) == 1 and not left.exists()
+    assert len(notes.ran) == 1
+    assert not left.exists()
     assert main(["seed=1", "hydra.run.dir=failed"]) == 1
     capsys.readouterr()
     assert main(["resume=failed", "task=plan"]) == 2
@@ -494,7 +508,8 @@ def test_ranks_wait_for_each_other_at_their_end(failed: bool, monkeypatch) -> No
         monkeypatch.setenv(name, value)
     compute = {"strategy": "ddp", "device": "cpu"}
     with ranks_of(parse_experiment({**SECTIONS, "compute": compute})) as ranks:
-        assert ranks is group and not met
+        assert ranks is group
+        assert not met
     assert met == ([] if failed else [True])
 
 
@@ -521,7 +536,8 @@ SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compu
 def test_hooks_that_do_not_fit_the_model_leave_no_files(cwd: Path, capsys) -> None:
     assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
     printed = capsys.readouterr().err
-    assert "hooks.clip_fc" in printed and "Traceback" not in printed
+    assert "hooks.clip_fc" in printed
+    assert "Traceback" not in printed
     assert list(cwd.iterdir()) == []
 
 
@@ -545,7 +561,8 @@ def test_a_run_inside_the_directory_of_another_run_is_refused(cwd: Path, notes, 
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.num}/x"]) == 2
     with pytest.raises(StoreError, match="is inside of"):
         RunDir.create(done / "own")
-    assert notes.ran == [] and sorted(path.name for path in done.iterdir()) == ["env.json", "status.json"]
+    assert notes.ran == []
+    assert sorted(path.name for path in done.iterdir()) == ["env.json", "status.json"]
     assert main(["hydra.run.dir=sweep/b"]) == 0, "beside a job of a sweep"
 
 
@@ -568,12 +585,15 @@ LONG = "x" * 300
 def test_a_name_that_is_too_long_is_refused_in_a_sentence(typed, cwd: Path, notes, capsys) -> None:
     assert main(typed) == 2
     said = capsys.readouterr().err
-    assert "File name too long" in said and "Traceback" not in said
-    assert notes.ran == [] and list(cwd.iterdir()) == []
+    assert "File name too long" in said
+    assert "Traceback" not in said
+    assert notes.ran == []
+    assert list(cwd.iterdir()) == []
 
 
 def test_other_commands_refuse_a_path_that_is_too_long(capsys: Any) -> None:
     for command in (verify, report):
         assert command([LONG]) == 2
         said = capsys.readouterr().err
-        assert "File name too long" in said and len(said) < 1_000
+        assert "File name too long" in said
+        assert len(said) < 1_000

@@ -81,7 +81,8 @@ def test_sharing_a_composition_does_not_change_a_job(job: list[str]) -> None:
         found = app.config_loader.load_sweep_config(cfg, job)
         expected = app.compose_config("config", ["hydra.job.name=mine", *job], RunMode.RUN)
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
-    assert OmegaConf.is_struct(found) and OmegaConf.is_struct(found.train)
+    assert OmegaConf.is_struct(found)
+    assert OmegaConf.is_struct(found.train)
 
 
 def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch) -> None:

@@ -41,7 +41,8 @@ class TestFailedRun:
         assert main(["seed=4"]) == 3
         run = (cwd / "outputs/latest").resolve()
         said = ["hook nan_hunt at conv1: found inf", f"run directory: {run}"]
-        assert capsys.readouterr().err.splitlines() == said and not (run / "error.txt").exists()
+        assert capsys.readouterr().err.splitlines() == said
+        assert not (run / "error.txt").exists()
 
     def test_an_interrupted_run_prints_its_directory(self, cwd: Path, notes, capsys) -> None:
         assert main(["seed=130"]) == 130
@@ -110,7 +111,8 @@ def test_signals_are_handled_in_the_process_of_any_launcher(monkeypatch, tmp_pat
         monkeypatch.setattr(f"hookrun.command.sweeps.jobs.{name}", lambda: tmp_path)
     with pytest.raises(Interrupted, match="SIGTERM"):
         SweepJob(frozenset())(OmegaConf.create())
-    assert seen != [signal.SIG_DFL] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert seen != [signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
@@ -125,7 +127,8 @@ def test_a_job_can_be_interrupted_while_it_is_prepared(cwd, notes, monkeypatch) 
     monkeypatch.setattr("hookrun.command.sweeps.sweep.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.run.tasks.prepare", interrupted_and_cleaned_up)
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=mine"]) == 143
-    assert open_run(cwd / "mine/0").status["status"] == "interrupted" and not Path("mine/1").exists()
+    assert open_run(cwd / "mine/0").status["status"] == "interrupted"
+    assert not Path("mine/1").exists()
 
 
 def test_an_interruption_outlives_an_error_that_replaces_it(cwd, no_pages, monkeypatch) -> None:
@@ -142,7 +145,8 @@ def test_a_python_without_the_packages_is_told_where_they_are(capsys) -> None:
     report(ModuleNotFoundError("No module named 'hydra'", name="hydra.errors"))
     printed = capsys.readouterr().err
     assert f"{sys.executable} has no module 'hydra'" in printed
-    assert "scripts/hookrun" in printed and "Traceback" not in printed
+    assert "scripts/hookrun" in printed
+    assert "Traceback" not in printed
     report(ModuleNotFoundError("No module named 'mine'", name="mine"))
     assert "scripts/hookrun" not in capsys.readouterr().err
 

@@ -195,7 +195,8 @@ def test_each_command_imports_only_what_it_uses(tmp_path: Path) -> None:
     assert shows == [[0, 0, 0, 0, 0, 2, 2, 2], []], "help and configurations need no class that validates"
     assert refusals == [[0, 0, 0, 2, 2], []], "completion and refusals need no torch"
     assert small_run == [[0, 0], []], "a small run needs neither the compiler nor scikit-learn"
-    assert "configuration error" in done.stderr and done.stderr.splitlines()[-1].startswith("[[")
+    assert "configuration error" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("[[")
 
 
 CLEAR = "\r\x1b[K"
@@ -258,7 +259,8 @@ def test_completion_writes_nothing_to_the_terminal() -> None:
     os.set_blocking(ours, False)
     with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "rb"):
         assert terminal.read() is None, "nothing was written"
-    assert done.returncode == 0 and "experiment=clip_fc" in done.stdout.split()
+    assert done.returncode == 0
+    assert "experiment=clip_fc" in done.stdout.split()
 
 
 def test_no_line_without_a_capable_terminal(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:

@@ -52,7 +52,8 @@ def test_finished_jobs_are_not_run_again(pages, notes, earlier, capsys) -> None:
     assert notes.went_on == [earlier / "1", earlier / "3"]
     assert (earlier / "0/.hydra/hydra.yaml").stat().st_mtime_ns == before
     out = capsys.readouterr().out
-    assert "sweep: 4 of 5 jobs done, 2 of them before" in out and "report:" in out
+    assert "sweep: 4 of 5 jobs done, 2 of them before" in out
+    assert "report:" in out
     assert len((earlier / "sweep.csv").read_text().splitlines()) == 6
     notes.ran.clear()
     assert main(["-m", "+resume=mine"]) == 3 and notes.ran == [], "alone it is the sweep that is stored"
@@ -99,7 +100,8 @@ class TestASweepOfWhichAllIsDone:
         capsys.readouterr()
         assert main(["-m", "resume=mine"]) == 0
         out = capsys.readouterr().out
-        assert "sweep: 2 of 2 jobs done, 2 of them before" in out and "report: " in out
+        assert "sweep: 2 of 2 jobs done, 2 of them before" in out
+        assert "report: " in out
         assert (composed, notes.ran) == ([], [])
 
     def test_runs_jobs_with_another_configuration(self, notes, composed) -> None:
@@ -217,7 +219,8 @@ def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd, earlier, capsys) 
         assert "1/job.json: " in capsys.readouterr().err
     (earlier / "1/job.json").unlink()
     assert main(["-m", "resume=mine"]) == 2
-    assert "does not say which job it is" in capsys.readouterr().err and notes.ran == []
+    assert "does not say which job it is" in capsys.readouterr().err
+    assert notes.ran == []
 
 
 def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier, cwd, capsys) -> None:
@@ -249,7 +252,8 @@ def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier, cwd, ca
     file.write_text("hydra: [1, 2]\n")
     assert main(["-m", "resume=mine"]) == 2
     assert "is not what Hydra writes" in capsys.readouterr().err
-    assert [seed for seed, _ in notes.ran] == [5] and not (cwd / "out").exists()
+    assert [seed for seed, _ in notes.ran] == [5]
+    assert not (cwd / "out").exists()
 
 
 def test_a_sweep_stopped_by_fail_fast_can_be_resumed(pages, notes, earlier, capsys) -> None:
@@ -261,7 +265,8 @@ def test_a_sweep_stopped_by_fail_fast_can_be_resumed(pages, notes, earlier, caps
     stopped = {"jobs": 4, "fail_fast": True, "stopped_by": "1"}
     assert json.loads((earlier / "sweep.json").read_text()) == stopped
     page = (earlier / "report.html").read_text()
-    assert "Stopped at the first failed job" in page and "2 jobs not started" in " ".join(page.split())
+    assert "Stopped at the first failed job" in page
+    assert "2 jobs not started" in " ".join(page.split())
     assert swept("resume=mine", "fail_fast=true") == 2, "the directory was typed too"
     notes.ran.clear()
     notes.mended = True
@@ -281,7 +286,8 @@ def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier, cwd, 
     again = [shlex.split(line)[-1] for line in hints]
     assert sorted(again) == sorted(typed)
     notes.ran.clear()
-    assert main(["-m", "resume=mine", *again]) == 1 and notes.ran == [(1, earlier / "1")]
+    assert main(["-m", "resume=mine", *again]) == 1
+    assert notes.ran == [(1, earlier / "1")]
     again[again.index("hydra.verbose=[a]")] = "hydra.verbose=[b]"
     assert main(["-m", "resume=mine", *again]) == 1, "with another value"
     assert main(["-m", "resume=mine", *again[1:]]) == 2
@@ -348,12 +354,15 @@ def test_no_link_in_the_directory_is_written_through(notes, earlier, tmp_path, c
     link.symlink_to(theirs)
     theirs.write_text("theirs")
     assert main(["-m", *typed, "resume=mine"]) == 1, "the job fails again, and that is told in its own file"
-    assert theirs.read_text() == "theirs" and "out of luck" in link.read_text() and not link.is_symlink()
+    assert theirs.read_text() == "theirs"
+    assert "out of luck" in link.read_text()
+    assert not link.is_symlink()
     theirs.unlink()
     notes.ran.clear()
     (earlier / "jobs/2").symlink_to(theirs)  # a link without a target yet
     assert main(["-m", "seed=5,1,6", *typed[1:], "resume=mine"]) == 2
-    assert notes.ran == [] and not theirs.exists()
+    assert notes.ran == []
+    assert not theirs.exists()
 
 
 def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
@@ -367,7 +376,9 @@ def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd) -> None:
     (cwd / "multirun/latest").symlink_to("a")
     assert sweep_folder("latest") == sweep_folder("multirun/latest") == new
     assert sweep_folder("multirun/b") == old
-    assert is_sweep("multirun/b") and not is_sweep("multirun") and not is_sweep("latest")
+    assert is_sweep("multirun/b")
+    assert not is_sweep("multirun")
+    assert not is_sweep("latest")
     for wrong in ("multirun", "nowhere"):
         with pytest.raises(SpecError):
             sweep_folder(wrong)

@@ -44,7 +44,8 @@ def test_every_job_has_its_own_directory(cwd: Path, notes) -> None:
 def test_two_sweeps_have_different_directories(cwd: Path, notes) -> None:
     assert main(["-m", "seed=5"]) == main(["-m", "seed=5"]) == 0
     first, second, latest = sorted((cwd / "multirun").iterdir())
-    assert latest.is_symlink() and latest.resolve() == second != first
+    assert latest.is_symlink()
+    assert latest.resolve() == second != first
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,8 @@ def test_an_interrupt_ends_the_sweep(notes) -> None:
 def test_a_wrong_sweep_is_refused_before_its_first_job(typed: str, said: str, cwd, notes, capsys) -> None:
     assert main(["-m", *typed.split()]) == 2
     assert said in capsys.readouterr().err
-    assert notes.ran == notes.shown == [] and list(cwd.iterdir()) == []
+    assert notes.ran == notes.shown == []
+    assert list(cwd.iterdir()) == []
 
 
 CLIP = "hooks.clip_fc"
@@ -118,8 +120,10 @@ CLIP = "hooks.clip_fc"
 def test_a_swept_key_cannot_be_set_again(typed: list[str], said: str, cwd, notes, capsys) -> None:
     assert main(["-m", "experiment=clip_fc", *typed]) == 2
     error = capsys.readouterr().err
-    assert said in error and "in one list: " in error
-    assert notes.ran == [] and list(cwd.iterdir()) == []
+    assert said in error
+    assert "in one list: " in error
+    assert notes.ran == []
+    assert list(cwd.iterdir()) == []
 
 
 def test_groups_sweep_together_with_keys_inside_them(notes) -> None:
@@ -133,7 +137,8 @@ def test_groups_sweep_together_with_keys_inside_them(notes) -> None:
     ]
     assert main(["-m", "experiment=clip_fc", *keys]) == 0
     hooks = {hook.action.max for each, _ in notes.prepared for hook in each.hooks.hooks}
-    assert hooks == {1, 2} and [seed for seed, _ in notes.ran] == [5, 6] * 8
+    assert hooks == {1, 2}
+    assert [seed for seed, _ in notes.ran] == [5, 6] * 8
 
 
 def test_the_values_of_a_file_are_replaced_as_the_refusal_says(conf, notes, capsys) -> None:
@@ -286,7 +291,8 @@ def test_problems_of_all_jobs_are_reported_with_overrides(cwd: Path, capsys) -> 
 def test_the_metric_of_an_objective_is_checked_first(cwd: Path, notes, capsys) -> None:
     assert main(["-m", "train.epochs=1,2", "objective=val/acuracy"]) == 2
     said = capsys.readouterr().err
-    assert "objective.metric: found 'val/acuracy'" in said and "did you mean 'val/accuracy'" in said
+    assert "objective.metric: found 'val/acuracy'" in said
+    assert "did you mean 'val/accuracy'" in said
     assert (notes.ran, list(cwd.iterdir())) == ([], [])
     assert main(["-m", *SMALL, "seed=5", "objective=train/loss"]) == 0, "it may be of another task"
 
@@ -363,17 +369,20 @@ def test_optuna_continues_after_a_rate_that_diverges(cwd: Path, capsys) -> None:
         "train.optimizer.lr=1e-08,0.003,1e+30", "model=mlp", "compute.threads=1", "objective=val/loss",
     ]  # fmt: skip
     assert main([*command, "hydra.sweeper.direction=maximize"]) == 2
-    assert "the objective is to minimize val/loss" in capsys.readouterr().err and not any(cwd.iterdir())
+    assert "the objective is to minimize val/loss" in capsys.readouterr().err
+    assert not any(cwd.iterdir())
     assert main(command) == 1
     out = capsys.readouterr().out
-    assert "train.optimizer.lr=1e+30  failed" in out and "sweep: 2 of 3 jobs done" in out
+    assert "train.optimizer.lr=1e+30  failed" in out
+    assert "sweep: 2 of 3 jobs done" in out
     assert "best: job 0 (train.optimizer.lr=0.003), val/loss" in out
     found = OmegaConf.load(cwd / "found/optimization_results.yaml")
     assert found.best_params["train.optimizer.lr"] == 0.003
     again = ["objective=val/accuracy", "hydra.sweep.dir=again", "train.optimizer.lr=1e-08,0.003"]
     assert main([*command[:-1], *again]) == 0
     found = OmegaConf.load(cwd / "again/optimization_results.yaml")
-    assert found.best_params["train.optimizer.lr"] == 0.003 and found.best_value > 0.5
+    assert found.best_params["train.optimizer.lr"] == 0.003
+    assert found.best_value > 0.5
 
 
 SHORT = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "compute.threads=1"]
@@ -440,10 +449,14 @@ def test_a_sweep_prints_one_plan(cwd: Path, capsys) -> None:
     out = capsys.readouterr().out
     patterns = [rf"\[{n}/2\] \+vars.x=1 seed=[01]  accuracy \d+\.\d %  \d+\.\d s" for n in (1, 2)]
     assert all(re.match(*pair) for pair in zip(patterns, lines_of(out), strict=True)), out
-    assert out.count("factor=2") == 1 and out.count("run directory") == 0 and out.count("report: ") == 1
+    assert out.count("factor=2") == 1
+    assert out.count("run directory") == 0
+    assert out.count("report: ") == 1
     assert main(["-m", "-v", *small, "seed=0"]) == 0
     out = capsys.readouterr().out
-    assert lines_of(out) == [] and out.count("factor=2") == 1 and out.count("run directory: ") == 1
+    assert lines_of(out) == []
+    assert out.count("factor=2") == 1
+    assert out.count("run directory: ") == 1
 
 
 def test_the_line_of_a_failed_job_says_so(cwd: Path, notes, capsys) -> None:
@@ -461,7 +474,8 @@ def test_a_glob_finds_experiments_in_folders(cwd: Path, notes) -> None:
 
 def test_a_choice_may_name_the_directory_of_the_sweep(cwd: Path, notes) -> None:
     swept = "hydra.sweep.dir=x/${hydra.runtime.choices.experiment}"
-    assert main(["-m", "experiment=clip_fc", "seed=5,6", swept]) == 0 and (cwd / "x/clip_fc/1").is_dir()
+    assert main(["-m", "experiment=clip_fc", "seed=5,6", swept]) == 0
+    assert (cwd / "x/clip_fc/1").is_dir()
 
 
 def test_a_damaged_status_does_not_end_the_sweep(cwd: Path, notes, monkeypatch, capsys) -> None:

@@ -24,14 +24,16 @@ def test_the_parameter_is_registered_with_its_value() -> None:
     assert build(AddParameter(name="gain", shape=[4, 2], value=[1, 2]))(module) is None
     assert isinstance(module.gain, nn.Parameter)
     assert torch.equal(module.gain, torch.tensor([[1.0, 2.0]] * 4))
-    assert module.gain.requires_grad and module.gain.is_leaf
+    assert module.gain.requires_grad
+    assert module.gain.is_leaf
     assert list(module.state_dict()) == ["weight", "bias", "gain"]
 
 
 def test_the_initial_value_defaults_to_0() -> None:
     module = nn.ReLU()
     build(AddParameter(name="slope", shape=[]))(module)
-    assert module.slope.shape == () and module.slope.item() == 0
+    assert module.slope.shape == ()
+    assert module.slope.item() == 0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,9 @@ def test_an_added_parameter_is_distinct_from_the_module_s() -> None:
     before = set(vars(module))
     add_parameter(module, "shift", nn.Parameter(torch.zeros(1)))
     for each in (module, copy.deepcopy(module)):
-        assert was_added(each, "shift") and not was_added(each, "weight")
+        assert was_added(each, "shift")
+        assert not was_added(each, "weight")
     remove_parameter(module, "shift")
-    assert not was_added(module, "shift") and "shift" not in dict(module.named_parameters())
+    assert not was_added(module, "shift")
+    assert "shift" not in dict(module.named_parameters())
     assert set(vars(module)) == before

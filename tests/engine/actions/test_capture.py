@@ -39,15 +39,18 @@ def test_reductions_store_less_of_each_tensor(reduce: Any, expected: torch.Tenso
     torch.testing.assert_close(kept(X, reduce=reduce), expected)
     found = kept({"a": (X, None)}, reduce=reduce)
     torch.testing.assert_close(found["a"][0], expected)
-    assert found["a"][1] is None and kept(None) is None
+    assert found["a"][1] is None
+    assert kept(None) is None
 
 
 def test_the_largest_elements_are_kept_with_their_indices() -> None:
     found = kept(X, reduce={"topk": 1}, dtype="float16")
-    assert torch.equal(found.values, X.amax(-1, keepdim=True).half()) and found.values.dtype == torch.float16
+    assert torch.equal(found.values, X.amax(-1, keepdim=True).half())
+    assert found.values.dtype == torch.float16
     assert torch.equal(found.indices, X.argmax(-1, keepdim=True))
     (nested, nothing) = kept({"a": (X, None)}, reduce={"topk": 2})["a"]
-    assert torch.equal(X.gather(-1, nested.indices), nested.values) and nothing is None
+    assert torch.equal(X.gather(-1, nested.indices), nested.values)
+    assert nothing is None
 
 
 def test_a_random_projection_preserves_lengths() -> None:
@@ -75,7 +78,8 @@ def test_dtype_is_that_of_both_parts_of_a_complex_tensor(dtype: str) -> None:
             kept(x, dtype=dtype)
         return
     found, parts = kept(x, dtype=dtype), [part.to(getattr(torch, dtype)) for part in (x.real, x.imag)]
-    assert found.is_complex() and torch.equal(torch.view_as_real(found), torch.stack(parts, -1))
+    assert found.is_complex()
+    assert torch.equal(torch.view_as_real(found), torch.stack(parts, -1))
 
 
 def test_rows_are_chosen_before_they_are_reduced() -> None:

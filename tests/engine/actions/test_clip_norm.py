@@ -49,7 +49,8 @@ def test_results_are_bit_identical_to_torch_s(shapes, dtype, max_norm, norm_type
     grads = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     expected = clipped_by_torch(grads, max_norm, norm_type)
     for new, wanted in zip(clipped(grads, max_norm, norm_type), expected, strict=True):
-        assert torch.equal(new, wanted) and new.dtype == dtype
+        assert torch.equal(new, wanted)
+        assert new.dtype == dtype
 
 
 def test_tensors_of_several_dtypes_keep_their_dtypes() -> None:
@@ -118,7 +119,8 @@ def test_per_says_which_gradients_of_a_step_have_one_norm(per: str | None) -> No
         theirs = clipped_by_torch([torch.tensor(GRADS[name]) for name in names], 1.0, 2.0)
         for name, wanted in zip(names, theirs, strict=True):
             assert torch.equal(model.get_parameter(name).grad, wanted), name
-    assert set(hooks.fired.values()) == {1} and len(hooks.fired) == 4
+    assert set(hooks.fired.values()) == {1}
+    assert len(hooks.fired) == 4
     assert f"per={per or 'all'}" in str(hookrun.compile(spec, model))
 
 

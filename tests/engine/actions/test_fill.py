@@ -42,7 +42,8 @@ def test_the_parameter_stays_the_same_object(module: nn.Module) -> None:
     weight = module.weight
     build(Fill(value=0))(module)
     assert module.weight is weight
-    assert weight.requires_grad and weight.is_leaf
+    assert weight.requires_grad
+    assert weight.is_leaf
 
 
 def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module) -> None:
@@ -57,6 +58,7 @@ def test_parameters_that_do_not_fit_are_refused_in_words(module: nn.Module) -> N
     reason = Fill(value=0, parameters=["bais"]).incompatibility(APPLY, module, names(module))
     assert reason == "the module has no parameter 'bais': did you mean 'bias'?"
     reason = Fill(value=[1, 2, 3]).incompatibility(APPLY, module, names(module))
-    assert reason is not None and reason.startswith("parameter 'bias': the value has shape [3]")
+    assert reason is not None
+    assert reason.startswith("parameter 'bias': the value has shape [3]")
     lazy = nn.LazyLinear(2)
     assert Fill(value=0).incompatibility(APPLY, lazy, names(lazy)) == f"parameter 'weight': {LAZY}"

@@ -65,8 +65,10 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
     expected = before.copy()
     for record in records:
         expected[record["element"]] ^= expected.dtype.type(1 << record["bit"])
-    assert (integers(new) == expected).all() and (integers(x) == before).all()
-    assert bool(records) is bool(x.numel()) and new.dtype is dtype
+    assert (integers(new) == expected).all()
+    assert (integers(x) == before).all()
+    assert bool(records) is bool(x.numel())
+    assert new.dtype is dtype
     values = {record["element"]: (record["before"], record["after"]) for record in records}
     for element, (old, changed) in values.items():
         np.testing.assert_equal(
@@ -97,7 +99,8 @@ def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
     x, part = torch.randn(4, 5, 3), {} if index is None else {"index": index}
     picked = np.arange(60).reshape(4, 5, 3)[eval(f"np.s_[{index or '...'}]")]
     new, records = flipped(x, count=7, samples=[10, 11, 12, 13], **part)
-    assert len(records) == 7 and {record["element"] for record in records} <= set(picked.ravel().tolist())
+    assert len(records) == 7
+    assert {record["element"] for record in records} <= set(picked.ravel().tolist())
     assert {(record["element"], record["sample"]) for record in records} == {
         (at, 10 + at // 15) for at in np.flatnonzero(integers(new) != integers(x)).tolist()
     }
@@ -124,7 +127,8 @@ def test_the_gradient_is_straight_through() -> None:
     for record in lists["output"]:
         made[record["element"]] ^= np.uint32(1 << record["bit"])
     plain = torch.from_numpy(made.view(np.float32)).view(2, 4)
-    assert torch.equal(seen, plain.relu()) and torch.equal(model[0].weight, stored)
+    assert torch.equal(seen, plain.relu())
+    assert torch.equal(model[0].weight, stored)
     passed = (plain > 0).float()
     torch.testing.assert_close(x.grad, passed @ read_weight)
     torch.testing.assert_close(model[0].weight.grad, passed.t() @ x.detach())
@@ -143,7 +147,8 @@ def test_a_recomputed_call_lists_nothing_twice(reentrant: bool) -> None:
 
     plain, records = trained(lambda model, x: model(x))
     again, others = trained(lambda model, x: checkpoint(model, x, use_reentrant=reentrant))
-    assert all(map(torch.equal, plain, again)) and records == others
+    assert all(map(torch.equal, plain, again))
+    assert records == others
 
 
 @pytest.mark.parametrize(
@@ -240,8 +245,10 @@ def test_a_list_is_repeated_bit_for_bit_on_every_kind_of_hook(tmp_path: Path) ->
     seeded = {name: hook | {"seed": 7} for name, hook in HOOKS.items()}
     assert train(seeded, tmp_path / "other")[1] != first[1]
     run = hookrun.open_run(tmp_path / "first")
-    assert {line["hook"] for line in run.faults} == set(HOOKS) and len(run.table("faults")) == len(run.faults)
-    assert "faults.jsonl" in (run.path / "manifest.json").read_text() and verify(run.path).bad == []
+    assert {line["hook"] for line in run.faults} == set(HOOKS)
+    assert len(run.table("faults")) == len(run.faults)
+    assert "faults.jsonl" in (run.path / "manifest.json").read_text()
+    assert verify(run.path).bad == []
     with (run.path / "faults.jsonl").open("a") as file:
         file.write("{}\n")
     assert any("faults.jsonl" in text for text in verify(run.path).bad)

@@ -19,7 +19,8 @@ def test_every_parameter_below_the_module_stops_training() -> None:
 def test_the_named_parameters_alone_stop_training() -> None:
     linear = nn.Linear(2, 2)
     build(Freeze(parameters="bias"))(linear)
-    assert linear.weight.requires_grad and not linear.bias.requires_grad
+    assert linear.weight.requires_grad
+    assert not linear.bias.requires_grad
     wrong = Freeze(parameters="bais").incompatibility(APPLY, linear, ["weight", "bias"])
     assert wrong == "the module has no parameter 'bais': did you mean 'bias'?"
 

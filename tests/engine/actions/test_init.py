@@ -45,7 +45,8 @@ def test_each_function_gives_what_torch_gives(name: Any) -> None:
     weight, state = module.weight, torch.get_rng_state()
     build(Init(name=name, args=ARGS.get(name, {}), seed=3, parameters="weight"))(module)
     assert torch.equal(weight, drawn(name, weight, "fc.weight", **ARGS.get(name, {})))
-    assert module.weight is weight and not weight.requires_grad
+    assert module.weight is weight
+    assert not weight.requires_grad
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -85,7 +86,8 @@ def test_a_bias_is_kept_where_two_dimensions_are_needed() -> None:
     build(Init(name="kaiming_normal_"))(module)
     assert torch.equal(module.bias, bias)
     build(Init(name="ones_"))(module)
-    assert module.bias.eq(1).all() and module.weight.eq(1).all()
+    assert module.bias.eq(1).all()
+    assert module.weight.eq(1).all()
 
 
 def test_empty_parameters_stay_empty() -> None:

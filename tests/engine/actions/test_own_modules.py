@@ -84,7 +84,8 @@ def test_modules_start_from_a_seed_of_their_own() -> None:
             return dict(hooks.named_parameters())
 
     one, other = initial("ad", "more"), initial("more", "ad")
-    assert one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
+    assert one.keys() == other.keys()
+    assert all(torch.equal(each, other[name]) for name, each in one.items())
     assert not torch.equal(one["0.ad_down_weight"], one["2.ad_down_weight"])
     assert not torch.equal(one["0.ad_down_weight"], one["0.more_down_weight"])
 
@@ -114,7 +115,8 @@ def test_a_later_installation_uses_the_values_in_the_model(own: Any, assign: boo
         other.load_state_dict(model.state_dict(), assign=assign)
         assert torch.equal(other(X), expected)
         zeros = {name: torch.zeros_like(each) for name, each in other.named_parameters()}
-        assert not torch.func.functional_call(other, zeros, (X,)).any() and torch.equal(other(X), expected)
+        assert not torch.func.functional_call(other, zeros, (X,)).any()
+        assert torch.equal(other(X), expected)
         hooks.uninstall_parameters()
     assert other.state_dict().keys() == net().state_dict().keys()
 
@@ -224,7 +226,8 @@ def test_persistent_buffers_are_those_of_the_model() -> None:
     for place, by_hand in zip((0, 2), own, strict=True):
         for name, wanted in by_hand.state_dict().items():
             assert torch.equal(model[place].state_dict()[f"ad_{name.replace('.', '_')}"], wanted)
-    assert own[0].mean.any() and own[0].norm.num_batches_tracked == 10
+    assert own[0].mean.any()
+    assert own[0].norm.num_batches_tracked == 10
     expected = model.eval()(X)
     with hookrun.hooked(other := net(), spec(Normed)) as hooks:
         other.load_state_dict(hooked_state := {**model.state_dict(), "0.ad_mean": own[0].mean - 1})
@@ -241,7 +244,8 @@ def test_a_shared_object_shares_its_replaced_buffer() -> None:
     with plan.install(model):
         for place in (0, 2):
             plain[place].register_forward_hook(lambda module, args, output: theirs(output))
-        assert torch.equal(model(X), plain(X)) and torch.equal(model(X), plain(X))
+        assert torch.equal(model(X), plain(X))
+        assert torch.equal(model(X), plain(X))
     assert own.calls == theirs.calls == 4
     assert model[0].ad_calls is model[2].ad_calls is own.calls
 
@@ -291,8 +295,10 @@ def test_modules_of_the_model_itself_add_nothing() -> None:
     before = list(model.state_dict())
     expected = model[2](torch.relu(model[2](model[0](X))))
     with hookrun.hooked(model, spec(model[2], select="0")) as hooks:
-        assert hooks.parameters() == [] and list(model.state_dict()) == before
-        assert torch.equal(model(X), expected) and not model[2].training
+        assert hooks.parameters() == []
+        assert list(model.state_dict()) == before
+        assert torch.equal(model(X), expected)
+        assert not model[2].training
 
 
 class Holding(Net):

@@ -44,7 +44,8 @@ def test_the_elements_are_those_of_torch(method: Any, amount: float, dtype: torc
     torch.manual_seed(keys.pop("seed", 0) + crc32(b"fc.weight"))
     getattr(prune, method)(other, "weight", amount=amount, **keys)
     assert torch.equal(weight, other.weight)
-    assert module.weight is weight and not weight.requires_grad
+    assert module.weight is weight
+    assert not weight.requires_grad
     assert torch.equal(module.bias, other.bias)
 
 
@@ -131,7 +132,8 @@ def test_pruned_elements_stay_0_after_any_write() -> None:
         assert torch.equal(model[0].weight == 0, pruned)
     train(model, optimizer)
     assert model[0].weight.ne(0).all(), "nothing is left of the hook"
-    assert not model[0].weight._backward_hooks and not model._forward_pre_hooks
+    assert not model[0].weight._backward_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_a_step_of_other_parameters_leaves_an_open_graph_alone() -> None:
@@ -142,7 +144,8 @@ def test_a_step_of_other_parameters_leaves_an_open_graph_alone() -> None:
         other(output.detach()).sum().backward()
         both.step()
         output.sum().backward()
-    assert model[0].weight.grad is not None and model[0].weight.grad.eq(0).sum() == 24
+    assert model[0].weight.grad is not None
+    assert model[0].weight.grad.eq(0).sum() == 24
 
 
 def test_each_hook_prunes_what_earlier_ones_have_left() -> None:
@@ -200,7 +203,8 @@ def test_gradients_of_any_layout_are_masked(layer: nn.Module, frozen: bool) -> N
         if not frozen:
             output.sum().backward()
             SGD(model.parameters(), lr=0.1).step()
-    assert pruned.sum() == pruned.numel() / 2 and model[0].weight[pruned].eq(0).all()
+    assert pruned.sum() == pruned.numel() / 2
+    assert model[0].weight[pruned].eq(0).all()
 
 
 def test_complex_weights_are_pruned_by_absolute_value() -> None:
@@ -216,7 +220,8 @@ def test_nan_is_not_pruned_as_small() -> None:
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[float("nan"), 1.0], [float("inf"), -2.0]]))
     build(Prune(amount=2), module=module)(module)
-    assert module.weight[:, 1].eq(0).all() and module.weight[0, 0].isnan()
+    assert module.weight[:, 1].eq(0).all()
+    assert module.weight[0, 0].isnan()
     module.weight = nn.Parameter(torch.empty(0, 2))
     build(Prune(amount=0.5), module=module)(module)
     assert module.weight.shape == (0, 2)

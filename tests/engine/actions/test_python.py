@@ -218,7 +218,8 @@ def test_a_function_that_needs_data_is_checked_in_the_run() -> None:
         model = net()
         expected = torch.relu(function(model[0](X)))
         plan = hookrun.compile(spec(function), model, example=((X,), {}))
-        assert "h on 0 cannot run without data" in str(plan) and plan.hooks[0].matches[0].shape == "[2, 3]"
+        assert "h on 0 cannot run without data" in str(plan)
+        assert plan.hooks[0].matches[0].shape == "[2, 3]"
         with plan.install(model):
             assert torch.equal(model(X), expected)
 
@@ -283,7 +284,9 @@ def test_the_inputs_are_the_arguments_of_the_module_call(hook: str) -> None:
         model(X, mask=mask)
     (plain,), named = (context.inputs for context in SEEN)
     assert torch.equal(plain, X * 2), "as the forward gets them, also where the model has changed the step"
-    assert list(named) == [0, "mask"] and torch.equal(named[0], X * 2) and named["mask"] is mask
+    assert list(named) == [0, "mask"]
+    assert torch.equal(named[0], X * 2)
+    assert named["mask"] is mask
 
 
 @pytest.mark.parametrize(
@@ -320,7 +323,9 @@ def test_numbers_recorded_in_one_call_are_one_record_as_of_stats() -> None:
     assert [record["calls"] for record in found[0]] == [1, 2, 3, 4]
     assert [record["path"] for record in found[0]] == ["[0]", "[1]"] * 2, "each tensor of the value"
     for own, theirs in zip(*found, strict=True):
-        assert own.pop("count") == 3 and own.pop("calls") and own.pop("nothing") != 0
+        assert own.pop("count") == 3
+        assert own.pop("calls")
+        assert own.pop("nothing") != 0
         assert own == {**theirs, "hook": "h", "action": "python", "mean": pytest.approx(theirs["mean"])}
 
 
@@ -336,7 +341,8 @@ def test_hooks_on_parameters_record_too(hook: str) -> None:
         model(X).sum().backward()
         optimizer.step()
     own, theirs = installed.records
-    assert own["norm"] == pytest.approx(theirs["norm"]) and own["module"] == theirs["module"]
+    assert own["norm"] == pytest.approx(theirs["norm"])
+    assert own["module"] == theirs["module"]
 
 
 @pytest.mark.parametrize(
@@ -409,7 +415,8 @@ def test_a_function_gives_a_constant_for_the_tensor_at_hand() -> None:
     expected = model(X).mean(0).expand(2, 3)
     with hookrun.hooked(model, hook):
         output = model(x)
-    assert torch.equal(output, expected) and not output.requires_grad
+    assert torch.equal(output, expected)
+    assert not output.requires_grad
     for function, says in (
         (lambda x: "a", "returned an object of type str, expected a tensor or a number"),
         (lambda x: x.nothing, "failed: AttributeError"),

@@ -53,7 +53,8 @@ def test_only_hooks_of_the_stopped_module_still_run() -> None:
         for name, module in {"same": model[2], "next": model[3], "model": model}.items():
             module.register_forward_hook(lambda module, args, output, name=name: log.append(name))
         assert model(X) is None
-    assert log == ["same"] and hooks.fired["twice", "3"] == 0
+    assert log == ["same"]
+    assert hooks.fired["twice", "3"] == 0
 
 
 def test_calls_outside_of_the_schedule_have_an_output() -> None:
@@ -144,7 +145,9 @@ def test_a_stopped_run_says_that_it_has_no_metrics(
     said = "stop stops the forward after relu1: there is no output, and there are no metrics of it"
     assert run.captures["early"]["relu1"].shape[0] == 128
     (line,) = run.metrics
-    assert line["note"] == said and "loss" not in line and "objective" not in run.status
+    assert line["note"] == said
+    assert "loss" not in line
+    assert "objective" not in run.status
     assert said in (run.path / "report.html").read_text()
     assert capsys.readouterr().out.count(said) == 2, "in the plan and at the end"
 

@@ -53,12 +53,16 @@ def value(raw: Any) -> Any:
 
 
 def test_a_value_is_read_from_any_form() -> None:
-    assert value(2) == 2.0 and value([[1, 2]]) == ((1.0, 2.0),)
-    assert fixed_shape(value([[1, 2], [3, 4]])) == (2, 2) and fixed_shape(value(2)) is None
+    assert value(2) == 2.0
+    assert value([[1, 2]]) == ((1.0, 2.0),)
+    assert fixed_shape(value([[1, 2], [3, 4]])) == (2, 2)
+    assert fixed_shape(value(2)) is None
     found = value({"run": "a", "capture": "h", "factor": 2.0, "minus": {"run": "b"}})
-    assert isinstance(found, RunValue) and isinstance(found.minus, RunValue)
+    assert isinstance(found, RunValue)
+    assert isinstance(found.minus, RunValue)
     assert (found.minus.run, found.minus.capture, found.minus.factor) == ("b", "h", 1.0)
-    assert str(found).startswith("2 * (") and " minus " in str(found)
+    assert str(found).startswith("2 * (")
+    assert " minus " in str(found)
 
 
 def test_other_values_are_refused_with_what_is_expected() -> None:
@@ -92,7 +96,8 @@ def test_a_value_broadcasts_if_torch_can_expand_it(shape: tuple[int, ...], onto:
     else:
         with pytest.raises(ValueError) as error:
             check_broadcast(torch.empty(shape), torch.empty(onto))
-        assert str(list(shape)) in str(error.value) and str(list(onto)) in str(error.value)
+        assert str(list(shape)) in str(error.value)
+        assert str(list(onto)) in str(error.value)
 
 
 def test_a_number_is_an_operand_on_the_cpu() -> None:
@@ -115,11 +120,13 @@ def test_the_dtype_belongs_to_the_value() -> None:
 
 def test_a_function_is_identified_by_its_content() -> None:
     found = InlineFunction(double)
-    assert found == InlineFunction(double) and hash(found) == hash(InlineFunction(double))
+    assert found == InlineFunction(double)
+    assert hash(found) == hash(InlineFunction(double))
     assert "double" in str(found)
     factors = [InlineFunction(lambda x, by=by: x * by) for by in (2, 3)]
     assert factors[0] != factors[1], "a default is part of what it does"
-    assert copy.deepcopy(found) is found and copy.copy(found) is found
+    assert copy.deepcopy(found) is found
+    assert copy.copy(found) is found
 
 
 def test_arguments_are_serialized_as_data() -> None:
@@ -127,7 +134,9 @@ def test_arguments_are_serialized_as_data() -> None:
     copied = copy_of(mine)
     mine["weights"][0].zero_()
     mine["weights"].append("more")
-    assert copied["weights"][0].tolist() == [1, 1] and len(copied["weights"]) == 1 and copied["by"] is double
+    assert copied["weights"][0].tolist() == [1, 1]
+    assert len(copied["weights"]) == 1
+    assert copied["by"] is double
     assert as_data(copied)["weights"][0]["tensor"] == [2]
     assert as_data({"kind": int, "n": None, 3: (1, 2.5)}) == {
         "kind": "builtins:type",

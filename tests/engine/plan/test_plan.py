@@ -30,7 +30,8 @@ def plan(**changes: Any) -> hookrun.Plan:
 
 def test_the_hash_is_equal_if_two_plans_do_the_same() -> None:
     assert plan().hash == plan().hash
-    assert plan() == plan() and hash(plan()) == hash(plan())
+    assert plan() == plan()
+    assert hash(plan()) == hash(plan())
     changes = [
         {"factor": 3.0},
         {"when": {"step": 3}},
@@ -94,7 +95,9 @@ def test_hooks_of_training_are_refused_in_an_exported_program() -> None:
         ({"hook": "output_grad"}, "hooks.h", "belongs to training"),
     ):
         (problem,) = unexportable(plan(**changes))
-        assert problem.where == where and why in problem.what and not uncompilable(plan(**changes))
+        assert problem.where == where
+        assert why in problem.what
+        assert not uncompilable(plan(**changes))
 
 
 # ---- the table
@@ -110,12 +113,11 @@ def test_it_prints_as_a_table() -> None:
 
 
 def test_parameters_are_shown_short() -> None:
-    assert (
-        "factor=2 " in str(plan())
-        and argument(0.10) == "0.1"
-        and argument(torch.ones(2, 3)) == "tensor[2, 3]"
-    )
-    assert argument(tuple(range(40))).startswith("[0, 1, 2") and len(argument(tuple(range(40)))) == 32
+    assert "factor=2 " in str(plan())
+    assert argument(0.10) == "0.1"
+    assert argument(torch.ones(2, 3)) == "tensor[2, 3]"
+    assert argument(tuple(range(40))).startswith("[0, 1, 2")
+    assert len(argument(tuple(range(40)))) == 32
     assert len(argument({"a": tuple(range(40)), "b": "x" * 40})) == 60
 
 
@@ -131,8 +133,10 @@ def test_the_whole_plan_names_every_module() -> None:
     show(plan, Console(file=whole, no_color=True, width=200))
     show(plan, Console(file=some, no_color=True, width=200), limit=4)
     assert whole.getvalue().splitlines()[0].split()[:3] == ["#", "hook", "modules"]
-    assert whole.getvalue().count("Linear") == 12 and "more" not in whole.getvalue()
-    assert some.getvalue().count("Linear") == 3 and "and 9 more" in some.getvalue()
+    assert whole.getvalue().count("Linear") == 12
+    assert "more" not in whole.getvalue()
+    assert some.getvalue().count("Linear") == 3
+    assert "and 9 more" in some.getvalue()
 
 
 def test_in_a_narrow_terminal_each_hook_has_a_few_lines() -> None:
@@ -145,7 +149,8 @@ def test_notes_stand_below_the_table() -> None:
     model = Net(lambda m, x: m.fc(x), fc=nn.Linear(2, 3), later=nn.Identity())
     found = hookrun.compile(one_hook("*"), model, example=((torch.ones(4, 2),), {}))
     said = notes(found)
-    assert said[0].startswith("h: captures ") and said[0].endswith(" per sample")
+    assert said[0].startswith("h: captures ")
+    assert said[0].endswith(" per sample")
     assert said[1:] == ["h: the example did not reach later", f"plan {found.hash[:12]}"]
     assert notes(hookrun.compile({}, model))[:1] == ["no hooks"]
 

@@ -149,7 +149,8 @@ def test_neither_generators_nor_lists_of_the_caller_are_changed() -> None:
     model, cache, before = Stateful(), {"seen": list[Tensor]()}, states()
     plan = compile_one(model, ((torch.zeros(1, 2),), {"cache": cache}), select="fc", action="capture")
     assert plan.unchecked is None
-    assert cache == {"seen": []} and model.drawn == []
+    assert cache == {"seen": []}
+    assert model.drawn == []
     assert states() == before
 
 
@@ -184,7 +185,8 @@ def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> Non
     }
     plan = hookrun.compile(spec, model, example=((torch.zeros(3, 2),), {}), training=False)
     assert "a deep copy of the model shares 0" in str(plan.unchecked)
-    assert model[0].training and all(parameter.requires_grad for parameter in model.parameters())
+    assert model[0].training
+    assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -237,7 +239,8 @@ def test_a_model_that_needs_data_is_unchecked() -> None:
 
     example = ((torch.ones(1, 2),), {})
     plan = compile_one(Net(by_value, fc=nn.Linear(2, 2)), example, select="fc", action="capture")
-    assert plan.unchecked is not None and "DataDependent" in plan.unchecked
+    assert plan.unchecked is not None
+    assert "DataDependent" in plan.unchecked
     assert "shapes unchecked" in str(plan)
 
 
@@ -259,7 +262,8 @@ def test_a_module_that_the_example_does_not_reach_is_noted() -> None:
 def test_the_mode_can_be_chosen() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     plan = hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=True)
-    assert plan.unchecked is not None and "more than 1 value" in plan.unchecked
+    assert plan.unchecked is not None
+    assert "more than 1 value" in plan.unchecked
     assert hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=False).unchecked is None
 
 
@@ -283,7 +287,8 @@ def test_captures_are_kept_without_their_graph() -> None:
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
     ((first, second),) = (firing.values() for firing in findings.captured["h", "fc"])
-    assert (first.shape, second.shape) == ((2,), (3,)) and not first.requires_grad
+    assert (first.shape, second.shape) == ((2,), (3,))
+    assert not first.requires_grad
 
 
 IMAGES = ((torch.zeros(2, 1, 8, 8),), {})
@@ -359,7 +364,8 @@ def test_a_user_s_function_is_called_with_fake_tensors_only() -> None:
 
     model = nn.Sequential(nn.Linear(2, 2))
     compile_one(model, ((torch.zeros(1, 2),), {}), select="0", action="replace", value=own)
-    assert seen and all(type(x).__name__ == "FakeTensor" for x in seen)
+    assert seen
+    assert all(type(x).__name__ == "FakeTensor" for x in seen)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -370,7 +376,8 @@ def test_other_attributes_of_a_module_are_no_error(value: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].kept = value
     plan = compile_one(model, ((torch.zeros(1, 2),), {}), select="0", action="capture")
-    assert plan.unchecked is None and model[0].kept is value
+    assert plan.unchecked is None
+    assert model[0].kept is value
 
 
 def test_a_model_that_cannot_be_copied_is_unchecked() -> None:

@@ -122,9 +122,11 @@ def test_captures_name_their_samples() -> None:
     assert torch.equal(torch.cat(list(kept)), torch.cat([INPUT[holds]] * 2))
     rows = torch.arange(6)[holds]
     assert kept.sample_ids.tolist() == [*(rows + 7).tolist(), *(rows + 1).tolist()]
-    assert (few_kept.sample_ids % 2 == 0).all() and len(few_kept.sample_ids)
+    assert (few_kept.sample_ids % 2 == 0).all()
+    assert len(few_kept.sample_ids)
     assert records[0]["mean"] == pytest.approx(float(INPUT[holds].mean()))
-    assert installed.fired["s", "0"] == 3 and len(records) == 2
+    assert installed.fired["s", "0"] == 3
+    assert len(records) == 2
 
 
 class Root(nn.Module):
@@ -184,7 +186,9 @@ def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, A
         output.sum().backward()
         (trained,) = hooks.parameters()
     assert trained.grad is not None and not trained.grad.any(), "sharded gradients need one on every rank"
-    assert torch.equal(output, x) and x.grad is not None and torch.equal(x.grad, torch.ones(2, 3, 4))
+    assert torch.equal(output, x)
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones(2, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,8 @@ def test_every_dtype_keeps_its_form(dtype: torch.dtype) -> None:
     x = INPUT.nan_to_num().to(dtype)
     holds = x.abs().to(torch.promote_types(dtype, torch.complex64)).real.norm(dim=1) > 2
     output = run({"value": HALF}, x, action="scale", factor=2)
-    assert output.dtype is dtype and torch.equal(output, torch.where(holds[:, None], x * 2, x))
+    assert output.dtype is dtype
+    assert torch.equal(output, torch.where(holds[:, None], x * 2, x))
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,8 @@ def test_threads_do_not_see_each_other_s_firing() -> None:
     thread = Thread(target=lambda: seen.append(state.at))
     thread.start()
     thread.join()
-    assert seen == [""] and state.at == "[0]"
+    assert seen == [""]
+    assert state.at == "[0]"
 
 
 def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:

@@ -51,7 +51,8 @@ def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) ->
     finally:
         unfollow()
     assert alone == [("before", {1}), ("after", {1})]
-    assert {key for key, _ in whole} == {"before", "after"} and all(of == {1, 2} for _, of in whole)
+    assert {key for key, _ in whole} == {"before", "after"}
+    assert all(of == {1, 2} for _, of in whole)
     assert [key for key, _ in whole].count("after") == 1
     assert [of for key, of in heard if key == "after"] == [{1, 2}, {1, 2}, {3}]
 
@@ -67,7 +68,8 @@ def trained(cls: type) -> tuple[Any, ...]:
         model(torch.randn(4, 5)).square().mean().backward()
         optimizer.step()
         optimizer.load_state_dict(optimizer.state_dict())
-    assert torch.is_grad_enabled() and len(steps) == 3
+    assert torch.is_grad_enabled()
+    assert len(steps) == 3
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return weights.tolist(), repr(optimizer), cls.__module__, cls.__qualname__
 
@@ -96,7 +98,8 @@ def test_a_differentiable_step_keeps_its_graph() -> None:
     weight.grad = torch.ones(2)
     optimizer.step()
     weight.sum().backward()
-    assert start.grad is not None and start.grad.tolist() == [1, 1]
+    assert start.grad is not None
+    assert start.grad.tolist() == [1, 1]
 
 
 def test_it_is_copied_as_torch_s_own_class() -> None:
@@ -106,6 +109,7 @@ def test_it_is_copied_as_torch_s_own_class() -> None:
     optimizer.step()
     for protocol in (0, pickle.HIGHEST_PROTOCOL):
         again = pickle.loads(pickle.dumps(optimizer, protocol))
-        assert type(again) is SGD and again.param_groups[0]["lr"] == 0.5
+        assert type(again) is SGD
+        assert again.param_groups[0]["lr"] == 0.5
         assert again.state_dict()["state"][0]["momentum_buffer"].tolist() == [1, 1]
     assert type(copy.deepcopy(optimizer)) is SGD

@@ -141,7 +141,8 @@ def test_an_earlier_pass_never_counts() -> None:
             net.third(INPUT)  # not within a forward of the model
         both.append(net(INPUT))
     x = net.relu(net.first(INPUT))
-    assert torch.equal(*both) and torch.equal(both[0], net.second(net.second(net.second(x))))
+    assert torch.equal(*both)
+    assert torch.equal(both[0], net.second(net.second(net.second(x))))
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -107,4 +107,5 @@ def test_an_export_refuses_a_ramp() -> None:
     plan = compiled(model(), action="scale", factor=RAMP)
     assert "factor=0.5 to -2 over steps 1 to 5" in str(plan)
     (problem,) = unexportable(plan)
-    assert problem.where == "hooks.h.factor" and "no step" in problem.what
+    assert problem.where == "hooks.h.factor"
+    assert "no step" in problem.what

@@ -80,8 +80,10 @@ def test_descriptions_of_rows_are_concatenated_over_entries() -> None:
     assert captured.keys.tolist() == [-1, -1, 7]
     assert captured.text == ["t1", "", "t0"]  # the token of sample 0 is unknown
     for again in (copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
-        assert again.text == captured.text and again.keys.tolist() == captured.keys.tolist()
-        assert len(again) == 2 and torch.equal(again[0], captured[0])
+        assert again.text == captured.text
+        assert again.keys.tolist() == captured.keys.tolist()
+        assert len(again) == 2
+        assert torch.equal(again[0], captured[0])
 
 
 def test_describe_inactive_is_one_line_for_each_hook() -> None:
@@ -135,7 +137,8 @@ def test_results_that_are_read_later_name_the_same_module(policy: str) -> None:
     model = net()
     with hookrun.hooked(model, checks(policy)) as hooks:
         model(torch.ones(2, 4))
-        assert hooks.records == [] and hooks.stopped is None
+        assert hooks.records == []
+        assert hooks.stopped is None
         with torch.no_grad():
             model[2].weight[0, 0] = float("nan")
         model(torch.ones(2, 4))

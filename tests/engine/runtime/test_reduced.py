@@ -43,10 +43,13 @@ def test_parameters_outside_the_pass_keep_their_gradient() -> None:
     gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
     gradients.add(of_last, Noted("last", seen, before=True))
     gradients.run(only={id(last)})
-    assert seen == [("last", 10.0)] and first.grad is not None and first.grad.item() == 1
+    assert seen == [("last", 10.0)]
+    assert first.grad is not None
+    assert first.grad.item() == 1
     shard = of_last.parameter = parameter(3.0)
     gradients.run(only={id(shard)})
-    assert seen[1:] == [("last", 3.0)] and gradients.parameters == [first, shard]
+    assert seen[1:] == [("last", 3.0)]
+    assert gradients.parameters == [first, shard]
 
 
 SEEN = {
@@ -183,7 +186,8 @@ def test_after_the_block_gradients_are_torchs_own() -> None:
         loss = wrapped(torch.tensor(3.0))
     loss.backward()
     assert model.weight.grad == 3.0
-    assert not model._forward_pre_hooks and not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
 
 
 def test_a_write_to_the_local_tensor_changes_its_version() -> None:
@@ -193,7 +197,8 @@ def test_a_write_to_the_local_tensor_changes_its_version() -> None:
     tensor = distribute_tensor(torch.zeros(2), init_device_mesh("cpu", (1,)), [Shard(0)])
     before = own_part(tensor)._version
     tensor.to_local().add_(1)  # as fully_shard adds gradients
-    assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]
+    assert own_part(tensor)._version == before + 1
+    assert own_part(tensor).tolist() == [1, 1]
 
 
 def test_an_unchanged_unsharded_tensor_is_the_same_object() -> None:

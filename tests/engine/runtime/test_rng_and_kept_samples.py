@@ -79,7 +79,8 @@ def test_every_third_sample_of_the_data_set_in_any_order() -> None:
 def test_a_reservoir_is_the_same_at_every_module() -> None:
     found = kept({"reservoir": 4}, epochs=2)
     assert found["0"] == found["1"]
-    assert len(set(found["0"])) == 4 and len(found["0"]) == 8
+    assert len(set(found["0"])) == 4
+    assert len(found["0"]) == 8
     assert kept({"reservoir": 100})["0"] == list(range(10)), "all, if there are fewer"
 
 
@@ -143,7 +144,8 @@ def test_samples_must_be_numbers_in_one_dimension(numbers: Any) -> None:
         with pytest.raises(hookrun.HookrunError, match=r"samples: found .*, expected \[B\] whole numbers"):
             hooks.samples = numbers
         hooks.samples = []
-        assert hooks.samples is not None and hooks.samples.dtype == torch.int64
+        assert hooks.samples is not None
+        assert hooks.samples.dtype == torch.int64
 
 
 def test_shapes_are_checked_with_a_choice() -> None:

@@ -118,7 +118,8 @@ def test_a_loop_may_be_resumed_from_any_step(tmp_path: Path) -> None:
         for number in range(cut):
             first.step(number)
         state, said = first.state(), list(first.said)
-        assert plain(state["hooks"]) and plain(state["files"])
+        assert plain(state["hooks"])
+        assert plain(state["files"])
         assert first.state()["hooks"] == state["hooks"], "looking changes nothing"
         for number in range(cut, min(cut + 2, STEPS)):
             first.step(number)
@@ -150,7 +151,8 @@ def test_steps_of_the_optimizer_or_counted_by_hand_continue(tmp_path: Path) -> N
                 steps += [record["step"] for record in hooks.records]
                 state = hooks.state_dict()
         assert steps == list(range(6))
-        assert state is not None and state["sites"]["seen"]["0"]["fired"] == 6
+        assert state is not None
+        assert state["sites"]["seen"]["0"]["fired"] == 6
 
 
 def test_counts_inside_compiled_graphs_continue() -> None:
@@ -185,7 +187,8 @@ def test_a_state_of_another_plan_is_refused_with_the_difference() -> None:
         with hookrun.compile(other, model).install(model) as hooks:
             with pytest.raises(HookrunError) as caught:
                 hooks.load_state_dict(state)
-            assert message in str(caught.value) and "use the hooks, the model" in str(caught.value)
+            assert message in str(caught.value)
+            assert "use the hooks, the model" in str(caught.value)
             hooks.load_state_dict(state, strict=False)
             assert [hooks.fired[each] for each in hooks.fired if each == ("a", "0")] in ([], [1])
             model(torch.ones(2, 3))
@@ -224,7 +227,8 @@ def test_a_user_s_object_with_a_state_continues() -> None:
     _, state = outputs(range(2))
     found, end = outputs(range(2, 5), copy.deepcopy(state))
     assert all(map(torch.equal, found, expected[2:]))
-    assert end == last and last["sites"]["s"]["0"]["held"][0]["count"] == 5
+    assert end == last
+    assert last["sites"]["s"]["0"]["held"][0]["count"] == 5
     with pytest.raises(
         hookrun.HookError, match=r"hook 's' \(forward, python\) on 0: Smoothed.load_state_dict failed"
     ):

@@ -92,7 +92,8 @@ def test_keys_of_the_meant_action_are_no_mistakes() -> None:
     assert set(problems({"a": CLAMP | {"action": "clmap", "mx": 1}})) == {"hooks.a.action", "hooks.a.mx"}
     saved = {"select": "fc", "hook": "saved_tensor", "action": "stats", "parameters": True}
     assert set(problems({"a": saved})) == {"hooks.a.hook"}
-    assert "parameters" in hook_keys("saved_tensors") and "parameters" not in hook_keys("forward")
+    assert "parameters" in hook_keys("saved_tensors")
+    assert "parameters" not in hook_keys("forward")
     assert all(hook_keys(name) | {"action"} >= OF_EVERY_HOOK for name in HOOK_TYPES)
 
 
@@ -137,7 +138,8 @@ def test_an_impossible_schedule_is_refused(raw: Any, reason: str) -> None:
 
 
 def test_an_unrestricted_schedule_is_recognised() -> None:
-    assert When().always and When(seed=3).always
+    assert When().always
+    assert When(seed=3).always
     assert not any(When(**raw).always for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}))
 
 

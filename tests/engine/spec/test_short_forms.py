@@ -31,7 +31,9 @@ def test_each_goal_is_serialized_in_its_shortest_form() -> None:
     raw = ["loss", {"name": "kl", "by": "sample", "against": {"run": "base"}}]
     metrics = METRICS.validate_python(raw)
     assert METRICS.dump_python(metrics) == tuple(raw)
-    assert asked(metrics, "kl") and not asked(metrics, "accuracy") and not asked(None, "loss")
+    assert asked(metrics, "kl")
+    assert not asked(metrics, "accuracy")
+    assert not asked(None, "loss")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,8 @@ def test_a_goal_says_what_is_wanted() -> None:
 def test_a_selector_a_hook_or_a_list() -> None:
     assert parse_choice("hook:lora").members == (AddedBy("lora"),)
     assert parse_choice("hook:*").members[0] == AddedBy("*")
-    assert AddedBy("*").every and not AddedBy("lora").every
+    assert AddedBy("*").every
+    assert not AddedBy("lora").every
     assert str(parse_choice(["fc.*", "hook:lora"])) == "[fc.*, hook:lora]"
     assert str(parse_choice("fc.*")) == "fc.*"
     # members of a list have their number in the key path

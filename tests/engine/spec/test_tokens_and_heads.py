@@ -39,7 +39,8 @@ def test_forms_of_tokens_are_shown_as_read() -> None:
     assert {shown: str(keys_of(tokens=raw).tokens) for shown, raw in forms.items()} == {
         shown: shown for shown in forms
     }
-    assert str(keys_of(tokens="-1").tokens) == "-1" and keys_of(tokens=None).tokens is None
+    assert str(keys_of(tokens="-1").tokens) == "-1"
+    assert keys_of(tokens=None).tokens is None
     plain = parse_spec(
         {"h": {"select": "fc", "hook": "forward", "action": "capture", "tokens": -1, "heads": 3}}
     )

@@ -167,7 +167,8 @@ def test_metadata_in_the_current_directory_is_ignored(folder, monkeypatch, entry
     monkeypatch.syspath_prepend(entry and str(folder))
     monkeypatch.delenv("HOOKRUN_TRUST")
     assert "no installed package" in problem("mine").what
-    assert "not trusted" in problem(f"{PACKAGE}.hooks:soften").what and PACKAGE not in sys.modules
+    assert "not trusted" in problem(f"{PACKAGE}.hooks:soften").what
+    assert PACKAGE not in sys.modules
 
 
 def test_an_installed_package_wins_over_the_current_folder(folder, monkeypatch) -> None:
@@ -175,7 +176,8 @@ def test_an_installed_package_wins_over_the_current_folder(folder, monkeypatch) 
     install(folder / "site", f"[console_scripts]\nmine = {PACKAGE}2.hooks:soften\n", name="script")
     monkeypatch.syspath_prepend(folder / "site")
     monkeypatch.delenv("HOOKRUN_TRUST")
-    assert f"no package '{PACKAGE}'" in problem(f"{PACKAGE}.hooks:soften").what and PACKAGE not in sys.modules
+    assert f"no package '{PACKAGE}'" in problem(f"{PACKAGE}.hooks:soften").what
+    assert PACKAGE not in sys.modules
     assert "not trusted" in problem(f"{PACKAGE}2.hooks:soften").what, "scripts are not in hookrun's groups"
 
 

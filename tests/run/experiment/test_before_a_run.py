@@ -29,7 +29,8 @@ def test_the_report_shows_where_weights_come_from(run, executed, capsys) -> None
     assert f"weights: {meant}" in capsys.readouterr().out
     assert load(other.path / ".hydra/config.yaml")["model"]["weights"] == str(meant)
     assert f"<dt>weights</dt><dd>{meant}</dd>" in page
-    assert f"model.weights={meant}" in page and typed not in page
+    assert f"model.weights={meant}" in page
+    assert typed not in page
 
 
 def _joined(run: Path) -> str:
@@ -88,7 +89,8 @@ def test_task_plan_shows_the_whole_plan(capsys: Any) -> None:
     hook = "+hooks.all={select: '**', hook: forward, action: print}"
     assert main(["model=resnet18", "data=fake_images", "task=plan", hook]) == 0
     out = capsys.readouterr().out
-    assert "layer4.1.bn2" in out and "more" not in out
+    assert "layer4.1.bn2" in out
+    assert "more" not in out
 
 
 def test_apply_hooks_do_not_overwrite_their_checkpoint(executed: Any) -> None:

@@ -92,7 +92,8 @@ def test_mistakes_of_the_model_stage_are_in_one_report() -> None:
 
 def test_hooks_that_do_not_fit_alone_are_a_compile_error() -> None:
     error = of_model(hooks={"c": FC | {"select": "fd"}})
-    assert isinstance(error, hookrun.CompileError) and places(error) == ["hooks.c.select"]
+    assert isinstance(error, hookrun.CompileError)
+    assert places(error) == ["hooks.c.select"]
 
 
 def test_wrong_data_leaves_the_selectors_to_be_checked() -> None:
@@ -107,7 +108,8 @@ def test_a_wrong_model_leaves_the_hooks_unchecked() -> None:
     error = of_model(model=model, hooks={"c": FC | {"select": "fd"}})
     assert places(error) == ["model.args.widht"]
     assert error.notes == ("the hooks were not checked, because the model is not valid",)
-    assert str(error).startswith("1 configuration error\n") and error.notes[0] in str(error)
+    assert str(error).startswith("1 configuration error\n")
+    assert error.notes[0] in str(error)
 
 
 def test_weights_of_a_missing_run_hide_no_mistakes() -> None:

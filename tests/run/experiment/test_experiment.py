@@ -134,7 +134,8 @@ def test_the_first_place_beyond_a_limit_is_reported(value: Any, where: str, what
     with pytest.raises(SpecError) as caught:
         refuse_beyond_limits(value)
     [problem] = caught.value.errors
-    assert problem.where == where and what in problem.what
+    assert problem.where == where
+    assert what in problem.what
 
 
 def test_recursive_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def refused(train: Train, group: dict[str, Any] | None = None) -> str:
     groups = [ParameterGroup(where, "", ("weight", "bias", "added"), group or {})]
     weight, drawn = model.weight.detach().clone(), torch.get_rng_state()
     problems = check_arguments(train, model, groups)
-    assert torch.equal(model.weight, weight) and model.weight.grad is None
+    assert torch.equal(model.weight, weight)
+    assert model.weight.grad is None
     assert torch.equal(torch.get_rng_state(), drawn)
     return "\n".join(map(str, problems))
 
@@ -61,7 +62,8 @@ def test_every_optimizer_steps(name: str, spell: Any) -> None:
     before = next(model.parameters()).detach().clone()
     optimizer = made(Named(name=spell(name)), model)
     cls = getattr(torch.optim, name)  # the class without the import of torch's compiler is a subclass of it
-    assert isinstance(optimizer, cls) and type(optimizer).__qualname__ == cls.__qualname__
+    assert isinstance(optimizer, cls)
+    assert type(optimizer).__qualname__ == cls.__qualname__
     model(torch.tensor([0, 1]) if sparse else torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert not torch.equal(next(model.parameters()), before)
@@ -221,9 +223,11 @@ def test_saving_an_own_optimizer_is_tried_first(trusted) -> None:
     trusted(ownsteps=OWN)
     assert refused(Train(optimizer=Optimizer(name="ownsteps:Plain"))) == ""
     said = refused(Train(optimizer=Optimizer(name="ownsteps:WithFunction")))
-    assert said.startswith("train.optimizer.name: the state of With") and "state_dict()" in said
+    assert said.startswith("train.optimizer.name: the state of With")
+    assert "state_dict()" in said
     said = refused(Train(scheduler=Scheduler(name="ownsteps:Schedule")))
-    assert said.startswith("train.scheduler.name: the state of Sch") and "model is a" in said
+    assert said.startswith("train.scheduler.name: the state of Sch")
+    assert "model is a" in said
 
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
@@ -269,7 +273,8 @@ def groups(*members: dict[str, Any]) -> dict[str, Any]:
 
 def test_parameters_are_chosen_by_module_or_name() -> None:
     everything = trained(HOOKS)
-    assert names(everything)[-1] == "relu1.shift_bias" and len(names(everything)) == 7
+    assert names(everything)[-1] == "relu1.shift_bias"
+    assert len(names(everything)) == 7
     assert everything.frozen == frozenset()
     shown = "all 7 parameters (73 of 73 elements, without those that hooks add)"
     assert everything.shown == shown, "a shared weight counts once"

@@ -44,17 +44,20 @@ def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
 
 def test_the_weights_of_the_network_follow_the_seed() -> None:
     first, again, other = (prepared(seed=seed).model.state_dict()["fc.weight"] for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_the_process_is_not_changed() -> None:
     before = torch.get_rng_state(), torch.get_num_threads()
     model = prepared({"h": CAPTURE, "g": CAPTURE | {"hook": "grad"}}).model
-    assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
     refusal({"h": CAPTURE | {"select": "nowhere"}})
-    assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
 
 
 @pytest.mark.parametrize(
@@ -165,24 +168,29 @@ def test_hooks_that_differ_in_floats_are_checked_once() -> None:
     found = checked(jobs(value=[n / 7 for n in range(100)]), 60)
     assert (found.proven, found.unproven, found.refused) == (1, 0, {})
     found = checked(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
-    assert found.proven == 3 and list(found.refused) == [3, 4]
+    assert found.proven == 3
+    assert list(found.refused) == [3, 4]
     assert "the value has shape [3]" in str(found.refused[4])
     found = checked(jobs(index=["..., 3", "..., 9", "..., 30"]), 60)
-    assert found.proven == 3 and list(found.refused) == [2]
+    assert found.proven == 3
+    assert list(found.refused) == [2]
     found = checked(jobs(when=[{"step": [0]}, {"step": [1]}]) | {7: parse_experiment(EVALUATED)}, 60)
-    assert found.proven == 3 and not found.refused
+    assert found.proven == 3
+    assert not found.refused
 
 
 def test_jobs_of_several_models_are_checked_apart() -> None:
     made = [{**EVALUATED, "model": {"name": name}, "hooks": {"h": {**ON_FC, "select": select}}}
             for select in ("fc", "conv1") for name in ("mlp", "cnn")]  # fmt: skip
     found = checked({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
-    assert list(found.refused) == [2] and "matches no module of MLP" in str(found.refused[2])
+    assert list(found.refused) == [2]
+    assert "matches no module of MLP" in str(found.refused[2])
     wrong = {**EVALUATED, "model": {"name": "mlp", "args": {"width": 3}}}
     found = checked(
         {1: parse_experiment(wrong), 2: parse_experiment(wrong), 5: parse_experiment(EVALUATED)}, 60
     )
-    assert sorted(found.refused) == [1, 2] and isinstance(found.refused[2], SpecError)
+    assert sorted(found.refused) == [1, 2]
+    assert isinstance(found.refused[2], SpecError)
     with pytest.raises(SpecError) as alone:
         prepare(parse_experiment(wrong))
     assert str(alone.value) == str(found.refused[2])
@@ -214,9 +222,8 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
         return model_key(parse_experiment({**EVALUATED, **sections}).settings)
 
     train = {"task": {"name": "train"}}
-    assert key() == key(seed=3, tags=["x"]) and key(**train) == key(
-        **train, train={"epochs": 9, "loss": "mse"}
-    )
+    assert key() == key(seed=3, tags=["x"])
+    assert key(**train) == key(**train, train={"epochs": 9, "loss": "mse"})
     different = [
         key(), key(**train), key(**train, train={"parameters": "fc"}), key(compute={"precision": "bf16"}),
         key(model={"name": "cnn"}), key(model={"name": "mlp", "args": {"width": 9}}), key(data={"name": "fake_images"}),

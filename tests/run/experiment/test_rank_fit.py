@@ -147,7 +147,8 @@ def problems(wrap: Any, model: nn.Module) -> list[tuple[str, str]]:
 def test_inner_modules_are_units_before_outer_ones() -> None:
     assert units(Fsdp(), Tied()) == []
     found = units(Fsdp.model_validate({"wrap": "**"}), Tied())
-    assert "" not in found and set(found) >= {"blocks.0", "blocks.0.0", "head"}
+    assert "" not in found
+    assert set(found) >= {"blocks.0", "blocks.0.0", "head"}
     depths = [path.count(".") for path in found]
     assert depths == sorted(depths, reverse=True)
 
@@ -157,10 +158,12 @@ def test_what_cannot_be_sharded_is_an_error() -> None:
     assert problems("blocks.*", model) == []
     assert problems("layers.*", model) == [(where, "'layers.*' matches no module")]
     ((at, what),) = problems("blocks", model)
-    assert at == where and what.startswith("blocks is a list or dict of modules")
+    assert at == where
+    assert what.startswith("blocks is a list or dict of modules")
     model.head.temperature = nn.Parameter(torch.ones(()))
     ((at, what),) = problems("blocks.*", model)
-    assert at == "compute.strategy" and "without dimensions: head.temperature" in what
+    assert at == "compute.strategy"
+    assert "without dimensions: head.temperature" in what
 
 
 def test_the_state_has_shared_weights_once() -> None:
@@ -170,4 +173,5 @@ def test_the_state_has_shared_weights_once() -> None:
     assert all(torch.equal(each, kept[name]) for name, each in model.state_dict().items())
     assert kept["head.weight"] is kept["tied.weight"]
     dropped = whole_state(model, keeps=False)
-    assert dropped.keys() == kept.keys() and not any(each.numel() for each in dropped.values())
+    assert dropped.keys() == kept.keys()
+    assert not any(each.numel() for each in dropped.values())

@@ -35,7 +35,8 @@ TASKS = {task.task_name: task for task in (Bake, Fry, Cook)}
 
 def parsed(task: Any) -> Experiment:
     experiment, problems = read_experiment(ROOT | {"task": task}, TASKS)
-    assert experiment is not None and not problems
+    assert experiment is not None
+    assert not problems
     return experiment
 
 

@@ -60,9 +60,8 @@ def test_a_batch_without_targets_does_not_count() -> None:
     assert average.read() == {}
     target[1, 2] = 4
     average.add(LOSSES["next_token"](scores, target), tokens_of(scores, target))
-    assert average.samples == 1 and average.read()["loss"] == pytest.approx(
-        float(F.cross_entropy(scores[1, 2:], target[1, 2:]))
-    )
+    assert average.samples == 1
+    assert average.read()["loss"] == pytest.approx(float(F.cross_entropy(scores[1, 2:], target[1, 2:])))
     with pytest.raises(HookrunError, match="next tokens"):
         LOSSES["next_token"](scores[:, 0], target)
 
@@ -117,7 +116,8 @@ def test_a_metric_without_a_value_is_an_error_that_names_it() -> None:
 
 def test_kl_compares_with_the_scores_without_hooks_at_any_token() -> None:
     found, batch = measuring(["kl"], tokens=0)
-    assert found.without_hooks and not measuring(["loss"])[0].without_hooks
+    assert found.without_hooks
+    assert not measuring(["loss"])[0].without_hooks
     scores, others = torch.randn(2, *batch.target.shape, 5)
     average = found.average()
     found.add(average, None, scores, batch, others)

@@ -44,8 +44,10 @@ def test_rows_in_memory_have_torch_s_order(limit: Any, starts: tuple[int, ...]) 
             ours, theirs = list(fast.epoch(epoch, start)), list(slow.epoch(epoch, start))
             assert len(ours) == len(theirs) == len(fast) - start
             for one, other in zip(ours, theirs, strict=True):
-                assert torch.equal(one.ids, other.ids) and torch.equal(one.target, other.target)
-                assert torch.equal(one.inputs, other.inputs) and one.whole == other.whole
+                assert torch.equal(one.ids, other.ids)
+                assert torch.equal(one.target, other.target)
+                assert torch.equal(one.inputs, other.inputs)
+                assert one.whole == other.whole
             if shuffle:
                 expected = of_torch(fast, derived_seed(made.settings.seed, epoch))
                 assert [batch.ids.tolist() for batch in ours] == expected[start : len(fast)]
@@ -63,7 +65,8 @@ def test_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
     whole, rest, another = (list(batches.epoch(*where)) for where in ((3,), (3, 2), (4,)))
     assert len(whole) == len(batches) == len(rest) + 2
     for one, other in zip(whole[2:], rest, strict=True):
-        assert torch.equal(one.ids, other.ids) and torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.inputs, other.inputs)
     first, second = (
         {int(number): row for batch in epoch for number, row in zip(batch.ids, batch.inputs, strict=True)}
         for epoch in (whole, another)

@@ -41,7 +41,8 @@ def test_a_stopping_check_ends_an_evaluation_too(executed, hook) -> None:
     assert (trained.path / "checkpoints/last.safetensors").exists()
     executed("task=evaluate", stop, stops=True)
     seen = executed("task=predict", stop, stops=True).predictions
-    assert seen is not None and len(seen) == 2 * 64
+    assert seen is not None
+    assert len(seen) == 2 * 64
 
 
 def test_a_stopping_check_in_training_ends_it_after_that_step(executed, hook) -> None:
@@ -87,10 +88,12 @@ def test_a_failed_check_ends_the_run_with_what_it_found(run, hook, policy: str, 
     assert (found.status["status"], found.status["exit_code"]) == (status, 3)
     assert (found.path / "checkpoints/last.safetensors").exists() == (policy != "error")
     [record, *_] = found.stats
-    assert record["ok"] is False and record["largest"] > 0.01 > record["least"]
+    assert record["ok"] is False
+    assert record["largest"] > 0.01 > record["least"]
     reason = found.status["reason"]
     assert f"at most 0.01, found {record['least']:.6g} to {record['largest']:.6g}" in reason
-    assert "'h'" in reason and "fc" in reason
+    assert "'h'" in reason
+    assert "fc" in reason
 
 
 def test_a_failed_check_that_warns_is_a_record_of_each_call(executed, hook) -> None:
@@ -137,7 +140,8 @@ def test_all_final_steps_run_before_an_error_is_raised(capsys) -> None:
                 raise ValueError("the block")
         assert done == ["one", "two", "three"]
         told = capsys.readouterr().err
-        assert "three" in told and ("one" in told) == fails
+        assert "three" in told
+        assert ("one" in told) == fails
 
 
 TWO_LAYERS = """
@@ -204,7 +208,8 @@ def test_a_failure_in_the_third_batch(
     assert [len(each) for each in hooks_of_all] == of_steps
     assert torch.equal(torch.get_rng_state(), state)
     assert {line["step"] for line in found.stats} == {0, 1, 2}, "what was seen before the failure is kept"
-    assert len(found.metrics) == 2 and (found.path / "hooks.json").exists()
+    assert len(found.metrics) == 2
+    assert (found.path / "hooks.json").exists()
     printed, told = capsys.readouterr()
     assert "Traceback" not in told
     assert str(found.path) in told
@@ -219,7 +224,8 @@ def test_a_sweep_returns_the_objective_of_each_run(run, executed, tmp_path: Path
     assert tasks.objective(trained.path) == max(accuracies)
     own_loss = ("model=tutorial/regression", "train.loss=output")
     lost = run(*QUICK, *own_loss, "train.optimizer.lr=1e30", "train.on_nonfinite=skip")
-    assert lost.status["objective"]["metric"] == "val/loss" and lost.status["objective"]["value"] is None
+    assert lost.status["objective"]["metric"] == "val/loss"
+    assert lost.status["objective"]["value"] is None
     with pytest.raises(HookrunError, match=r"val/loss has no finite value .* metrics with one: "):
         tasks.objective(lost.path)
     without_metrics = RunDir.create(tmp_path / "predicted")

@@ -98,9 +98,8 @@ def test_other_ranks_begin_with_empty_sums() -> None:
         rows, weights = (found["hooks"]["sites"][name]["fc"] for name in ("rows", "weights"))
         assert (rows["changed"], rows["total"], rows["fired"], rows["draws"]) == (0, 0, 4, 5)
         assert (weights["changed"], weights["total"]) == (3, 10)
-        assert found["hooks"]["sink"]["bytes"] == {} and found["hooks"]["sink"]["texts"] == sorted(
-            {7, *range(size)}
-        )
+        assert found["hooks"]["sink"]["bytes"] == {}
+        assert found["hooks"]["sink"]["texts"] == sorted({7, *range(size)})
 
 
 def test_a_hook_that_fired_on_some_rank_did_fire() -> None:
@@ -119,5 +118,6 @@ def test_a_hook_that_fired_on_some_rank_did_fire() -> None:
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     chosen = {"first": (0, 2), "last": (2,), "never": (9,)}
     (line,) = left_out(3, Of(0, 2), chosen)
-    assert line.startswith("last: ") and "(3 before, 2 now)" in line
+    assert line.startswith("last: ")
+    assert "(3 before, 2 now)" in line
     assert left_out(3, Of(0, 3), chosen) == left_out(1, ALONE, chosen) == []

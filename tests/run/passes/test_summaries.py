@@ -36,7 +36,8 @@ def test_a_training_ends_with_its_metrics(run, capsys) -> None:
     printed = capsys.readouterr().out
     *_, train, val, kept, where, page = printed.splitlines()
     assert re.fullmatch(r"epoch 1/1  train loss \d\.\d+ +accuracy \d+\.\d %", train)
-    assert val.startswith(" " * 11 + "val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
+    assert val.startswith(" " * 11 + "val ")
+    assert f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
     assert printed.count("loss ") == 2, "once each"
     assert kept == "checkpoints: best.safetensors, last.safetensors"
     assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
@@ -105,7 +106,8 @@ def test_a_closed_pipe_does_not_end_the_run() -> None:
     screen.console.file = pipe
     screen.say("a line")
     tried = pipe.tried
-    assert tried and screen.console.quiet
+    assert tried
+    assert screen.console.quiet
     screen.say("another")
     assert pipe.tried == tried
 

@@ -76,8 +76,11 @@ def test_every_rank_has_the_numbers_of_all(wire: Wire) -> None:
     found = wire.on_all(act)
     every = [{"rank": rank, "text": "ä" * 100 * rank, "none": None} for rank in range(3)]
     for rank, (total, largest, gathered, is_main, nothing, _) in enumerate(found):
-        assert total == [pytest.approx(0.3, abs=1e-15), 2**53] and largest == [-5, 2]
-        assert gathered == every and is_main == (rank == 0) and nothing == []
+        assert total == [pytest.approx(0.3, abs=1e-15), 2**53]
+        assert largest == [-5, 2]
+        assert gathered == every
+        assert is_main == (rank == 0)
+        assert nothing == []
 
 
 def test_tensors_of_rank_0_are_copied_in_place(wire: Wire) -> None:
@@ -91,7 +94,9 @@ def test_tensors_of_rank_0_are_copied_in_place(wire: Wire) -> None:
         return rows.tolist(), flags.tolist(), columns.tolist(), shared.tolist(), summed.item()
 
     for rank, (rows, flags, columns, shared, summed) in enumerate(wire.on_all(act)):
-        assert rows == [[0.0] * 3] * 2 and flags == [True] and columns == [[0] * 3] * 2
+        assert rows == [[0.0] * 3] * 2
+        assert flags == [True]
+        assert columns == [[0] * 3] * 2
         assert shared == [rank] * 4, "an expanded tensor cannot be written to"
         assert summed == 6.0
 
@@ -146,7 +151,8 @@ def test_a_failure_is_told_to_the_others(error: BaseException, text: str, code: 
     third = RankGroup(2, 3, other._store)
     told(third, HookrunError("a later one"))
     found = told(first, RuntimeError(LOST))
-    assert isinstance(found, RankFailed) and str(found) == f"rank 1 failed: {text}"
+    assert isinstance(found, RankFailed)
+    assert str(found) == f"rank 1 failed: {text}"
     assert found.exit_code == code
     assert told(first, found) is found, "through a block around it"
 
@@ -185,7 +191,8 @@ def test_a_group_is_open_in_its_block_alone(monkeypatch) -> None:
     monkeypatch.setattr(group, "rendezvous", lambda *args, **options: iter([(store, 0, 1)]))
     for fails in (True, False):
         with joined(me, "cpu", 5) as ranks:
-            assert distributed.is_initialized() and ranks.gathered("x") == ["x"]
+            assert distributed.is_initialized()
+            assert ranks.gathered("x") == ["x"]
             with pytest.raises(HookrunError, match="has a process group already"):
                 joined(me, "cpu", 5).__enter__()
             assert not ranks._store.check(["failed"]), "that of the group before"

@@ -72,7 +72,8 @@ def test_a_run_that_rank_0_alone_writes_needs_no_shared_disk(workers: Any, disk:
 def test_a_run_that_each_rank_writes_is_refused_without_one(workers: Any, disk: Disk, typed: str) -> None:
     ended = workers.run(disk.path.parent, *EVALUATE, typed, f"hydra.run.dir={disk.path}/run", disk=disk)
     assert ended.codes == [2, 2], ended.said
-    assert "rank 1 on " in ended.said[0] and "does not see the run directory of rank 0" in ended.said[0]
+    assert "rank 1 on " in ended.said[0]
+    assert "does not see the run directory of rank 0" in ended.said[0]
     assert hookrun.open_run(disk.folders[0] / "run").status["exit_code"] == 2
     assert list(disk.folders[1].iterdir()) == []
 
@@ -86,7 +87,8 @@ def test_each_setting_that_differs_is_named_with_both_values(workers: Any, tmp_p
     assert "rank 2 has train.checkpoint.keep 3, rank 0 has 9" in ended.said[0]
     assert "rank 2 has seed 1, rank 0 has 0" in ended.said[0]
     assert "rank 2 has parameters.conv1.weight float32 [32, 1, 3, 3] " in ended.said[0]
-    assert "rank 1" not in ended.said[0] and not (tmp_path / "run").exists()
+    assert "rank 1" not in ended.said[0]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -140,7 +142,8 @@ def test_a_mistake_on_one_node_ends_all_with_its_reason(
     typed = (*SMALL[:2], *SMALL[3:], "task=evaluate", f"--config-dir={disk.path}/conf", "experiment=mine")
     ended = workers.run(disk.path.parent, *typed, f"hydra.run.dir={disk.path}/run", disk=disk)
     assert ended.codes == ([2, 2] if wrong == 0 else [1, 2]), ended.said
-    assert reason in ended.said[0] and ended.said[1] == ""
+    assert reason in ended.said[0]
+    assert ended.said[1] == ""
     assert ("rank 1 cannot run the experiment, and rank 0 can" in ended.said[0]) is (wrong == 1)
 
 
@@ -224,7 +227,8 @@ def test_a_run_behind_a_link_counts_by_what_is_in_it(cwd: Path) -> None:
     assert facts("other") == one
     (cwd / "other/status.json").write_text((cwd / "one/status.json").read_text().replace("20", "19"))
     (problem,) = differing_ranks([one, facts("other")]).errors
-    assert problem.what.count("rank 1 has") == 1 and "rank 1 has files.link " in problem.what
+    assert problem.what.count("rank 1 has") == 1
+    assert "rank 1 has files.link " in problem.what
 
 
 @pytest.mark.parametrize("lacking", [0, 1])

@@ -58,7 +58,8 @@ def test_done_means_that_the_files_of_all_nodes_are_there(
     run = hookrun.open_run(disk.folders[0] / "run")
     if comes == "yes":
         assert codes == [0, 0], said
-        assert run.status["status"] == "done" and len(run.captures["rows"]["fc"]) == 2 * 12 * 9
+        assert run.status["status"] == "done"
+        assert len(run.captures["rows"]["fc"]) == 2 * 12 * 9
         assert verify(run.path).bad == []
         return
     assert codes == [1, 1], said
@@ -66,8 +67,10 @@ def test_done_means_that_the_files_of_all_nodes_are_there(
     assert re.search(
         r"rank 1 on \S+ wrote captures/index_1.jsonl \(\d[\d,]* bytes\), which rank 0 does not", reason
     )
-    assert run.status["status"] == "failed" and "has to be on a disk that all nodes share" in reason
-    assert "which rank 0 does not see" in said[0] and "rank 1 failed" not in said[0]
+    assert run.status["status"] == "failed"
+    assert "has to be on a disk that all nodes share" in reason
+    assert "which rank 0 does not see" in said[0]
+    assert "rank 1 failed" not in said[0]
 
 
 LONG = (*SMALL, "train.epochs=2", "train.checkpoint.every.steps=1", "compute.timeout=120")
@@ -95,15 +98,18 @@ def test_the_last_state_outlives_a_node_that_dies(
         said = other.said()
     status = hookrun.open_run(path).status
     if dies:
-        assert status["status"] == "failed" and "rank 1 is gone" in status["reason"]
+        assert status["status"] == "failed"
+        assert "rank 1 is gone" in status["reason"]
         assert "to go on: hookrun resume=" in said
     else:
-        assert status["status"] == "running" and "rank 0, or torchrun, is gone" in said
+        assert status["status"] == "running"
+        assert "rank 0, or torchrun, is gone" in said
     ended = workers.run(tmp_path, f"resume={path}")
     assert ended.codes == [0, 0] and "resumed from state_0000" in ended.said[0], ended.said
     assert workers.run(tmp_path, *LONG, "hydra.run.dir=whole").codes == [0, 0]
     resumed, whole = hookrun.open_run(path), hookrun.open_run(tmp_path / "whole")
     same.weights(whole, resumed, atol=0.0)
-    assert resumed.metrics == whole.metrics and resumed.stats == whole.stats
+    assert resumed.metrics == whole.metrics
+    assert resumed.stats == whole.stats
     assert torch.equal(same.rows_of(resumed, "rows", "fc")[:], same.rows_of(whole, "rows", "fc")[:])
     assert verify(path).bad == []

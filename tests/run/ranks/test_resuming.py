@@ -33,7 +33,9 @@ def assert_same(same: Any, one: Run, other: Run, *, exact: bool) -> None:
     for name in ("last", "ema"):
         same.weights(one, other, name, atol=0.0 if exact else 1e-5)
     if exact:
-        assert one.metrics == other.metrics and one.stats == other.stats and one.hooks == other.hooks
+        assert one.metrics == other.metrics
+        assert one.stats == other.stats
+        assert one.hooks == other.hooks
         assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
     same.metrics(one, other, rtol=1e-3)
     same.rows(one, other, rtol=1e-3)
@@ -72,7 +74,8 @@ def test_another_number_of_ranks_resumes_a_killed_one(workers, same, tmp_path, m
         shutil.copytree("two", name)
     ended = workers.run(tmp_path, "resume=two")
     assert ended.codes == [0, 0], ended.said
-    assert "resumed from state_0000" in ended.said[0] and ended.said[1] == ""
+    assert "resumed from state_0000" in ended.said[0]
+    assert ended.said[1] == ""
     assert_same(same, whole, hookrun.open_run(tmp_path / "two"), exact=True)
     ended = workers.run(tmp_path, "resume=three", ranks=3)
     assert ended.codes == [0, 0, 0], ended.said
@@ -85,7 +88,8 @@ def test_another_number_of_ranks_resumes_a_killed_one(workers, same, tmp_path, m
     assert "resumed from state_0000" in ended.said[0]
     assert_same(same, whole, hookrun.open_run(tmp_path / "one"), exact=False)
     ended = workers.run(tmp_path, "resume=one")
-    assert ended.codes == [0, 0] and "is done: there is nothing to resume" in ended.said[0]
+    assert ended.codes == [0, 0]
+    assert "is done: there is nothing to resume" in ended.said[0]
     assert ended.said[1] == ""
 
 

@@ -123,10 +123,13 @@ def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path, c
     for strategy in STRATEGIES:
         two, said = in_two(workers, cwd, strategy, *argv)
         assert_same(same, one, two)
-        assert steps(one.stats) == steps(two.stats) and steps(one.faults) == steps(two.faults)
-        assert faults(one) == faults(two) and {line["of_rank"] for line in two.faults} == {0, 1}
+        assert steps(one.stats) == steps(two.stats)
+        assert steps(one.faults) == steps(two.faults)
+        assert faults(one) == faults(two)
+        assert {line["of_rank"] for line in two.faults} == {0, 1}
         assert same.rows_of(two, "rows", "fc").ranks.unique().tolist() == [0, 1]
-        assert told(said) == told(printed) and "epoch 2/2" in said
+        assert told(said) == told(printed)
+        assert "epoch 2/2" in said
 
 
 OWN = """
@@ -170,7 +173,8 @@ def test_an_own_module_is_trained_on_two_ranks(workers: Any, same: Any, cwd: Pat
     for mine, theirs in zip(of_hook(two, "own"), of_hook(two, "seen"), strict=True):
         same.line({**theirs, "hook": "own", "action": "python"}, mine)
     ended = workers.run(cwd, *SMALL, trust, own.format("h", "noisy", "{}"), "compute.strategy=ddp")
-    assert set(ended.codes) == {1} and "draws random numbers for the rows of a batch" in ended.said[0]
+    assert set(ended.codes) == {1}
+    assert "draws random numbers for the rows of a batch" in ended.said[0]
 
 
 def test_a_rank_without_rows_takes_part(workers: Any, same: Any, cwd: Path) -> None:
@@ -191,7 +195,8 @@ def test_predictions_are_those_of_one_rank(workers: Any, same: Any, cwd: Path) -
     for strategy in STRATEGIES:
         two, _ = in_two(workers, cwd, strategy, *argv)
         assert_same(same, one, two)
-        assert isinstance(one.predictions, StoredCapture) and isinstance(two.predictions, StoredCapture)
+        assert isinstance(one.predictions, StoredCapture)
+        assert isinstance(two.predictions, StoredCapture)
         assert torch.equal(one.predictions.sample_ids, two.predictions.sample_ids)
         assert torch.allclose(one.predictions[:], two.predictions[:], atol=1e-6)
         for line, other in zip(one.samples.lines, two.samples.lines, strict=True):

@@ -48,7 +48,8 @@ def refused(asked: FileValue | RunValue, runs: RunReferences | None = None, plac
 def test_the_mean_is_over_all_rows_in_float32(run: Path) -> None:
     found = read_value(value(run), PLACES, RunReferences())["fc"]
     assert isinstance(found, Tensor)
-    assert found.tolist() == [12.0, 12.0] and found.dtype is torch.float32
+    assert found.tolist() == [12.0, 12.0]
+    assert found.dtype is torch.float32
 
 
 def test_a_sample_can_be_indexed_with_a_factor(run: Path) -> None:
@@ -56,7 +57,8 @@ def test_a_sample_can_be_indexed_with_a_factor(run: Path) -> None:
         run, sample=14, index="0", factor=0.5, minus={"run": str(run), "capture": "seen", "index": "0"}
     )
     found = read_value(asked, PLACES, RunReferences())["fc"]
-    assert isinstance(found, Tensor) and float(found) == (14 - 12) * 0.5
+    assert isinstance(found, Tensor)
+    assert float(found) == (14 - 12) * 0.5
 
 
 def test_rows_of_each_sample_are_those_of_the_split(run: Path, settings: Settings) -> None:
@@ -75,9 +77,8 @@ def test_rows_of_each_sample_are_those_of_the_split(run: Path, settings: Setting
 def test_a_module_is_found_under_any_of_its_names(run: Path) -> None:
     assert set(read_value(value(run), {"head": ("head", "fc")}, RunReferences())) == {"head"}
     message = refused(value(run), places={"fc": ("fc",), "a": ("a",), "b": ("b",)})
-    assert (
-        message.startswith("a, b was not captured by 'seen'") and "name one for all with `module`" in message
-    )
+    assert message.startswith("a, b was not captured by 'seen'")
+    assert "name one for all with `module`" in message
     named = read_value(value(run, module="fc"), {"a": ("a",), "b": ("b",)}, RunReferences())
     assert named["a"] is named["b"]
 
@@ -158,8 +159,10 @@ def test_resampled_rows_are_always_of_another_sample(run: Path) -> None:
     drawn = CaptureRows(capture, "seen/fc", torch.arange(3), resample=True)
     asked = ids(*[10, 12, 14] * 50)
     found = drawn.of(asked, torch.Generator().manual_seed(0))[:, 0].long()
-    assert set(found.tolist()) == {10, 12, 14} and not (found == asked).any()
-    assert drawn.draws and not drawn.lacking(ids(99))
+    assert set(found.tolist()) == {10, 12, 14}
+    assert not (found == asked).any()
+    assert drawn.draws
+    assert not drawn.lacking(ids(99))
     again = drawn.of(asked, torch.Generator().manual_seed(0))[:, 0].long()
     assert torch.equal(found, again)
 
@@ -177,8 +180,10 @@ def test_a_multiple_of_rows_equals_that_of_tensors(rows: CaptureRows) -> None:
     ):
         assert not isinstance(changed, torch.Tensor)
         found = changed.of(samples, GENERATOR)
-        assert torch.equal(found, expected) and changed.shape == tuple(expected.shape[1:])
-        assert "has no row of sample 11: " in changed.lacking(ids(11, 10)) and not changed.lacking(samples)
+        assert torch.equal(found, expected)
+        assert changed.shape == tuple(expected.shape[1:])
+        assert "has no row of sample 11: " in changed.lacking(ids(11, 10))
+        assert not changed.lacking(samples)
     assert torch.equal(difference(tensor, tensor * 2), -tensor)  # type: ignore[arg-type]
 
 
@@ -199,7 +204,8 @@ def test_hashes_follow_the_content(rows: CaptureRows) -> None:
 
 
 def test_bytes_are_shown_as_text(rows: CaptureRows) -> None:
-    assert form(torch.ones(2, 3)) == ("[2, 3]", 24) and form(rows) == ("[2]", 4)
+    assert form(torch.ones(2, 3)) == ("[2, 3]", 24)
+    assert form(rows) == ("[2]", 4)
     assert form(PendingRun("a")) == ("not known yet", 0)
 
 

@@ -275,8 +275,10 @@ def test_a_model_whose_path_depends_on_numbers_shows_it_too(own_model, ready, ex
     )
     argv = (*own_model(by_number), *LINES)
     plan = ready(*argv, hook("seen", "rnn", "capture")).plan
-    assert plan.unchecked is not None and "seen: batch dimension 1, on rnn" in str(plan)
+    assert plan.unchecked is not None
+    assert "seen: batch dimension 1, on rnn" in str(plan)
     found = executed(*argv, hook("seen", "rnn", "capture")).captures["seen"]["rnn"]["[0]"]
-    assert found.sample_ids.tolist() == [*range(16)] and found.shape[1:] == (8, 6)
+    assert found.sample_ids.tolist() == [*range(16)]
+    assert found.shape[1:] == (8, 6)
     part = hook("seen", "act", "capture", index="'-1'")
     assert "seen: captures a row for each firing" in str(ready(*argv, part).plan)

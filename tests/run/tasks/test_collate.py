@@ -332,7 +332,8 @@ def test_a_resumed_run_ends_as_a_whole_one(run, tmp_path) -> None:
     assert resumed.metrics == whole.metrics
     for name in ("inner", "outer"):
         rows, same = resumed.captures["c"][name], whole.captures["c"][name]
-        assert len(rows) == len(same) and torch.equal(rows.sample_ids, same.sample_ids)
+        assert len(rows) == len(same)
+        assert torch.equal(rows.sample_ids, same.sample_ids)
 
 
 def test_a_detector_s_metric_gets_the_targets_themselves(executed) -> None:
@@ -468,10 +469,8 @@ def test_a_batch_that_fails_later_is_told_in_one_line(fails) -> None:
 
 def test_a_model_that_takes_another_form_names_the_key(fails) -> None:
     said = fails("model=mlp", "data=digits", "data.collate=list", "data.batch_size=2", "task=evaluate")
-    assert (
-        said.startswith("data.collate: the model fails: ")
-        and "it was called with (([1, 8, 8], [1, 8, 8]))" in said
-    )
+    assert said.startswith("data.collate: the model fails: ")
+    assert "it was called with (([1, 8, 8], [1, 8, 8]))" in said
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------
@@ -496,12 +495,16 @@ def test_what_has_a_method_to_moves_itself() -> None:
     }
     describe(Data(name="python", factory="setpkg:Rings", batch_size=None))  # imports the package
     ring = module().Ring(torch.zeros(1))
-    assert moved([ring], "meta")[0].x.is_meta and not ring.x.is_meta
+    assert moved([ring], "meta")[0].x.is_meta
+    assert not ring.x.is_meta
     there: Any = moved(value, "meta", non_blocking=True)
-    assert isinstance(there["packed"], PackedSequence) and there["packed"].data.is_meta
+    assert isinstance(there["packed"], PackedSequence)
+    assert there["packed"].data.is_meta
     assert there["packed"].batch_sizes.device.type == "cpu", "where torch needs them"
-    assert there["both"][0].is_meta and there["both"][1] == "a name"
-    assert there["encoding"]["x"].is_meta and value["both"][0].device.type == "cpu"
+    assert there["both"][0].is_meta
+    assert there["both"][1] == "a name"
+    assert there["encoding"]["x"].is_meta
+    assert value["both"][0].device.type == "cpu"
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -514,7 +517,9 @@ def test_an_example_is_made_as_the_batches_of_a_run(size: int) -> None:
     expected, _ = module().join([module().Graphs("train")[index] for index in range(size)])
     assert torch.equal(inputs.x, expected.x)
     listed: Sequence[Any] = describe(Data(name="digits", collate="list")).example_of(size)
-    assert [each.shape for each in listed[0]] == [(1, 8, 8)] * size and listed[1].shape == (size,)
+    assert [each.shape for each in listed[0]] == [(1, 8, 8)] * size
+    assert listed[1].shape == (size,)
     alone, label = describe(Data(name="digits", batch_size=None)).example_of(size)
-    assert alone.shape == (1, 8, 8) and label.shape == ()
+    assert alone.shape == (1, 8, 8)
+    assert label.shape == ()
     assert describe(own(batch_size=1)).example_of(size)[0].size == 1, "batches of one are tried with one"

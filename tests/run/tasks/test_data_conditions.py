@@ -113,7 +113,8 @@ def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int
     )
     kept, whole = (made.captures[name]["fc"] for name in ("h", "all"))
     mask = made.labels_of(whole) == 3
-    assert mask.any() and torch.equal(kept[:], whole[:][mask])
+    assert mask.any()
+    assert torch.equal(kept[:], whole[:][mask])
     assert torch.equal(kept.sample_ids, whole.sample_ids[mask])
     assert set(made.captures["val"]["fc"].splits) == {"val"}
 
@@ -136,7 +137,8 @@ def test_a_number_is_not_a_class_without_names() -> None:
     image, label = TensorInfo((1, 8, 8), torch.float32), TensorInfo((), torch.int64)
     data = DataInfo("mine", image, label, None, {"train": 1, "val": 1})
     (problem,) = unknown_fields({"class": ["cat", 3], "label": [3]}, "when", data)
-    assert problem.where == "when.class" and "found 3, and no sample has it" in problem.what
+    assert problem.where == "when.class"
+    assert "found 3, and no sample has it" in problem.what
 
 
 @pytest.mark.usefixtures("prompts")
@@ -147,7 +149,8 @@ def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed) -> None:
         [line["ids"] for line in executed(*argv, *hooks).generations]
         for hooks in ([when("{topic: cat}", keys)], [f"+hooks.h={{{keys}}}"], [])
     )
-    assert some == [(every if sample in (0, 2) else none)[sample] for sample in range(5)] and every != none
+    assert some == [(every if sample in (0, 2) else none)[sample] for sample in range(5)]
+    assert every != none
 
 
 def test_the_label_of_an_attributed_sample_is_that_of_the_data(executed) -> None:

@@ -62,7 +62,8 @@ def test_modules_that_only_a_script_calls_are_marked(shown, executed, refused, t
     )
     mixed, whole = (("model=python", f"model.factory=scripts:{name}") for name in ("Mixed", "build"))
     printed = folded(shown(*mixed))
-    assert "body  Sequential (TorchScript)  650  [2, 10]" in printed and "last  Tanh  0  [2, 10]" in printed
+    assert "body  Sequential (TorchScript)  650  [2, 10]" in printed
+    assert "last  Tanh  0  [2, 10]" in printed
     inside = "no hooks: body: Sequential (TorchScript) calls its modules without Python hooks"
     assert f"1  Linear (TorchScript)  650  {inside}" in printed
     assert "(root)  Sequential (TorchScript)  650  [2, 10]" in folded(shown(*whole))
@@ -129,13 +130,15 @@ def test_columns_are_aligned_at_any_width(shown, monkeypatch) -> None:
     starts = [re.match(r"\W*\S+\s+", line).end() for line in lines[:-1]]
     assert len(set(starts)) == 1, "classes stand below each other"
     top = shown("model=mlp", "task.depth=1")
-    assert "layers.0" not in top and "(+4 below)" in top
+    assert "layers.0" not in top
+    assert "(+4 below)" in top
     assert "4 modules further down: task.depth=2 shows one more level" in top
     deep = shown("model=mlp", "task.depth=1", "task.select=layers.0")
     assert "* 0" in deep and "matches 1: layers.0" in deep, "what is asked for is shown"
     monkeypatch.setenv("COLUMNS", "30")
     narrow = shown("model=mlp").splitlines()
-    assert max(map(len, narrow[:6])) == 30 and narrow[1].endswith("…")
+    assert max(map(len, narrow[:6])) == 30
+    assert narrow[1].endswith("…")
     assert shown("model=mlp", "task.full=true").splitlines()[:-1] == lines[:-1]
 
 
@@ -160,4 +163,5 @@ def test_the_deepest_level_that_fits_into_the_terminal_is_shown() -> None:
 def test_data_of_one_split_has_its_shapes(shown, tmp_path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab", "answer": "c"}')
     printed = shown("model=decoder", "data=prompts", f"data.args.file={tmp_path}/prompts.jsonl")
-    assert "[2, 2, 256]" in printed and "shapes unknown" not in printed
+    assert "[2, 2, 256]" in printed
+    assert "shapes unknown" not in printed

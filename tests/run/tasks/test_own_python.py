@@ -88,7 +88,8 @@ def test_everything_of_a_run_may_be_ones_own(executed, tmp_path) -> None:
     found = executed(*wanted)
     first, second, _, val = found.metrics
     assert list(first)[4:] == ["loss", "right", "accuracy", "top5_accuracy", "margin", "lr"]
-    assert first["right"] == first["accuracy"] and val["right"] == pytest.approx(val["accuracy"])
+    assert first["right"] == first["accuracy"]
+    assert val["right"] == pytest.approx(val["accuracy"])
     assert (first["lr"], second["lr"]) == (0.5, 0.25)
     code = found.plan["code"]
     assert {where: each["function"] for where, each in code.items()} == {
@@ -105,7 +106,8 @@ def test_the_hash_of_the_plan_follows_the_source(tmp_path) -> None:
 
     used = [["train.loss=ownpkg:mine"], ["train.optimizer.name=ownpkg:Mine"]]
     before = [plan_hash(*each) for each in used]
-    assert [plan_hash(*each) for each in used] == before and plan_hash() not in before
+    assert [plan_hash(*each) for each in used] == before
+    assert plan_hash() not in before
     assert plan_hash("task=evaluate", *used[1]) == plan_hash("task=evaluate"), "which has no optimizer"
     (tmp_path / "ownpkg.py").write_text(SOURCE + "\n# changed\n")
     after = [plan_hash(*each) for each in used]
@@ -120,7 +122,8 @@ def test_untrusted_names_are_never_imported(refused, monkeypatch) -> None:
     )  # fmt: skip
     for where in ("train.loss", "task.metrics.1", "train.optimizer.name", "data.factory"):
         assert f"{where}: the package 'ownpkg' is not trusted" in said
-    assert "+trust=[ownpkg]" in said and "HOOKRUN_TRUST=ownpkg" in said
+    assert "+trust=[ownpkg]" in said
+    assert "HOOKRUN_TRUST=ownpkg" in said
     hook = "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:breaks'}"
     assert "hooks.h.function: the package 'ownpkg' is not trusted" in refused(hook)
     assert "ownpkg" not in sys.modules

@@ -36,16 +36,19 @@ def test_samples_of_the_train_split_may_be_chosen(executed, hook) -> None:
     assert found.predictions is not None
     assert found.predictions.sample_ids.tolist() == list(range(128))
     ids = found.captures["h"]["fc"].sample_ids
-    assert len(ids) == 9 and ids.max() < 128
+    assert len(ids) == 9
+    assert ids.max() < 128
 
 
 def test_data_without_targets_has_no_loss(executed, refused, tmp_path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = ("data=tensors", "data.args={file: x.safetensors, input: x, target: null}")
     found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
-    assert found.predictions is not None and found.predictions.shape[1:] == (3,)
+    assert found.predictions is not None
+    assert found.predictions.shape[1:] == (3,)
     evaluated = executed("task=evaluate", *own, "model.args.num_classes=3", "task.split=train")
-    assert evaluated.metrics[-1]["samples"] == 16 and "loss" not in evaluated.metrics[-1]
+    assert evaluated.metrics[-1]["samples"] == 16
+    assert "loss" not in evaluated.metrics[-1]
     loss = "task.metrics=[loss]"
     assert "train.loss: is not given, and the data 'tensors' has no targets" in refused(
         "task=evaluate", *own, "model.args.num_classes=3", loss
@@ -152,7 +155,8 @@ def test_a_budget_of_bytes_ends_a_capture_with_a_note(executed, capsys) -> None:
     said = [
         line for line in capsys.readouterr().out.splitlines() if "max_bytes" in line and "used up" in line
     ]
-    assert len(said) == 1 and said[0].startswith("h: its max_bytes are used up (")
+    assert len(said) == 1
+    assert said[0].startswith("h: its max_bytes are used up (")
     assert [line["spent"] for line in found.stats] == [2_000_000]
 
 
@@ -164,7 +168,8 @@ def test_some_samples_are_kept_under_their_own_numbers(executed) -> None:
     every = captures["all"]
     for name in ("each", "drawn"):
         some = captures[name]
-        assert list(some) == list(every) and len(some["fc"]) == 9
+        assert list(some) == list(every)
+        assert len(some["fc"]) == 9
         for path, found in some.items():
             assert torch.equal(found[:], every[path][found.sample_ids]), path
         assert torch.equal(some["fc"].sample_ids, some["relu2"].sample_ids)
@@ -176,5 +181,6 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(executed, hook) -> None:
         "task=predict", "compute.capture_buffer=1", hook(select="relu2", hook="forward", action="capture")
     )
     sizes = sorted(path.stat().st_size for path in (found.path / "captures").glob("*.safetensors"))
-    assert len(found.captures["h"]["relu2"]) == 359 and sum(sizes) > 359 * 128 * 16 * 4
+    assert len(found.captures["h"]["relu2"]) == 359
+    assert sum(sizes) > 359 * 128 * 16 * 4
     assert 2**20 / 4 < sizes[-1] <= 2**20 / 3  # a state also writes what is buffered

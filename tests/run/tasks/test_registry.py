@@ -40,7 +40,8 @@ def test_each_task_is_in_the_module_of_its_name() -> None:
 
 def test_each_task_is_complete() -> None:
     for name, task in tasks().items():
-        assert issubclass(task, Task) and task.__doc__
+        assert issubclass(task, Task)
+        assert task.__doc__
         assert not task.__abstractmethods__, name
         assert task.show is not Task.show or task.execute is not Task.execute
         assert not task.shows or task.show is not Task.show
@@ -146,10 +147,12 @@ def test_only_metrics_of_its_split_can_be_optimized() -> None:
 
 def test_a_training_has_numbers_of_the_validation() -> None:
     found = measures(name="train")
-    assert found["val/loss"] == found["train/loss"] == "minimize" and found["val/accuracy"] == "maximize"
+    assert found["val/loss"] == found["train/loss"] == "minimize"
+    assert found["val/accuracy"] == "maximize"
     assert next(iter(found)).startswith("val/")
     found = measures(name="train", metrics=["rank"])
-    assert found["val/rank"] == "minimize" and "val/accuracy" not in found
+    assert found["val/rank"] == "minimize"
+    assert "val/accuracy" not in found
 
 
 def why(objective: Any = None, **task: Any) -> str:
@@ -169,7 +172,8 @@ def test_without_a_goal_there_is_a_reason() -> None:
     assert "objective.metric: task=predict logs neither accuracy nor loss" in why(name="predict")
     misspelt = why("val/acuracy")
     assert "found 'val/acuracy', which this run does not log" in misspelt
-    assert "did you mean 'val/accuracy'" in misspelt and "task=train logs" in misspelt
+    assert "did you mean 'val/accuracy'" in misspelt
+    assert "task=train logs" in misspelt
     generate = why("val/kl_first", name="generate", without_hooks=True)
     assert "objective.direction: is not known for 'val/kl_first'" in generate
     assert "objective.metric: is not given" in why(name="generate", without_hooks=True)

@@ -142,17 +142,20 @@ def test_the_logit_difference_is_behind_the_prompt(executed, ready, tmp_path, ki
 def test_a_batch_has_the_spans_of_its_samples(prompts: tuple[str, ...]) -> None:
     overrides = [*DECODER, *prompts, "data.batch_size=3", "data.args.padding=left", "compute.device=cpu"]
     _, data = hookrun.build(overrides=["task=evaluate", *overrides])
-    assert data.info.spans == ("subject",) and data.info.tokenizer is not None
+    assert data.info.spans == ("subject",)
+    assert data.info.tokenizer is not None
     first, second = list(data.loader("val"))
     assert first.spans["subject"].tolist() == [[0, 5], [0, 4], [12, 16]]
     assert second.spans["subject"].tolist() == [[-1, -1]]
-    assert first.wrong is not None and data.info.tokenizer.tokens(first.wrong.tolist()) == ["I", "F", "I"]
+    assert first.wrong is not None
+    assert data.info.tokenizer.tokens(first.wrong.tolist()) == ["I", "F", "I"]
     assert [int(each) for each in first.weight.reshape(1)] == [3]  # one answer for each sample
 
 
 def test_settings_that_do_not_fit_tokens_are_refused(refused, prompts) -> None:
     small = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse", "model.args.vocab_size=100")
-    assert "train.loss: 'mse' does not compare" in small and "next_token" in small
+    assert "train.loss: 'mse' does not compare" in small
+    assert "next_token" in small
     assert "the model has 100 tokens, and the data has 256" in small
     assert "the data set's samples have no known shape" in refused("task=evaluate", "model=cnn", *prompts)
     assert "none of the 4 prompts" in refused(*DECODER, *prompts)  # train, while all samples are in val
@@ -191,9 +194,11 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(executed, seq2se
         found = captured(
             executed(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
         )
-        assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
+        assert found.sample_ids.tolist() == [0, 0, 0, 1]
+        assert found.positions.tolist() == [0, 1, 2, 0]
         if side == "right":  # the token that begins an answer is none of the tokenizer's
-            assert found.token_ids.tolist() == [299, *b"xy", 299] and list(found.text) == ["", "x", "y", ""]
+            assert found.token_ids.tolist() == [299, *b"xy", 299]
+            assert list(found.text) == ["", "x", "y", ""]
         rows[side] = found[:]
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
 
@@ -203,10 +208,12 @@ def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
     captures = executed(*seq2seq, capture(modules, "{span: s}")).captures["c"]
     assert len(captures) == 2
     for found in captures.values():
-        assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
+        assert found.sample_ids.tolist() == [0, 1, 1]
+        assert found.positions.tolist() == [0, 2, 3]
         assert found.token_ids.tolist() == list(b"abc")
     said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
-    assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
+    assert "hooks.c" in said
+    assert "spans refer to the encoder's tokens" in said
 
 
 def test_labels_tell_the_padding_of_the_decoder() -> None:

@@ -111,7 +111,8 @@ def test_at_same_with_infinite_values_elsewhere_gives_no_nan(tmp_path: Path) -> 
     save_file({"a": torch.tensor([2.0, -torch.inf])}, tmp_path / "v.safetensors")
     value = {"file": str(tmp_path / "v.safetensors"), "at": "same"}
     found, gradient = edited(torch.ones(3, 2), action="scale", factor=value, index="..., 0")
-    assert found.tolist() == [[2, 1]] * 3 and gradient.tolist() == [[8, 2]] * 3
+    assert found.tolist() == [[2, 1]] * 3
+    assert gradient.tolist() == [[8, 2]] * 3
 
 
 def test_bounds_may_differ_by_channel() -> None:
@@ -162,7 +163,8 @@ def test_calls_in_threads_do_not_affect_each_other(file: str) -> None:
             each.start()
         for each in running:
             each.join()
-        assert not wrong and hooks.fired["h", "0"] == 50 * 4
+        assert not wrong
+        assert hooks.fired["h", "0"] == 50 * 4
         x = torch.randn(2, 3, 4, 5)
         assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
 

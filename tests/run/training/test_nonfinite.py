@@ -78,7 +78,8 @@ def test_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -
     """`stop` ends with exit 3 and the weights from before; an overflow under fp16 is not a failure; a bad loss is."""
     net = (*own_model(POISONED), "+model.args.at=[2]")
     found = run(*net, *FOUR_STEPS, STOP, code=3)
-    assert found.status["status"] == "stopped" and "step 2: the loss is nan" in found.status["reason"]
+    assert found.status["status"] == "stopped"
+    assert "step 2: the loss is nan" in found.status["reason"]
     saved = load_file(found.path / "checkpoints/last.safetensors")
     assert all(tensor.isfinite().all() for tensor in saved.values())
     assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
@@ -87,10 +88,12 @@ def test_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -
     overflows = "+hooks.o={select: fc.bias, hook: grad, action: scale, factor: 1e39, when: {step: [1]}}"
     bad_loss = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1e39, when: {step: [2]}}"
     said = fails(*fp16, overflows, bad_loss)
-    assert "step 2: the loss is" in said and "first made by hook 'h' (forward, scale) on fc, call 0" in said
+    assert "step 2: the loss is" in said
+    assert "first made by hook 'h' (forward, scale) on fc, call 0" in said
     found = executed(*fp16, overflows, bad_loss, SKIP, BY_STEP)
     *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
-    assert [line["step"] for line in steps] == [0, 1, 3] and epoch["skipped_steps"] == 1
+    assert [line["step"] for line in steps] == [0, 1, 3]
+    assert epoch["skipped_steps"] == 1
     assert [line["lr"] for line in steps] == [1e-3, 5e-4, 5e-4], "neither advances the schedule"
 
 
@@ -103,7 +106,8 @@ def test_the_last_hook_on_gradients_is_checked_in(precision: str, executed) -> N
     small = ("model=mlp", "train.log_every=1", "train.limit_batches=3", "train.epochs=1")
     found = executed(*small, f"compute.precision={precision}", late, SKIP)
     *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
-    assert [line["step"] for line in steps] == [0, 2] and epoch["skipped_steps"] == 1
+    assert [line["step"] for line in steps] == [0, 2]
+    assert epoch["skipped_steps"] == 1
     weights = load_file(found.path / "checkpoints/last.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
@@ -163,7 +167,8 @@ def asked(
         python, numpy = random.getstate(), np.random.get_state()[1].tolist()
         with torch.enable_grad():
             said = source_of(context, before, group, wrong)
-        assert random.getstate() == python and np.random.get_state()[1].tolist() == numpy
+        assert random.getstate() == python
+        assert np.random.get_state()[1].tolist() == numpy
         for old, new in zip(state[0], model.state_dict().values(), strict=True):
             assert torch.equal(old.nan_to_num(), new.nan_to_num())
         assert torch.equal(torch.get_rng_state(), state[1])
@@ -310,7 +315,8 @@ FIRST = "first made by the forward of first (Linear), call"
 ])  # fmt: skip
 def test_the_call_that_makes_them_is_named(step: Step, named: str) -> None:
     forward, _ = traced(step, torch.tensor([[1.0, 1.0, -0.1]]))
-    assert forward.startswith(named) and bool(named) == bool(forward)
+    assert forward.startswith(named)
+    assert bool(named) == bool(forward)
 
 
 def test_values_that_become_finite_again_are_not_to_blame() -> None:

@@ -62,7 +62,8 @@ def test_the_mean_of_each_epoch_is_logged_beside_its_batches(shared) -> None:
         of_epoch = [line for line in found.metrics if (line["split"], line["epoch"]) == ("train", epoch)]
         *batches, mean = of_epoch
         assert [line["of"] for line in of_epoch] == ["batch"] * 3 + ["epoch"]
-        assert mean["step"] == 3 * (epoch + 1) and "lr" not in mean
+        assert mean["step"] == 3 * (epoch + 1)
+        assert "lr" not in mean
         for name in ("loss", "accuracy"):
             assert mean[name] == pytest.approx(sum(line[name] for line in batches) / 3)
     assert {line["of"] for line in val(found)} == {"epoch"}
@@ -224,7 +225,8 @@ def test_only_the_requested_checkpoints_are_written(executed, refused, capsys, s
     weights = found.path / "checkpoints" / "last.safetensors"
     if save == "best":
         error = refused(*ONE_STEP, "task=evaluate", f"model.weights={weights}")
-        assert "best.safetensors" in error and "a run keeps what its train.checkpoint.save says" in error
+        assert "best.safetensors" in error
+        assert "a run keeps what its train.checkpoint.save says" in error
 
 
 def test_a_sweep_keeps_the_best_by_default(tmp_path) -> None:
@@ -281,9 +283,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_finding_a_nonfinite_tensor_changes_none(kind: str) -> None:
     wrong, right, largest = KINDS[kind], torch.ones(2), torch.tensor([torch.finfo(torch.float32).max])
-    assert not all_finite([right, wrong, largest]) and not all_finite([wrong])
-    assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])]) and all_finite([])
-    assert right.tolist() == [1, 1] and largest.item() == torch.finfo(torch.float32).max
+    assert not all_finite([right, wrong, largest])
+    assert not all_finite([wrong])
+    assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])])
+    assert all_finite([])
+    assert right.tolist() == [1, 1]
+    assert largest.item() == torch.finfo(torch.float32).max
     assert "1 infinite of" in not_finite(wrong) or kind == "expanded"
 
 
@@ -294,7 +299,8 @@ def test_the_result_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> N
     try:
         with torch.device("meta"):
             for each in (value, value[:1].expand(3)):
-                assert all_finite([each]) and not all_finite([each, value, each / 0])
+                assert all_finite([each])
+                assert not all_finite([each, value, each / 0])
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -264,7 +264,8 @@ def test_channels_that_are_last_are_found_or_named(executed, own_model, parts, c
     named = executed(*CAM, *own, "task.select=norm", "task.channels=last").attributions["attributions"]
     assert torch.equal(found, named)
     said = executed(*CAM, *own, "task.select=patch").path
-    assert said.exists() and "channels first" in capsys.readouterr().out
+    assert said.exists()
+    assert "channels first" in capsys.readouterr().out
 
 
 def test_the_places_of_a_sequence_are_a_grid_behind_other_tokens(executed, own_model, parts) -> None:

@@ -75,8 +75,11 @@ def test_wide_rows_are_projected_on_request_with_a_note(executed, captured, anal
     assert (wide["features"], narrow["features"], "projection" in narrow) == (64, 10, False)
     said = "random projection (count sketch) to 48 features, seed 0"
     printed = capsys.readouterr().out
-    assert wide["projection"] == said and said in printed
-    assert "majority" in printed and "control" in printed and "layers.1" in printed
+    assert wide["projection"] == said
+    assert said in printed
+    assert "majority" in printed
+    assert "control" in printed
+    assert "layers.1" in printed
     for each in (found, probes):
         assert said in write_report(each.path).read_text()
     weights = load_file(probes.path / "probes.safetensors")
@@ -86,8 +89,10 @@ def test_wide_rows_are_projected_on_request_with_a_note(executed, captured, anal
 def test_an_analysis_beyond_the_allowed_memory_is_refused_before(refused: Any, captured: Run) -> None:
     for task in ("probe", "similarity"):
         said = refused(f"task={task}", *seen(captured), "task.max_bytes=10000")
-        assert "task.max_bytes" in said and "of memory, and 10 kB are allowed" in said
-        assert "flatten has 359 rows of [64]" in said and "task.max_bytes=100000000" in said
+        assert "task.max_bytes" in said
+        assert "of memory, and 10 kB are allowed" in said
+        assert "flatten has 359 rows of [64]" in said
+        assert "task.max_bytes=100000000" in said
 
 
 LARGE = """
@@ -199,5 +204,6 @@ def test_a_killed_analysis_is_resumed_with_its_next_part(
     calls.clear()
     assert hookrun.open_run(tmp_path / "killed").status["status"] != "done"
     assert main([*SMALL, "resume=killed"]) == 0
-    assert recorded(tmp_path / "killed") == expected and not list(tmp_path.glob("killed/**/state_*"))
+    assert recorded(tmp_path / "killed") == expected
+    assert not list(tmp_path.glob("killed/**/state_*"))
     assert len(calls) == parts - part

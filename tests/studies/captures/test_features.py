@@ -43,7 +43,8 @@ def test_blocks_have_the_requested_rows(block_bytes: int) -> None:
         assert features.width == features.captured == flat.shape[1]
         assert torch.equal(features.whole(rows), flat[rows].double()), capture.dtype
         lengths = [len(values) for _, values in features.blocks(rows)]
-        assert max(lengths) <= features.rows_at_once and sum(lengths) == len(rows)
+        assert max(lengths) <= features.rows_at_once
+        assert sum(lengths) == len(rows)
 
 
 def test_rows_that_are_not_finite_are_counted() -> None:
@@ -70,7 +71,8 @@ def test_a_projection_is_suggested_only_where_it_would_fit() -> None:
         return str(raised.value)
 
     found = refusal(2000, 8, 1024, projected=10**6)
-    assert "task.max_bytes=200000000" in found and "fc has 2,000 rows of [8, 1024]" in found
+    assert "task.max_bytes=200000000" in found
+    assert "fc has 2,000 rows of [8, 1024]" in found
     assert f"task.project={SUGGESTED}" in found
     assert "task.project" not in refusal(2000, 8, 1024, projected=10**6 + 1)
     assert "task.project" not in refusal(2000, SUGGESTED)
@@ -96,8 +98,11 @@ def test_the_method_depends_on_the_allowed_memory() -> None:
     wide = [features_of(torch.empty(50, 10_000), 2**12)] * 2
     roomy, tight, hopeless = (chosen_way(wide, allowed) for allowed in (2**30, 2**19, 1))
     assert (roomy.by_features, roomy.tile) == (False, 50)
-    assert not tight.by_features and tight.tile < 50
-    assert not hopeless.by_features and hopeless.tile == 16 and hopeless.needed > 1
+    assert not tight.by_features
+    assert tight.tile < 50
+    assert not hopeless.by_features
+    assert hopeless.tile == 16
+    assert hopeless.needed > 1
     assert roomy.needed > tight.needed >= hopeless.needed
 
 
@@ -125,7 +130,8 @@ def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
     labels = (x[:, 0] > 0).long()
     features = features_of(x, 2**16, to=8)
     line, found = fit(features, labels, torch.arange(60), seed=0)
-    assert line["features"] == features.captured == 30 and found["weight"].shape == (1, 30)
+    assert line["features"] == features.captured == 30
+    assert found["weight"].shape == (1, 30)
     rows = features.whole(torch.arange(60))
     assert rows.shape == (60, features.width) == (60, 8)
     assert not torch.equal(Features("x", x, 1, Projection(8, seed=2)).whole(torch.arange(60)), rows)

@@ -104,7 +104,8 @@ def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> N
     made = executed(*words(hook, "{module: each, index: each}", *DIGITS))
     found, (model, batches) = made.effects, plain(*DIGITS)
     assert found.axes["module"] == ["relu1", "relu2"]
-    assert found["exact"].shape == (2, 128) and found["exact_samples"].shape == (2, 128, 15)
+    assert found["exact"].shape == (2, 128)
+    assert found["exact_samples"].shape == (2, 128, 15)
     assert found["exact"][0, 32:].isnan().all(), "relu1 has 32 channels"
     for row, path in enumerate(["relu1", "relu2"]):
         wanted = by_hand(model, batches, [path], put(slice(None), 7), of_labels)
@@ -114,7 +115,8 @@ def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> N
     numbers = ["exact", "gradient", "restored", "placebo_mean", "placebo_std"]
     assert list(lines[0]) == ["module", "index", *numbers]
     assert len(lines) == 32 + 128, "a row for each site that exists"
-    assert float(lines[7]["exact"]) == found["exact"][0, 7] and lines[7]["gradient"] == ""
+    assert float(lines[7]["exact"]) == found["exact"][0, 7]
+    assert lines[7]["gradient"] == ""
     some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS)  # whole numbers are channels
     close(some["exact"][0], found["exact"][0, [3, 0]])
     assert "largest effect: module=relu1, index=:, " in capsys.readouterr().out
@@ -431,8 +433,10 @@ def test_the_page_has_maps_with_links_to_samples(executed) -> None:
     over = "{module: each, index: [':, 0', ':, 1']}"
     made = executed(*words(hook, over, *DIGITS, "task.method=[exact, gradient]"))
     page = write_report(made.path).read_text()
-    assert 'id="effects"' in page and "correlation with the exact values" in page
-    assert 'href="#cell-0"' in page and 'id="cell-0"' in page
+    assert 'id="effects"' in page
+    assert "correlation with the exact values" in page
+    assert 'href="#cell-0"' in page
+    assert 'id="cell-0"' in page
     assert len(page) < 400_000
 
 
@@ -444,7 +448,8 @@ def test_cells_without_a_finite_metric_are_told(run, capsys) -> None:
     made = run(*words(hook, "{factor: [1, 3e38]}", *DIGITS, larger, seen))
     assert made.effects.faults == ["factor=3e+38: loss (exact) is NaN or infinite for 15 samples"]
     said, page = capsys.readouterr().out, (made.path / "report.html").read_text()
-    assert made.effects.faults[0] in said and f'<li class="mono">{made.effects.faults[0]}' in page
+    assert made.effects.faults[0] in said
+    assert f'<li class="mono">{made.effects.faults[0]}' in page
     assert "seen: in the pass without h only" in said
 
 

@@ -86,7 +86,8 @@ def test_a_prompt_without_tokens_is_named() -> None:
     }
     data = SimpleNamespace(file=lambda sample: f"line {sample}")
     batch: Any = SimpleNamespace(inputs=inputs, ids=torch.tensor([3, 4]), data=data, split="val")
-    assert prompts_of(batch, None) == [[5, 6], [7, 8]] and prompts_of(batch, 1) == [[5], [7]]
+    assert prompts_of(batch, None) == [[5, 6], [7, 8]]
+    assert prompts_of(batch, 1) == [[5], [7]]
     inputs["attention_mask"][1] = 0
     with pytest.raises(HookrunError, match=r"sample 4 of the val split \(line 4\) has no tokens to continue"):
         prompts_of(batch, None)
@@ -102,7 +103,8 @@ def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
             HookrunError, match=r"needs scores \[batch, length, vocabulary\] for tokens \[2, 3\]"
         ):
             next_scores(wrong, ids)
-    assert not generates(nn.Identity()) and not cannot_generate(nn.Identity())
+    assert not generates(nn.Identity())
+    assert not cannot_generate(nn.Identity())
 
 
 def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:
@@ -172,8 +174,10 @@ def test_lines_fit_the_terminal() -> None:
     later.add(record(4, without="b"))
     nothing.add(record(5))
     (_, line) = shown(first, 100)
-    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line and line.endswith("'one two 3'")
-    assert "      without: 'b'" in shown(later, 60) and "      with:    'a'" in shown(later, 60)
+    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line
+    assert line.endswith("'one two 3'")
+    assert "      without: 'b'" in shown(later, 60)
+    assert "      with:    'a'" in shown(later, 60)
     assert "the hooks changed neither" in shown(nothing, 100)[0]
     assert shown(nothing, 100, compared=False) == ["  val 5: 'one two 5'", "      →  'a'"]
     for sums in (first, later, nothing):

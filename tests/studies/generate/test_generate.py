@@ -69,7 +69,8 @@ def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
         assert ids_of(found) == ids_of(alone)
         assert [line["prompt"] for line in found.generations] == PROMPTS
         others = rows_of(found)
-        assert rows.keys() == others.keys() and len(rows) >= len(PROMPTS) * 6
+        assert rows.keys() == others.keys()
+        assert len(rows) >= len(PROMPTS) * 6
         for key, row in rows.items():
             torch.testing.assert_close(others[key], row, rtol=1e-4, atol=1e-4)
     assert [line["ids_without"] for line in alone.generations] != ids_of(alone)
@@ -114,7 +115,8 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert [line["ids_without"] for line in found.generations] == ids_of(without)
     changed = [one != other for one, other in zip(ids_of(found), ids_of(without), strict=True)]
     last = found.metrics[-1]
-    assert last["changed"] == sum(changed) / 4 > 0 and last["new_tokens"] == 24
+    assert last["changed"] == sum(changed) / 4 > 0
+    assert last["new_tokens"] == 24
     assert last["kl_first"] == pytest.approx(sum(line["kl_first"] for line in found.generations) / 4)
     assert min(line["kl_first"] for line in found.generations) > 0
     rows, others = (each.captures["seen"]["blocks.0"] for each in (found, with_hooks))
@@ -198,7 +200,8 @@ def test_a_model_without_a_mask_takes_equal_lengths(executed, own_model, generat
     common = (*own, "data=prompts", "data.args.file=prompts.jsonl", "task=generate", "task.max_new_tokens=4")
     seen = hook("seen", "embed", "capture", "all")
     found, alone = (executed(*common, seen, f"data.batch_size={size}") for size in (4, 1))
-    assert ids_of(found) == ids_of(alone) and len({tuple(ids) for ids in ids_of(found)}) > 1
+    assert ids_of(found) == ids_of(alone)
+    assert len({tuple(ids) for ids in ids_of(found)}) > 1
     assert [line["sample"] for line in found.generations] == [0, 1, 2, 3]
     ids = found.captures["seen"]["embed"].sample_ids
     assert [int((ids == number).sum()) for number in range(4)] == [len(each) + 3 for each in PROMPTS]
@@ -212,14 +215,16 @@ def test_a_check_that_stops_ends_after_its_batch(generate: Runs) -> None:
 def test_prompts_that_cannot_go_on_are_refused(refused, tmp_path) -> None:
     names = ("data=names", "task=generate")
     said = refused("task=generate")
-    assert "the data 'digits' has none" in said and "use data=prompts" in said
+    assert "the data 'digits' has none" in said
+    assert "use data=prompts" in said
     long = refused("model=decoder", *names)
     assert "32 new tokens after prompts of up to 15 need 46 positions, and the model has 15" in long
     assert "such as model.args.length=46" in long
     cold = refused(*MODELS["decoder"], *names, "task.sampling={temperature: 0}")
     assert "greater than or equal to 0.001" in cold
     wrong = refused(*MODELS["decoder"], *names, "compute.compile=true", "task.stop=[9999]")
-    assert "compute.compile" in wrong and "does not have 9999" in wrong
+    assert "compute.compile" in wrong
+    assert "does not have 9999" in wrong
     fill = "+hooks.zero={select: unembed, hook: apply, action: fill, value: 0}"
     assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.without_hooks=true")
     bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"

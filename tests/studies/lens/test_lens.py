@@ -104,7 +104,8 @@ def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed, tmp_pa
                     assert [each[0] for each in line["top"]] == tokens.tolist()
                     assert [each[2] for each in line["top"]] == pytest.approx(values.tolist(), rel=1e-4)
                     assert line["kl_to_output"] == pytest.approx(float(kl[place]), abs=1e-5)
-                    assert line["token"] == inputs["input_ids"][place] and isinstance(line["text"], str)
+                    assert line["token"] == inputs["input_ids"][place]
+                    assert isinstance(line["text"], str)
                     kls[path].append(line["kl_to_output"])
                 assert list(lines[0]) == [*KEYS, "kl_to_output"]
                 assert list(lines[-1]) == [*KEYS, *OF_ANSWER, "kl_to_output"]
@@ -217,7 +218,8 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed, tmp_path) 
         assert "(rest)" in names
         if parts == "heads":
             off = [line for line in found.lens if line["part"] == "blocks.1.attn" and line.get("head") == 1]
-            assert off and all(line["answer_logit"] == 0 for line in off)
+            assert off
+            assert all(line["answer_logit"] == 0 for line in off)
 
 
 def test_hooks_after_the_unembedding_affect_predictions(executed, tmp_path) -> None:
@@ -267,7 +269,8 @@ def test_models_it_cannot_read_are_refused_before(overrides: tuple[str, ...], sa
 def test_the_plan_shows_what_is_read(ready) -> None:
     said = " ".join(ready(*LENS, "task.parts=heads", "task.tokens=[0,-1]").lines)
     assert "lens: heads of 2 blocks (blocks.0 to blocks.1) through ln_final" in said
-    assert "at tokens [0, -1]" in said and "heads of blocks.0.attn.heads: 2" in said
+    assert "at tokens [0, -1]" in said
+    assert "heads of blocks.0.attn.heads: 2" in said
 
 
 def test_a_strangers_lines_are_read_within_limits(executed) -> None:
@@ -275,7 +278,8 @@ def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     assert not any("wrong_logit" in line for line in found.lens), "this data has no wrong answers"
     assert any("answer_logit" in line for line in found.lens)
     page = write_report(found.path)
-    assert 'class="lens"' in page.read_text() and "resid_post" in page.read_text()
+    assert 'class="lens"' in page.read_text()
+    assert "resid_post" in page.read_text()
     path = found.path / "lens.jsonl"
     good = json.loads(path.read_text().splitlines()[0])
     bad = [
@@ -288,6 +292,7 @@ def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     ]
     path.write_text("\n".join(json.dumps(each) for each in (good, *bad)) + "\n")
     text = write_report(found.path).read_text()
-    assert "<script>alert(1)" not in text and "5 lines are not valid records" in text
+    assert "<script>alert(1)" not in text
+    assert "5 lines are not valid records" in text
     with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
         hookrun.open_run(found.path).lens  # noqa: B018

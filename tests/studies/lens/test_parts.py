@@ -117,7 +117,8 @@ def test_embeddings_that_do_not_add_up_are_one_part() -> None:
     sources = find_sources(model, places, seen, ["embed", "pos_embed"])
     assert sources[0] == Source(Part("embed"))
     (first, rows), *_ = contributions(model, places, sources, seen)
-    assert first.name == "embed" and torch.equal(rows, seen.inputs["blocks.0"])
+    assert first.name == "embed"
+    assert torch.equal(rows, seen.inputs["blocks.0"])
 
 
 def test_heads_that_no_block_adds_are_refused() -> None:
@@ -187,7 +188,9 @@ def test_a_cap_on_the_logits_is_that_of_the_config() -> None:
     found, logits = read(Capped(), "layers", frozen=True)
     total = torch.stack([part["answer_logit"] for part in found.values()]).sum(0)
     torch.testing.assert_close(total[0], torch.atanh(logits[0, 7] / 2) * 2, rtol=1e-3, atol=1e-4)
-    assert cap_of(Capped()) == 2.0 and cap_of(Capped(cap=None)) is None and cap_of(decoder()) is None
+    assert cap_of(Capped()) == 2.0
+    assert cap_of(Capped(cap=None)) is None
+    assert cap_of(decoder()) is None
     with pytest.raises(HookrunError, match=r"changes the output of inner\.unembed before it returns it"):
         read(Capped(told=False))
     with pytest.raises(HookrunError, match="a hook changes the model's output after the soft cap"):

@@ -46,14 +46,16 @@ def test_known_decoders_need_no_places() -> None:
     ours = found(decoder(), by_head=True)
     assert (ours.blocks, ours.final_norm, ours.unembed) == (("blocks.0", "blocks.1"), "ln_final", "unembed")
     heads = HeadsPlace("blocks.0.attn.heads", "blocks.0.attn.out", "blocks.0.attn.out.bias", 2)
-    assert ours.heads[0] == heads and heads.by_output
+    assert ours.heads[0] == heads
+    assert heads.by_output
     assert found(decoder()).heads == ()
     for bias in (True, False):
         theirs = Plain(o_proj=nn.Linear(8, 4, bias=bias))
         theirs.config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4)  # type: ignore[assignment]
         places, path = found(theirs, by_head=True), "model.layers.1.attn.o_proj"
         assert (places.blocks, places.final_norm) == (("model.layers.0", "model.layers.1"), "model.norm")
-        assert places.unembed == "lm_head" and not places.heads[1].by_output
+        assert places.unembed == "lm_head"
+        assert not places.heads[1].by_output
         assert places.heads[1] == HeadsPlace(path, path, f"{path}.bias" if bias else "", 4)
 
 
@@ -62,8 +64,10 @@ def test_names_that_are_given_go_before_those_that_are_usual() -> None:
         decoder(layers=3), residual=parse_selector("blocks[1:]"), final_norm="blocks.0.ln1",
         unembed="blocks.0.mlp.pre", heads=parse_selector("**.attn.heads"), by_head=True,
     )  # fmt: skip
-    assert places.blocks == ("blocks.1", "blocks.2") and places.final_norm == "blocks.0.ln1"
-    assert places.unembed == "blocks.0.mlp.pre" and len(places.heads) == 2
+    assert places.blocks == ("blocks.1", "blocks.2")
+    assert places.final_norm == "blocks.0.ln1"
+    assert places.unembed == "blocks.0.mlp.pre"
+    assert len(places.heads) == 2
     inner = Plain(layers=nn.ModuleList([nn.Identity()]))
     assert found(inner).blocks == ("model.layers.0", "model.layers.1"), "a list in a block is none of blocks"
     assert found(Plain(name="h")).blocks == ("model.h.0", "model.h.1")
@@ -73,7 +77,8 @@ def test_all_that_is_not_found_is_told_at_once() -> None:
     said = refused(decoder(), residual=parse_selector("blocs[:]"), final_norm="ln_finl", unembed="ln_final")
     assert set(said) == {"task.residual", "task.final_norm", "task.unembed"}
     assert "'blocs[:]' matches no module" in said["task.residual"]
-    assert "no module 'ln_finl'" in said["task.final_norm"] and "ln_final" in said["task.final_norm"]
+    assert "no module 'ln_finl'" in said["task.final_norm"]
+    assert "ln_final" in said["task.final_norm"]
     assert "no weight [vocabulary, width]" in said["task.unembed"]
     nothing = refused(nn.Sequential(nn.Linear(2, 2)))
     assert "looked for a list called blocks" in nothing["task.residual"]
@@ -154,7 +159,9 @@ def test_low_precision_is_computed_in_float32() -> None:
     one, two, half = (
         rounding(dtype, torch.ones(2, 3)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
     )
-    assert one.shape == (2, 1) and torch.equal(one, two) and (half > one).all()
+    assert one.shape == (2, 1)
+    assert torch.equal(one, two)
+    assert (half > one).all()
 
 
 @torch.no_grad()

@@ -61,7 +61,8 @@ def test_a_model_that_will_be_compiled_is_called_by_torch() -> None:
         assert is_called_directly(model[1])
         hooks.compile()
         assert not is_called_directly(model[1])
-        assert torch.equal(model(x), plain * 2) and hooks.fired["h", "1"] == 1
+        assert torch.equal(model(x), plain * 2)
+        assert hooks.fired["h", "1"] == 1
     assert torch.equal(model(x), plain)
 
 
@@ -240,7 +241,8 @@ def test_captures_share_no_memory(change: str) -> None:
             output.numpy()[:] = 8
             output.add_(1)
             assert torch.equal(kept, before)
-            assert before[0].eq(number).all() and not before[1:].any()
+            assert before[0].eq(number).all()
+            assert not before[1:].any()
         del model[1].__dict__["forward" if change == "forward" else "inplace"]
 
 

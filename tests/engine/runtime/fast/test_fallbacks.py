@@ -37,7 +37,8 @@ class Without:
 
 def loaded_again(module: ModuleType) -> Any:
     spec = spec_from_file_location("loaded_again", str(module.__file__))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     again = sys.modules["loaded_again"] = module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(again)
     return again

@@ -78,10 +78,12 @@ def test_it_is_the_value_when_the_hook_fired(grad: bool) -> None:
     expected = model[0](x).double()
     with torch.set_grad_enabled(grad), hookrun.hooked(model, one_hook("0", "forward", "stats")) as hooks:
         out = model(x)
-    assert hooks.records[0]["min"] == pytest.approx(expected.min().item()) and hooks.records[0]["min"] < 0
+    assert hooks.records[0]["min"] == pytest.approx(expected.min().item())
+    assert hooks.records[0]["min"] < 0
     assert out.requires_grad == grad
     buffers = hooks.sink._statistics._buffers  # type: ignore[attr-defined]
-    assert buffers and not any(buffer._rows.requires_grad for buffer in buffers.values())
+    assert buffers
+    assert not any(buffer._rows.requires_grad for buffer in buffers.values())
 
 
 def test_inference_mode_shares_buffers_with_its_loop() -> None:
@@ -186,8 +188,11 @@ def test_a_mean_of_a_million_does_not_affect_a_small_std(by_torch, size: int, sp
 def test_infinity_stays_in_its_own_row() -> None:
     values = [torch.tensor(each) for each in ([1.0, math.inf], [1.0, 2.0], [math.nan, 1.0], [-math.inf, 0.0])]
     found = [(each["max"], each["norm"], each["infs"], each["nans"]) for each in recorded(values)]
-    assert found[0] == (math.inf, math.inf, 1, 0) and found[1] == (2, pytest.approx(5**0.5), 0, 0)
-    assert math.isnan(found[2][0]) and found[2][2:] == (0, 1) and found[3][:3] == (0, math.inf, 1)
+    assert found[0] == (math.inf, math.inf, 1, 0)
+    assert found[1] == (2, pytest.approx(5**0.5), 0, 0)
+    assert math.isnan(found[2][0])
+    assert found[2][2:] == (0, 1)
+    assert found[3][:3] == (0, math.inf, 1)
 
 
 def test_steps_outside_of_the_schedule_are_not_measured(monkeypatch) -> None:

@@ -44,13 +44,17 @@ def test_output_grad_of_a_view_survives_a_write(
     model = nn.Sequential(nn.Conv1d(1, 2, 3), layer, nn.ReLU(inplace=True))
     with hookrun.hooked(model, one_hook("1", "output_grad", "scale", factor=0.0)):
         model(torch.randn(4, 1, 8)).square().sum().backward()
-    assert model[0].weight.grad is not None and not model[0].weight.grad.any()
+    assert model[0].weight.grad is not None
+    assert not model[0].weight.grad.any()
 
 
 def test_leaves_get_no_nodes() -> None:
     leaf = nn.Parameter(torch.ones(2))
-    assert not takes_nodes(leaf) and not takes_nodes(leaf[:1]) and not takes_nodes(torch.ones(1))
-    assert takes_nodes(leaf * 1) and takes_nodes((leaf * 1)[:1])
+    assert not takes_nodes(leaf)
+    assert not takes_nodes(leaf[:1])
+    assert not takes_nodes(torch.ones(1))
+    assert takes_nodes(leaf * 1)
+    assert takes_nodes((leaf * 1)[:1])
     assert not any(takes_nodes(each) for each in (leaf * 1).unbind())
 
 

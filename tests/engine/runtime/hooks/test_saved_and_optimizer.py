@@ -40,7 +40,8 @@ def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
     with hookrun.hooked(model := net(), one_hook(["2", "2.1"], "saved_tensors")) as hooks:
         gradients(model)
     outer, (of_sigmoid,) = (hooks.captures["h"][path] for path in ("2", "2.1"))
-    assert len(outer) == 2 and any(torch.equal(of_sigmoid, tensor) for tensor in outer)
+    assert len(outer) == 2
+    assert any(torch.equal(of_sigmoid, tensor) for tensor in outer)
 
 
 class OnThreadOfAccelerator(nn.Module):
@@ -141,7 +142,8 @@ def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
     with hookrun.hooked(model, one_hook("**", "optimizer_step_pre", "scale", factor=0)) as hooks:
         optimizer.step()
-    assert set(hooks.fired.values()) == {0} and hooks.clock.step == 0
+    assert set(hooks.fired.values()) == {0}
+    assert hooks.clock.step == 0
     assert other[0].weight.grad.abs().sum() > 0
 
 

@@ -67,7 +67,8 @@ def test_the_second_tensor_that_fits_is_named(strange: Overrides, ready: Any) ->
 
 def test_an_embedding_that_fits_too_is_named(strange: Overrides, ready: Any) -> None:
     line, _, note = told(ready(*strange("pair", "unknown")))
-    assert line == "loss: cross_entropy of output[0] [2, 6]" and "[1] would fit too" in note
+    assert line == "loss: cross_entropy of output[0] [2, 6]"
+    assert "[1] would fit too" in note
     assert len(told(ready(*strange("dataclass", "unknown")))) == 2, "a member named logits is no guess"
 
 
@@ -88,7 +89,8 @@ def test_the_loss_reads_the_tensor_that_was_named(strange: Overrides, executed: 
         line = executed(*overrides, f"train.output='[{place}]'").metrics[-1]
         assert line["loss"] == pytest.approx(F.cross_entropy(scores, labels).item(), rel=1e-5)
         right = (scores.argmax(1) == labels).float().mean().item()
-        assert line["accuracy"] == pytest.approx(right) and line["share"] == pytest.approx(right)
+        assert line["accuracy"] == pytest.approx(right)
+        assert line["share"] == pytest.approx(right)
 
 
 def test_a_metric_may_name_its_own_tensor(
@@ -128,7 +130,8 @@ def test_a_path_that_is_not_there_is_refused(
 def test_an_output_may_have_another_form_in_validation(strange: Overrides, executed: Any) -> None:
     for more in ((), ("train.output='[0]'",)):
         train, val = executed(*strange("aux_in_training", "labels"), *more).metrics[-2:]
-        assert {"loss", "accuracy"} <= train.keys() and {"loss", "accuracy"} <= val.keys()
+        assert {"loss", "accuracy"} <= train.keys()
+        assert {"loss", "accuracy"} <= val.keys()
 
 
 # ---- what does not fit ---------------------------------------------------------------------------------------------
@@ -150,7 +153,9 @@ def test_training_needs_a_loss_that_fits(
     strange: Overrides, refused: Any, model: str, kind: str, args: dict[str, Any], hint: str
 ) -> None:
     said = refused(*strange(model, kind, **args))
-    assert "train.loss: is not given" in said and hint in said and said.count("train.loss") == 1
+    assert "train.loss: is not given" in said
+    assert hint in said
+    assert said.count("train.loss") == 1
 
 
 @pytest.mark.parametrize("model, kind, args, loss, says", [
@@ -166,7 +171,8 @@ def test_a_loss_that_does_not_fit_is_refused_at_its_key(
     strange: Overrides, refused: Any, model: str, kind: str, args: dict[str, Any], loss: str, says: str
 ) -> None:
     said = refused(*strange(model, kind, **args), f"train.loss={loss}")
-    assert says in said and "train.loss" in said
+    assert says in said
+    assert "train.loss" in said
 
 
 def test_a_label_beyond_the_scores_is_told(strange: Overrides, fails: Any) -> None:
@@ -181,7 +187,8 @@ def test_a_metric_that_does_not_fit_is_refused_at_its_place(
     strange: Overrides, refused: Any, metric: str, model: str, kind: str
 ) -> None:
     said = refused(*strange(model, kind), "task=evaluate", f"task.metrics=[{metric}]")
-    assert "task.metrics.0: " in said and "train.loss" not in said
+    assert "task.metrics.0: " in said
+    assert "train.loss" not in said
 
 
 def test_elements_in_another_order_are_never_compared(strange: Overrides, refused: Any, ready: Any) -> None:
@@ -203,16 +210,19 @@ def test_evaluating_computes_by_default_what_fits_the_targets(
     strange: Overrides, executed: Any, capsys: Any, model: str, kind: str, keys: set[str], says: str
 ) -> None:
     [line] = executed(*strange(model, kind), "task=evaluate").metrics
-    assert {"loss", "accuracy"} & line.keys() == keys and (keys or line["samples"] == 23)
+    assert {"loss", "accuracy"} & line.keys() == keys
+    assert keys or line["samples"] == 23
     assert says in capsys.readouterr().out
 
 
 def test_no_loss_is_computed_where_none_is_asked_for(strange: Overrides, executed: Any) -> None:
     numbers = strange("one", "numbers")
     [line] = executed(*numbers, "task=evaluate", "task.metrics=[mean_squared_error]").metrics
-    assert "loss" not in line and line["mean_squared_error"] > 0
+    assert "loss" not in line
+    assert line["mean_squared_error"] > 0
     [line] = executed(*numbers, "task=predict", "task.metrics=[mean_squared_error]").metrics
-    assert "loss" not in line and line["samples"] == 23
+    assert "loss" not in line
+    assert line["samples"] == 23
     [line] = executed(*numbers, "task=evaluate", "train.loss=mse").metrics
     assert line["loss"] > 0
 
@@ -238,7 +248,8 @@ def test_ones_own_loss_is_tried_before_the_run(strange: Overrides, ready: Any, e
     assert torch.equal(torch.get_rng_state(), before)
     assert told(prepared) == ["loss: wants_a_label of output", "metrics: share"]
     ctc = executed(*strange("Words", "short", time_first=True), "train.loss=foreign:ctc")
-    assert ctc.metrics[-1]["loss"] > 0 and "accuracy" not in ctc.metrics[-1]
+    assert ctc.metrics[-1]["loss"] > 0
+    assert "accuracy" not in ctc.metrics[-1]
 
 
 def test_of_a_large_output_the_shapes_are_checked(

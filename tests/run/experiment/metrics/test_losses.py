@@ -156,14 +156,16 @@ def test_a_loss_says_whether_it_is_a_sum() -> None:
         assert (found.name, found.sums, found.code) == (name, sums, None)
     own = load_loss(Named(name="ownlosses:mine"))
     assert own.name == "mine"
-    assert own.code is not None and own.code.name == "ownlosses:mine"
+    assert own.code is not None
+    assert own.code.name == "ownlosses:mine"
 
 
 def test_targets_of_tokens_mean_the_next_token_loss() -> None:
     scores, target = SCORES[None], torch.tensor([[0, -100]])
     found = load_loss(Named(name="cross_entropy", label_smoothing=0.1), tokens=True)
     expected = F.cross_entropy(SCORES[:1], LABELS[:1], label_smoothing=0.1)
-    assert found.name == "next_token" and torch.allclose(found(scores, target), expected)
+    assert found.name == "next_token"
+    assert torch.allclose(found(scores, target), expected)
     assert load_loss(Named(name="output"), tokens=True).name == "output"
     with pytest.raises(SpecError, match="'mse' does not compare scores with the next token"):
         load_loss(Named(name="mse"), tokens=True)
@@ -211,9 +213,11 @@ def test_a_loss_draws_nothing_of_the_run() -> None:
     before = torch.get_rng_state()
     smooth = load_loss(Named(name="ownlosses:Smooth"))
     assert torch.equal(torch.get_rng_state(), before)
-    assert smooth.module is not None and not smooth.module.drawn.is_meta
+    assert smooth.module is not None
+    assert not smooth.module.drawn.is_meta
     weighted = load_loss(Named(name="ownlosses:weighted", weight=[3]))
-    assert weighted(SCORES.to("meta"), LABELS).is_meta and weighted(SCORES, LABELS) == 3
+    assert weighted(SCORES.to("meta"), LABELS).is_meta
+    assert weighted(SCORES, LABELS) == 3
 
 
 FEW = ("data.batch_size=4", "train.limit_batches=1")

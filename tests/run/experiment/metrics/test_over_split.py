@@ -175,7 +175,8 @@ def test_f1_is_that_of_predicted_classes(average: str) -> None:
     keys = [f"f1_{number}" for number in range(3)] if average == "none" else ["f1"]
     balanced = sklearn.balanced_accuracy_score(targets, predicted)
     last = found.pop("f1_3", math.nan)
-    assert math.isnan(last) and len(notes) == (average == "none")
+    assert math.isnan(last)
+    assert len(notes) == (average == "none")
     close(found, {**dict(zip(keys, wanted, strict=True)), "balanced_accuracy": balanced})
 
 
@@ -211,10 +212,12 @@ def test_a_value_that_is_not_defined_is_nan_with_a_note(
     names: list[str], scores: Tensor, targets: Tensor, says: str
 ) -> None:
     found, notes = over_split(names, scores, targets)
-    assert list(found) == names and all(math.isnan(value) for value in found.values())
+    assert list(found) == names
+    assert all(math.isnan(value) for value in found.values())
     assert len(notes) == len(names)
     for name, note in zip(names, notes, strict=True):
-        assert note.startswith(f"{name}: not defined, because ") and says in note
+        assert note.startswith(f"{name}: not defined, because ")
+        assert says in note
 
 
 def test_two_rows_are_enough_for_a_rank_correlation() -> None:
@@ -317,7 +320,8 @@ def test_over_all_splits_the_rows_of_both_count(executed: Runs) -> None:
 def test_they_can_be_an_objective(run: Runs, objective: str) -> None:
     found = run("task=train", *DIGITS, "train.epochs=1", f"task.metrics={ALL}", f"objective={objective}")
     result = found.status["objective"]
-    assert result["direction"] == "maximize" and result["value"] == found.metrics[-1][objective[4:]]
+    assert result["direction"] == "maximize"
+    assert result["value"] == found.metrics[-1][objective[4:]]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +329,8 @@ def test_they_can_be_an_objective(run: Runs, objective: str) -> None:
 )
 def test_an_objective_that_the_run_does_not_log_is_refused(refused: Any, objective: str, near: str) -> None:
     said = refused(*DIGITS, "task.metrics=[{name: f1, average: none}]", f"objective={objective}")
-    assert f"objective.metric: found '{objective}', which this run does not log" in said and near in said
+    assert f"objective.metric: found '{objective}', which this run does not log" in said
+    assert near in said
 
 
 def test_tokens_are_rows(executed: Runs) -> None:
@@ -375,8 +380,10 @@ def test_targets_that_are_no_labels_are_refused_before_the_run(
 def test_one_class_in_the_split_is_told(run: Runs, values: Any, capsys: Any) -> None:
     found = run("task=evaluate", *values(torch.ones(40)), "task.metrics=[loss,auroc]")
     noted, line = found.metrics
-    assert math.isnan(line["auroc"]) and line["loss"] > 0
-    assert noted["note"].startswith("auroc: not defined, because") and "targets: 1" in noted["note"]
+    assert math.isnan(line["auroc"])
+    assert line["loss"] > 0
+    assert noted["note"].startswith("auroc: not defined, because")
+    assert "targets: 1" in noted["note"]
     assert f"NOTE: val: {noted['note']}" in capsys.readouterr().out
 
 
@@ -463,9 +470,8 @@ def test_what_a_function_declares_is_checked() -> None:
     with pytest.raises(SpecError, match="has the attribute over='epoch'"):
         load_metrics(["ownmetrics:whole"])
     found, notes = over_split(["ownmetrics:nothing"], drawn(9), drawn(9))
-    assert math.isnan(found["nothing"]) and notes == [
-        "nothing: not defined, because the function returned NaN"
-    ]
+    assert math.isnan(found["nothing"])
+    assert notes == ["nothing: not defined, because the function returned NaN"]
 
 
 # ---- effects --------------------------------------------------------------------------------------------------------
@@ -522,4 +528,5 @@ def test_cells_that_are_not_defined_are_told(executed: Runs) -> None:
     larger = "+hooks.larger={select: relu2, hook: forward, action: scale, factor: 1e4}"
     found = executed(*moved, SCALED.format("relu1", 1.0), larger).effects
     assert found.faults == ["factor=3e+38: auroc (exact) is NaN or infinite"]
-    assert found["exact"][1].isnan() and found["exact"][0].isfinite()
+    assert found["exact"][1].isnan()
+    assert found["exact"][0].isfinite()

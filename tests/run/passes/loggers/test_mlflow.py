@@ -28,7 +28,8 @@ def test_mlflow_writes_where_the_user_says(executed, tmp_path, monkeypatch) -> N
     assert sorted(metrics) == sorted(
         (f"{line['split']}/loss", line["step"], line["loss"]) for line in found.metrics
     )
-    assert params["model.name"] == "cnn" and params["hooks.clip_fc.action"] == "clamp"
+    assert params["model.name"] == "cnn"
+    assert params["hooks.clip_fc.action"] == "clamp"
     assert states == [("FINISHED",)]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'own.db'}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")

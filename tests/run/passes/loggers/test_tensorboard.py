@@ -66,7 +66,8 @@ def test_statistics_of_an_evaluation_follow_its_training(sweep: Path) -> None:
     written = events(found.path)
     records = [line for line in found.stats if line["mode"] == "train"]
     expected = [(line["step"], pytest.approx(line["mean"])) for line in records]
-    assert scalars(written, "h/fc/mean/train") == expected and len(expected) == 8
+    assert scalars(written, "h/fc/mean/train") == expected
+    assert len(expected) == 8
     assert [step for step, _ in scalars(written, "h/fc/std/eval")] == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
@@ -110,7 +111,8 @@ def test_records_are_shown_as_far_as_they_have_numbers(tmp_path: Path) -> None:
     assert set(found.Tags()["histograms"]) == {f"h/root[0].{name}/eval" for name in names}
     assert found.Tags()["images"] == ["h/root[0].maps/eval/maps"]
     largest = found.Histograms("h/root[0].large/eval")[0]
-    assert largest.step == 12 and largest.histogram_value.num <= MOST_ELEMENTS
+    assert largest.step == 12
+    assert largest.histogram_value.num <= MOST_ELEMENTS
     assert found.Histograms("h/root[0].complex/eval")[0].histogram_value.sum == 5
     assert found.Tags()["scalars"] == ["h/root[0]/mean/eval", "h/root[0]/count/eval"]
     assert scalars(found, "h/root[0]/mean/eval") == [(12, 0.5)]

@@ -61,7 +61,8 @@ def test_it_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None
         asked = library.asked
         assert (asked["mode"], asked["project"]) == (mode or "offline", project or "hookrun")
         assert (asked["dir"], asked["name"], asked["config"]) == (str(tmp_path), run.name, {"seed": 3})
-        assert asked["reinit"] == "create_new" and asked["settings"]["console"] == "off"
+        assert asked["reinit"] == "create_new"
+        assert asked["settings"]["console"] == "off"
         private = dict.fromkeys(("disable_git", "x_disable_meta", "x_disable_machine_info"), True)
         assert {**private, "save_code": False}.items() <= asked["settings"].items()
     assert "WANDB_ERROR_REPORTING" not in os.environ
