@@ -22,7 +22,8 @@ def spec(name: str, hook: str = "forward", **args: object) -> dict[str, dict[str
 def test_soften_limits_smoothly() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         soft = examples.soften(X.clamp(-1e4, 1e4).to(dtype), temperature=0.5)
-        assert (soft.shape, soft.dtype) == (X.shape, dtype)
+        assert soft.shape == X.shape
+        assert soft.dtype == dtype
         assert soft.abs().max() == 0.5
     assert torch.equal(examples.soften(X), 2 * torch.tanh(X / 2))
     model = nn.Sequential(nn.Identity())
@@ -31,7 +32,9 @@ def test_soften_limits_smoothly() -> None:
 
 
 def test_jitter_draws_the_same_in_every_run() -> None:
-    model, state, found = nn.Sequential(nn.Identity()), torch.get_rng_state(), []
+    model = nn.Sequential(nn.Identity())
+    state = torch.get_rng_state()
+    found = []
     for _ in range(2):
         with hookrun.hooked(model, spec("jitter", std=0.01)):
             found.append(model(torch.zeros(50, 20)))

@@ -84,7 +84,9 @@ def test_an_installed_hookrun_finds_its_own_configuration(site: Path, tmp_path: 
     command = run_from(
         site, tmp_path, sys.executable, site / "bin/hookrun", "--cfg", "job", "experiment=clip_fc"
     )
-    assert (module.returncode, module.stderr) == (0, "")
+    assert module.returncode == 0
+    assert module.stderr == ""
     assert "clip_fc:" in module.stdout
-    assert (command.returncode, command.stdout) == (0, module.stdout)
+    assert command.returncode == 0
+    assert command.stdout == module.stdout
     assert list(tmp_path.iterdir()) == []

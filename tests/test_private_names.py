@@ -78,7 +78,8 @@ for where, name, module in (
 
 def test_the_names_are_looked_up_before_any_of_them_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
-    assert (done.stdout.splitlines(), done.stderr) == (["HookrunError True"] * 8, "")
+    assert done.stdout.splitlines() == ["HookrunError True"] * 8
+    assert done.stderr == ""
 
 
 def private_uses(tree: ast.AST) -> set[str]:

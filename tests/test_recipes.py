@@ -120,7 +120,8 @@ class Done:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
     """All recipes, followed one after another in a copy of the package and its configuration."""
-    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("runs")
+    checkout = tmp_path_factory.mktemp("checkout")
+    folder = tmp_path_factory.mktemp("runs")
     for name in ("hookrun", "conf"):
         shutil.copytree(ROOT / name, checkout / name)  # with everything that is compiled already
     commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]}

@@ -44,7 +44,8 @@ def train(model: nn.Module, hooks: Any = None, steps: int = 3) -> None:
 
 
 def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
-    recorded, hooked = network(), network()
+    recorded = network()
+    hooked = network()
     before = copy.deepcopy([module._forward_hooks for module in recorded.modules()])
     with hookrun.record(recorded, SPEC, run_dir=tmp_path / "mine") as hooks:
         train(recorded, hooks)
@@ -57,7 +58,8 @@ def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
     assert all(map(torch.equal, recorded.parameters(), hooked.parameters()))
     assert [module._forward_hooks for module in recorded.modules()] == before
     run = hookrun.open_run(tmp_path / "mine")
-    assert (run.status["status"], run.status["exit_code"]) == ("done", 0)
+    assert run.status["status"] == "done"
+    assert run.status["exit_code"] == 0
     assert torch.equal(run.captures["features"]["0"][:], torch.cat(memory.captures["features"]["0"]))
     assert torch.equal(hooks.captures["features"]["0"][:], run.captures["features"]["0"][:])
     assert run.captures["features"]["0"].sample_ids.tolist() == list(range(20)), "rows are numbered"
@@ -153,9 +155,11 @@ def test_the_reason_of_its_end_is_in_the_status(tmp_path, error: Any, status: st
         assert cut_off({**running, "pid": 2**31 - 1})
         raise error
     assert caught.value is error
-    assert not any(module._forward_hooks for module in model.modules())
+    for module in model.modules():
+        assert not module._forward_hooks
     run = hookrun.open_run(tmp_path / "mine")
-    assert (run.status["status"], run.status["reason"]) == (status, reason)
+    assert run.status["status"] == status
+    assert run.status["reason"] == reason
     assert len(run.captures["features"]["0"]) == 15
     assert len(run.metrics) == 3
     assert len(run.stats) == 6
@@ -214,7 +218,8 @@ def test_a_refused_recording_leaves_no_files(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(hookrun.CompileError), plan:
         raise AssertionError("it was entered")
     assert hookrun.open_run(tmp_path / "mine").status["status"] == "failed"
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not module._forward_pre_hooks
     monkeypatch.chdir(tmp_path)
     with hookrun.record(model, {}) as hooks:
         pass

@@ -132,7 +132,9 @@ def test_the_first_python_that_can_create_an_environment_is_used(machine: Machin
     machine.put("python3.11", other_python("(3, 14)"))
     done = machine.bash('choose_python; echo "$python"')
     taken = machine.folder / "bin/python3"
-    assert (done.stdout, done.stderr, done.returncode) == (f"{taken}\n", "", 0)
+    assert done.stdout == f"{taken}\n"
+    assert done.stderr == ""
+    assert done.returncode == 0
     mine = str(machine.folder / "python")
     assert machine.bash('choose_python; echo "$python"', PYTHON=mine).stdout == f"{mine}\n"
     done = machine.bash('choose_python; echo "$python"', PYTHON="python9")
@@ -147,7 +149,8 @@ def test_the_first_python_that_can_create_an_environment_is_used(machine: Machin
 def test_without_a_python_the_error_says_what_to_do(bare: Machine) -> None:
     bare.put("python3", other_python("(3, 10)"))
     done = bare.script("scripts/hookrun")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
+    assert done.stdout == ""
     assert "needs Python 3.11 or newer, with venv (on Debian" in done.stderr
     assert "PYTHON=" in done.stderr
     assert not (bare.checkout / ".venv").exists()
@@ -158,12 +161,15 @@ def test_a_fresh_clone_installs_once(machine: Machine) -> None:
     install, run = machine.asked()
     assert install == "pip install --disable-pip-version-check --editable . --quiet"
     assert run == "hookrun experiment=clip_fc note=two words"
-    assert (first.returncode, first.stdout) == (0, "")
+    assert first.returncode == 0
+    assert first.stdout == ""
     assert "making .venv" in first.stderr
 
     second = machine.script("scripts/hookrun")
     assert machine.asked() == ["hookrun"]
-    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert second.returncode == 0
+    assert second.stdout == ""
+    assert second.stderr == ""
 
 
 def test_a_run_by_a_link_returns_its_exit_code(machine) -> None:
@@ -284,7 +290,8 @@ def test_the_checks_run_in_order(machine: Machine) -> None:
     checks = ["ruff format --check .", "ruff check .", "mypy"]
     assert machine.asked() == [*checks, "pytest -n 2 tests/engine/spec -k a and b"]
     assert done.stdout.splitlines()[-1] == "== pytest -n 2 tests/engine/spec -k a and b"
-    assert (done.returncode, done.stderr) == (9, "")
+    assert done.returncode == 9
+    assert done.stderr == ""
 
     done = machine.script("scripts/test", FAILING="ruff mypy")
     assert machine.asked() == checks  # a failed check is named, and the tests do not run

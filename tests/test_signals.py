@@ -31,7 +31,10 @@ from hookrun.signals import (
 from hookrun.terminal import Words
 
 raised = signal.raise_signal
-TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+TERM = signal.SIGTERM
+INT = signal.SIGINT
+HUP = signal.SIGHUP
+USR1 = signal.SIGUSR1
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +67,14 @@ def test_outside_of_a_loop_each_signal_is_raised_at_once() -> None:
             raised(number)
         error = caught.value
         assert isinstance(error, Interrupted)
-        assert (error.signum, error.exit_code, str(error)) == (number, code, f"interrupted by {error.name}")
+        assert error.signum == number
+        assert error.exit_code == code
+        assert str(error) == f"interrupted by {error.name}"
         again = pickle.loads(pickle.dumps(error))
-        assert (again.exit_code, str(again)) == (code, str(error))
-        assert all(signal.getsignal(each) is interruptions.DEFAULTS[each] for each in SIGNALS)
+        assert again.exit_code == code
+        assert str(again) == str(error)
+        for each in SIGNALS:
+            assert signal.getsignal(each) is interruptions.DEFAULTS[each]
         assert pending() is None
     assert code_of(KeyboardInterrupt()) == 130
 
@@ -253,7 +260,8 @@ def test_a_worker_continues_until_its_parent_ends_it(method: str, tmp_path: Path
         capture_output=True,
         text=True,
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
 
 
 def test_unread_output_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:

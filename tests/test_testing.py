@@ -47,7 +47,8 @@ def registered(model: nn.Module) -> list[Any]:
 
 
 def test_an_own_function_is_called_with_the_value_of_its_module() -> None:
-    model, x = tiny_model(), torch.ones(2, 4)
+    model = tiny_model()
+    x = torch.ones(2, 4)
     half = {**CAPTURE, "action": "python", "function": halved, "args": {"by": 2.0}}
     call = records(model, {"half": half, "seen": CAPTURE}, x)
     assert torch.equal(call.captures["seen"]["fc1"][0], model.fc1(x) / 2)
@@ -68,7 +69,8 @@ def test_an_own_function_is_called_once_for_each_firing() -> None:
 
 
 def test_hooks_on_gradients_see_a_backward_pass_from_the_sum() -> None:
-    model, x = tiny_model(), torch.ones(2, 4)
+    model = tiny_model()
+    x = torch.ones(2, 4)
     stats = {"select": "fc2", "hook": "output_grad", "action": "stats"}
     clip = {"select": "fc1.weight", "hook": "grad", "action": "clamp", "max": 0.0}
     call = records(model, {"gradients": stats, "clip": clip}, x)
@@ -134,7 +136,8 @@ def test_a_backward_pass_without_a_gradient_is_a_warning() -> None:
 
 @pytest.mark.usefixtures("_generators_untouched")
 def test_tiny_models_are_trained_on_their_own() -> None:
-    model, other = tiny_model(), tiny_model()
+    model = tiny_model()
+    other = tiny_model()
     assert [name for name, _ in model.named_children()] == ["fc1", "relu1", "fc2"]
     assert model(torch.ones(5, 4)).shape == (5, 3)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
@@ -148,7 +151,8 @@ def test_tiny_models_are_trained_on_their_own() -> None:
 def test_a_tiny_run_has_what_runs_have(tmp_path, capsys) -> None:
     folder = tmp_path / "it's a run, [1=2]"
     run = tiny_run(folder)
-    assert (run.path, run.status["status"]) == (folder, "done")
+    assert run.path == folder
+    assert run.status["status"] == "done"
     assert verify(folder).bad == []
     assert run.captures["features"]["layers"][:].shape[1:] == (64,)
     assert {record["module"] for record in run.stats} == {"fc"}

@@ -65,7 +65,8 @@ def shipped(tmp_path: Path, request: pytest.FixtureRequest, capsys, pages: None)
 
     What it needs runs once for the tests of this process.
     """
-    before, here = request.getfixturevalue("_needed"), tmp_path / "outputs/needs"
+    before = request.getfixturevalue("_needed")
+    here = tmp_path / "outputs/needs"
 
     def run(name: str, *overrides: str, code: int = 0) -> Run:
         if name.startswith("lm/"):

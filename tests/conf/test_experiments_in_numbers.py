@@ -96,7 +96,8 @@ def test_a_padded_batch_gives_the_results_of_each_sequence_alone(capsys: pytest.
     for job in ("0", "1"):
         run = hookrun.open_run(sweep / job)
         for module in ("blocks.0.resid_post", "blocks.1.resid_post", "unembed"):
-            here, there = run.captures["last"][module], alone.captures["last"][module]
+            here = run.captures["last"][module]
+            there = alone.captures["last"][module]
             assert len(here) == len(there) == 32
             assert torch.equal(here.sample_ids, there.sample_ids)
             torch.testing.assert_close(here[:], there[:], rtol=1e-4, atol=1e-6)
@@ -193,7 +194,8 @@ def test_a_well_chosen_fifth_of_the_weights_suffices(shipped) -> None:
     assert accuracy[0] > 0.97
     assert accuracy[1] > 0.95
     assert accuracy[1] > accuracy[2] + 0.02
-    trained, of_ticket = weights(dense), weights(ticket)
+    trained = weights(dense)
+    of_ticket = weights(ticket)
     initial, _ = hookrun.build(experiment="lottery_dense", overrides=["compute.device=cpu"])
     for name in ("conv1.weight", "conv2.weight", "fc.weight"):
         smallest = trained[name].abs().flatten().argsort()[: round(0.8 * trained[name].numel())]

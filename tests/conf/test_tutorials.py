@@ -44,7 +44,8 @@ def test_every_row_has_an_experiment_with_a_test() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_runs_on_a_model_of_its_own(name: str) -> None:
     prepared = prepare(parse_experiment(compose_dict([f"experiment=tutorial/{name}", *SMALL])))
-    assert all(hook.matches for hook in prepared.plan.hooks)
+    for hook in prepared.plan.hooks:
+        assert hook.matches
     assert prepared.plan.hooks
 
 
@@ -74,7 +75,8 @@ def test_it_runs_as_a_command(tmp_path, model_of) -> None:
     command = [sys.executable, "-m", "hookrun", "experiment=tutorial/01_print_gradient", *SMALL]
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in done.stdout.splitlines()
     run = hookrun.open_run(tmp_path / "outputs/latest")
     assert run.status["status"] == "done"
@@ -125,7 +127,8 @@ def test_04_doubling_w_s_gradient_leaves_the_others(in_memory, model_of) -> None
 def test_05_the_gradient_of_y_is_captured(in_memory, model_of, on_gradient) -> None:
     _, captures = in_memory(5)
     (gradient,) = captures["gradient_of_y"]["y"]
-    model, seen = model_of("tutorial/regression", seed=2), list[Tensor]()
+    model = model_of("tutorial/regression", seed=2)
+    seen = list[Tensor]()
     on_gradient(model.y, seen.append)
     model().backward()
     assert_close([gradient], seen)
@@ -157,7 +160,8 @@ def test_08_three_hooks_of_one_module_fire_in_order(in_memory, capsys, model_of,
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("print_")]
     assert printed[:2] == ["print_flatten  flatten  shape=[160]", "print_relu  relu  shape=[1, 10, 4, 4]"]
 
-    model, seen = model_of("tutorial/testnet", seed=2), list[Tensor]()
+    model = model_of("tutorial/testnet", seed=2)
+    seen = list[Tensor]()
     for hook in (seen.append, lambda grad: grad.clamp(min=0), seen.append):
         on_gradient(model.relu, hook)
     model().backward()
@@ -183,7 +187,8 @@ def test_09_a_backward_hook_shows_the_true_shapes(in_memory, capsys) -> None:
 
 
 def test_17_gradients_of_the_module_are_autograd_s(in_memory, model_of) -> None:
-    model, seen = model_of("tutorial/product"), list[Tensor]()
+    model = model_of("tutorial/product")
+    seen = list[Tensor]()
     model.function.register_full_backward_hook(
         lambda module, grad_input, grad_output: seen.extend((*grad_input, *grad_output))
     )
@@ -202,7 +207,8 @@ def test_17_gradients_of_the_module_are_autograd_s(in_memory, model_of) -> None:
 
 def test_18_nothing_is_edited_in_place(model_of) -> None:
     """Both inputs of a sum receive the very same gradient: scaled in place, each would be scaled twice."""
-    model, given = model_of("tutorial/add"), list[Tensor]()
+    model = model_of("tutorial/add")
+    given = list[Tensor]()
     model.add.register_forward_hook(lambda module, args, output: output.register_hook(given.append) and None)
     with hookrun.hooked(model, {"triple": dict(select="add", hook="backward", action="scale", factor=3)}):
         model().sum().backward()
@@ -210,7 +216,8 @@ def test_18_nothing_is_edited_in_place(model_of) -> None:
 
 
 def test_18_upstream_modules_receive_the_scaled_gradients(in_memory, model_of) -> None:
-    model, given = model_of("tutorial/product"), list[Tensor]()
+    model = model_of("tutorial/product")
+    given = list[Tensor]()
 
     def triple(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
         given.extend(grad_input)
@@ -254,7 +261,8 @@ def test_21_gradients_survive_another_form_of_saved_tensors(under_hooks, model_o
 def saved_by_hand(model: nn.Module) -> tuple[int, int]:
     """Bytes of what autograd saves in a forward on one batch of digits, parameters aside: floats and integers."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    floats, integers = list[int](), list[int]()
+    floats = list[int]()
+    integers = list[int]()
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
@@ -296,7 +304,8 @@ def test_10_the_features_of_a_pooling_layer(in_memory, model_of, outputs_of) -> 
 
 
 def test_11_every_child_of_a_resnet_has_its_output_shape(in_memory, outputs_of, capsys) -> None:
-    images, model = torch.rand(10, 3, 28, 28), torchvision.models.resnet18()
+    images = torch.rand(10, 3, 28, 28)
+    model = torchvision.models.resnet18()
     outputs = outputs_of(model, [name for name, _ in model.named_children()], [images])
     in_memory(11, inputs=(images,))
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shapes  ")]
@@ -336,7 +345,8 @@ def test_13_the_activations_of_every_leaf(tutorial, model_of, outputs_of) -> Non
         found = [leaf for name, child in module.named_children() for leaf in leaves(child, f"{path}.{name}")]
         return found or [path.removeprefix(".")]
 
-    model, digits = model_of("tutorial/activations"), load(Data(name="digits"), "val", seed=0)
+    model = model_of("tutorial/activations")
+    digits = load(Data(name="digits"), "val", seed=0)
     assert leaves(model) == list(kept)
     images = torch.stack([digits[i][0] for i in range(len(digits))])
     for name, rows in outputs_of(model, leaves(model), list(images.split(64))).items():
@@ -374,7 +384,8 @@ def test_16_the_input_of_the_caller_is_unchanged(in_memory, model_of) -> None:
 
 
 def test_16_a_single_value_is_wrapped_into_a_tuple(model_of) -> None:
-    model, by_hand = model_of("tutorial/doubling"), model_of("tutorial/doubling")
+    model = model_of("tutorial/doubling")
+    by_hand = model_of("tutorial/doubling")
     by_hand.b.register_forward_pre_hook(lambda module, args: 3 * args[0])
     with hookrun.hooked(model, {"triple": dict(select="b", hook="forward_pre", action="scale", factor=3)}):
         assert_close(model(), by_hand())

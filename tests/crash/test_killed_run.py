@@ -59,7 +59,8 @@ def test_two_resume_a_killed_job_at_once(tmp_path, monkeypatch, warm) -> None:
     ]  # fmt: skip
     ours = hookrun.open_run(tmp_path / "cut/1")
     assert ours.metrics == theirs.metrics
-    found, wanted = ours.captures["features"]["layers.0"], theirs.captures["features"]["layers.0"]
+    found = ours.captures["features"]["layers.0"]
+    wanted = theirs.captures["features"]["layers.0"]
     assert torch.equal(found[:], wanted[:])
     assert torch.equal(found.sample_ids, wanted.sample_ids)
     assert set(os.listdir(ours.path)) == {*os.listdir(theirs.path), "job.json"}
@@ -158,7 +159,8 @@ class Ended(NamedTuple):
         where = self.folder / name
         codes = [self.codes[name][at] for at in (0, 2 * number + 1, 2 * number + 2)]
         assert codes == [0, -9, 0], (where / "log").read_text()
-        killed, kill = where / f"killed{number}", RUNS[name][1][number]
+        killed = where / f"killed{number}"
+        kill = RUNS[name][1][number]
         found, whole = (recorded(hookrun.open_run(path)) for path in (killed, where / "whole"))
         for key, expected in whole.items():
             assert found[key] == expected, (kill, key)
@@ -209,7 +211,8 @@ def test_all_that_a_killed_run_indexed_is_right(ended: Ended) -> None:
         whole = by_sample(hookrun.open_run(ended.folder / task / "whole"))
         for number, kill in enumerate(kills):
             path = ended.folder / task / f"cut{number}"
-            run, checked = hookrun.open_run(path), verify(path)
+            run = hookrun.open_run(path)
+            checked = verify(path)
             assert checked.bad == [] and run.cut_off, (task, kill)
             counts.add(checked.shards)
             if "all" in run.captures:

@@ -116,7 +116,8 @@ def test_an_index_that_cannot_grow_has_no_partial_line(tmp_path: Path) -> None:
 
 
 def test_a_failed_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
-    path, model = tmp_path / "last.safetensors", nn.Linear(100, 100)
+    path = tmp_path / "last.safetensors"
+    model = nn.Linear(100, 100)
     save_weights(model, path)
     before = path.read_bytes()
     with files_limited_to(10_000), pytest.raises(StoreError) as caught:
@@ -244,7 +245,8 @@ def test_the_end_of_a_run_finds_room_on_a_full_disk(tmp_path: Path, monkeypatch:
         patch.setattr("os.replace", full)
         run.set_status("failed", "no space\n" * 1000, 1)
     status = open_run(tmp_path).status
-    assert (status["status"], status["exit_code"]) == ("failed", 1)
+    assert status["status"] == "failed"
+    assert status["exit_code"] == 1
     assert status["reason"].startswith("no space")
     assert len(status["reason"]) == 500
     assert (tmp_path / "status.json").stat().st_size < 4096
@@ -281,7 +283,8 @@ def test_a_run_that_fills_its_disk_keeps_what_it_had(
 
 
 def test_a_folder_that_cannot_be_flushed_at_the_end_is_a_note(monkeypatch, capsys) -> None:
-    fsync, set_status = os.fsync, RunDir.set_status
+    fsync = os.fsync
+    set_status = RunDir.set_status
 
     def refuse_folders(file: int) -> None:
         if stat.S_ISDIR(os.fstat(file).st_mode):

@@ -56,7 +56,10 @@ class Case(NamedTuple):
     signals: list[tuple[float, int]]
 
 
-INT, TERM, HUP, USR1 = 2, 15, 1, 10
+INT = 2
+TERM = 15
+HUP = 1
+USR1 = 10
 SIGNALS: dict[str, list[tuple[float, int]]] = {
     "HUP": [(0, HUP)],
     "USR1": [(0, USR1)],
@@ -90,7 +93,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Ende
 def test_the_first_signal_leaves_a_readable_run(ended: Ended) -> None:
     """One of them has a worker that loads its data."""
     for name, signals in SIGNALS.items():
-        run, number = open_run(ended.folder / name), signals[0][1]
+        run = open_run(ended.folder / name)
+        number = signals[0][1]
         code = ended.codes[name]
         assert code == 128 + number or (name == "both at once" and code == 128 + INT), name
         assert (run.status["status"], run.status["exit_code"]) == ("interrupted", code), name
@@ -105,7 +109,8 @@ def test_the_first_signal_leaves_a_readable_run(ended: Ended) -> None:
 
 
 def test_one_signal_still_writes_the_page(ended: Ended) -> None:
-    assert all((ended.folder / name / "report.html").is_file() for name in ("HUP", "USR1"))
+    for name in ("HUP", "USR1"):
+        assert (ended.folder / name / "report.html").is_file()
 
 
 def test_a_signalled_sweep_starts_no_further_job(ended: Ended) -> None:

@@ -30,12 +30,16 @@ SMALL = section(shape=[1, 2, 2], train_size=20, val_size=10)
 
 def test_the_description_fits_the_loaded_samples() -> None:
     info = describe(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val")
-    assert (info.shape, info.dtype, info.num_classes) == ((1, 4, 6), torch.float32, 4)
+    assert info.shape == (1, 4, 6)
+    assert info.dtype == torch.float32
+    assert info.num_classes == 4
     assert info.sizes == {"train": 5, "val": 3}
     samples = load(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val", seed=0)
     inputs, targets = default_collate(list(samples))  # type: ignore[call-overload]
-    assert (inputs.shape, inputs.dtype) == ((3, 1, 4, 6), torch.float32)
-    assert (targets.shape, targets.dtype) == ((3,), torch.int64)
+    assert inputs.shape == (3, 1, 4, 6)
+    assert inputs.dtype == torch.float32
+    assert targets.shape == (3,)
+    assert targets.dtype == torch.int64
     assert 0 <= float(inputs.min()) <= float(inputs.max()) <= 1
     assert 0 <= targets.min() <= targets.max() < 4
 

@@ -62,7 +62,8 @@ def test_prompts_of_names_have_the_same_length_in_every_form() -> None:
     sets = {form: made("names", form=form, val_size=40) for form in ("clean", "swapped", "other")}
     info, clean = sets["clean"]
     numbers = torch.arange(40)
-    spans, wrong = clean.spans(numbers), clean.wrong(numbers)
+    spans = clean.spans(numbers)
+    wrong = clean.wrong(numbers)
     assert info.tokenizer is not None
     assert wrong is not None
     for number in range(40):
@@ -85,7 +86,8 @@ def test_modular_addition_has_every_pair_once_with_its_sum() -> None:
         _, samples = made("modular_addition", split, modulus=7)  # type: ignore[arg-type]
         for number in range(len(samples)):
             (a, plus, b, equals), targets = real(samples[number])
-            assert (plus, equals) == (7, 8)
+            assert plus == 7
+            assert equals == 8
             assert targets == [IGNORED] * 3 + [(a + b) % 7]
             seen.append((a, b))
     assert sorted(seen) == [(a, b) for a in range(7) for b in range(7)]

@@ -70,7 +70,8 @@ def flat_root(tmp_path: Path, write_images: Any) -> Path:
 def test_the_description_fits_the_loaded_samples(split_root: Path, split: Split) -> None:
     config = section(split_root)
     info = describe(config, split)
-    assert (info.num_classes, info.sizes) == (2, {"train": None, "val": None})
+    assert info.num_classes == 2
+    assert info.sizes == {"train": None, "val": None}
     samples = load(config, split, seed=0)
     for i in range(len(samples)):
         value, target = samples[i]
@@ -90,12 +91,14 @@ def test_samples_are_ordered_by_class_then_file_name(split_root: Path) -> None:
 
 def test_a_single_root_is_split_class_by_class(flat_root: Path) -> None:
     config = section(flat_root, val_fraction=0.4)
-    train, val = load(config, "train", seed=0), load(config, "val", seed=0)
+    train = load(config, "train", seed=0)
+    val = load(config, "val", seed=0)
     assert Counter(labels(train)) == {0: 6, 1: 3}
     assert Counter(labels(val)) == {0: 4, 1: 2}
     assert describe(config).sizes == {"train": None, "val": None}
     again = load(config, "val", seed=1)
-    assert all(torch.equal(torch.as_tensor(val[i][0]), torch.as_tensor(again[i][0])) for i in range(6))
+    for i in range(6):
+        assert torch.equal(torch.as_tensor(val[i][0]), torch.as_tensor(again[i][0]))
 
 
 @pytest.mark.parametrize(("fraction", "empty", "full"), [(0.0, "val", "train"), (1.0, "train", "val")])
@@ -308,7 +311,8 @@ def test_orientation_is_applied_as_pillow_does(pictures: Path, ending: str) -> N
         COLOURS.save(pictures / f"{orientation}.{ending}", exif=exif)
         if ending == "png":
             Image.fromarray(GREY).save(pictures / f"{orientation}grey.png", exif=exif)
-    upright, stored = pixels_of(pictures), pixels_of(pictures, exif=False)
+    upright = pixels_of(pictures)
+    stored = pixels_of(pictures, exif=False)
     as_torchvision = datasets.ImageFolder(str(pictures.parent))
     for (path, _), (image, _) in zip(as_torchvision.samples, as_torchvision, strict=True):
         name = Path(path).name

@@ -39,7 +39,8 @@ def test_one_sample_describes_the_data() -> None:
     assert isinstance(info.inputs, dict)
     assert info.inputs["x"].shape == (2, 3)
     assert info.inputs["x"].dtype is torch.float32
-    assert (info.num_classes, info.sizes) == (3, {"train": 0, "val": 4})
+    assert info.num_classes == 3
+    assert info.sizes == {"train": 0, "val": 4}
 
 
 def test_own_data_takes_the_seed_of_the_experiment() -> None:

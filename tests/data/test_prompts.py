@@ -121,7 +121,8 @@ def test_bytes_say_which_character_they_belong_to() -> None:
 def test_an_unknown_word_is_named() -> None:
     words = Words(("to", "the", "store"))
     encoded = words.encode("to  store")
-    assert (list(encoded.ids), list(encoded.offsets)) == ([0, 2], [(0, 2), (4, 9)])
+    assert list(encoded.ids) == [0, 2]
+    assert list(encoded.offsets) == [(0, 2), (4, 9)]
     assert words.decode([1, 2]) == "the store"
     with pytest.raises(ValueError, match="'stor' is not one of the 3 words; did you mean 'store'"):
         words.encode("the stor")

@@ -48,7 +48,8 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_misfits_of_both_splits_are_found_once_each() -> None:
-    three, crop = {"mean": [0, 0, 0], "std": [1, 1, 1]}, {"random_crop": {"size": 9}}
+    three = {"mean": [0, 0, 0], "std": [1, 1, 1]}
+    crop = {"random_crop": {"size": 9}}
     both = problems(name="digits", transforms={"normalize": three}, train_transforms=crop)
     assert [each.where for each in both] == ["data.transforms.normalize", "data.train_transforms.random_crop"]
     assert [each.where for each in problems(name="digits", transforms=crop)] == [
@@ -66,7 +67,8 @@ def test_a_root_is_shown_as_the_absolute_path_looked_at(tmp_path, monkeypatch) -
 
 def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
     none = Data(name="digits", train_transforms={}, transforms={"flatten": {}})
-    assert (describe(none, "train").shape, describe(none, "val").shape) == ((1, 8, 8), (64,))
+    assert describe(none, "train").shape == (1, 8, 8)
+    assert describe(none, "val").shape == (64,)
     config = Data(
         name="digits", train_transforms={"random_crop": {"size": 4}}, transforms={"center_crop": {"size": 6}}
     )
@@ -87,7 +89,8 @@ def test_a_file_that_cannot_be_opened_is_a_config_error(mnist_root, monkeypatch)
 
     monkeypatch.setattr(mnist, "read_image_file", refuse)
     (problem,) = problems(name="mnist", root=str(mnist_root))
-    assert (problem.where, problem.hint) == ("data.root", "make it readable, or give another path")
+    assert problem.where == "data.root"
+    assert problem.hint == "make it readable, or give another path"
     assert problem.what == f"{mnist_root / 'MNIST/raw/train-images-idx3-ubyte'}: Permission denied"
 
 
@@ -109,7 +112,8 @@ def test_the_file_of_a_data_set_shows_every_key(name: str) -> None:
     own = set() if name == "python" else {"factory"}
     assert set(content(name)) == set(Data.model_fields) - own
     section = Data(**content(name))
-    assert (section.name, section.batch_size) == (name, 64)
+    assert section.name == name
+    assert section.batch_size == 64
     assert re.match("# [^@]", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
     for transforms in (section.transforms, section.train_transforms or {}):

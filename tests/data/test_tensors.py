@@ -69,16 +69,19 @@ def test_row_i_of_the_file_is_a_sample(root: Path, file: str) -> None:
     samples = pickle.loads(pickle.dumps(load(config, "val", seed=0)))  # as for worker processes
     assert [(x.tolist(), int(y)) for x, y in samples] == [([i, i], i % 3) for i in range(ROWS)]  # type: ignore[attr-defined]
     info = describe(config, "val")
-    assert (info.shape, info.dtype) == ((2,), torch.float32)
+    assert info.shape == (2,)
+    assert info.dtype == torch.float32
     assert info.target == TensorInfo((), torch.int64)
     assert info.sizes == {"train": 0, "val": ROWS}
 
 
 def test_a_fraction_of_one_file_is_for_validation(root: Path) -> None:
     config = section(root, file="x.npz", val_fraction=0.3)
-    train, val = first_values(config, "train"), first_values(config, "val")
+    train = first_values(config, "train")
+    val = first_values(config, "val")
     assert sorted(train + val) == list(range(ROWS))
-    assert (train, val) == (sorted(train), sorted(val))
+    assert train == sorted(train)
+    assert val == sorted(val)
     assert describe(config).sizes == {"train": len(train), "val": len(val)} == {"train": 7, "val": 3}
 
 
@@ -95,7 +98,8 @@ def test_each_of_two_files_is_a_split(root: Path) -> None:
     assert describe(one, "val").sizes == {"train": 0, "val": ROWS}
     assert wheres(one, "train") == ["data.args.train_file"]
     ((where, what),) = problems(section(root, train_file="x.npz", input="none", target=None))
-    assert (where, what) == ("data.args.train_file", f"{root / 'x.npz'} has no rows")
+    assert where == "data.args.train_file"
+    assert what == f"{root / 'x.npz'} has no rows"
 
 
 def test_file_names_start_at_the_root_or_the_working_directory(root, monkeypatch) -> None:
@@ -130,10 +134,12 @@ def test_integer_targets_become_labels(
 
 def test_bytes_are_divided_by_the_scale_in_float32(root: Path) -> None:
     config = section(root, file="x.npz", input=["bytes", "input"], target="bytes", scale=255, num_classes=3)
-    info, samples = describe(config), load(config, "val", seed=0)
+    info = describe(config)
+    samples = load(config, "val", seed=0)
     assert isinstance(info.inputs, dict)
     assert info.num_classes == 3
-    assert (info.inputs["bytes"].dtype, info.inputs["input"].dtype) == (torch.float32, torch.float32)
+    assert info.inputs["bytes"].dtype == torch.float32
+    assert info.inputs["input"].dtype == torch.float32
     with np.load(root / "x.npz") as arrays:
         for number in range(len(samples)):
             inputs, target = samples[number]

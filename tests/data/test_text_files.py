@@ -43,7 +43,8 @@ def test_names_of_a_strangers_file_write_no_control_characters(tmp_path) -> None
     ):
         message = refusal("prompts", file=prompts(tmp_path, line))
         assert said in message, message
-        assert all(each.isprintable() for each in message.splitlines())
+        for each in message.splitlines():
+            assert each.isprintable()
 
 
 def test_a_byte_order_mark_is_not_text(tmp_path, monkeypatch) -> None:
@@ -103,7 +104,8 @@ def test_packed_text_keeps_the_order_of_lines(tmp_path) -> None:
     assert inputs["labels"].equal(inputs["input_ids"])
     assert target.tolist() == [*inputs["input_ids"][1:].tolist(), IGNORED]
     train, val = (made("text", split, file=str(path), packed=False)[1] for split in ("train", "val"))  # type: ignore[arg-type]
-    assert (len(train), len(val)) == (80, 20)
+    assert len(train) == 80
+    assert len(val) == 20
     both = {part.file(n) for part in (train, val) for n in range(len(part))}
     assert len(both) == 100
     path.write_text("something else\n")  # the same file with other content is read again

@@ -19,7 +19,8 @@ def test_a_hook_that_reads_a_number_waits_once_at_that_line() -> None:
     found = of_step(second_device.watch, hook)
     assert found is not None
     waits, uploads, places = found
-    assert (waits, uploads) == (1, 0)
+    assert waits == 1
+    assert uploads == 0
     (place,) = places
     assert place.startswith("tests/device/test_bench.py:")
 

@@ -126,7 +126,9 @@ def test_later_changes_in_place_are_not_captured(tmp_path: Path, device: torch.d
     stored = list[dict[str, Tensor]]()
     for where in ("cpu", device):
         torch.manual_seed(0)
-        model, batches, folder = InPlace().to(where), torch.randn(3, 6, 5), tmp_path / str(where)
+        model = InPlace().to(where)
+        batches = torch.randn(3, 6, 5)
+        folder = tmp_path / str(where)
         with hookrun.record(model, hooks, folder) as recording:
             for batch, mode in zip(
                 batches, (torch.inference_mode, torch.no_grad, torch.enable_grad), strict=True
@@ -150,7 +152,8 @@ def test_later_changes_in_place_are_not_captured(tmp_path: Path, device: torch.d
 @pytest.mark.parametrize("device_key", [None, "cpu"])
 def test_a_run_does_not_wait_for_what_its_hooks_capture(tmp_path, device, device_key: str | None) -> None:
     hook = {"select": "*", "hook": "forward", "action": "capture", "device": device_key, "batch_dim": 0}
-    model, x = InPlace().to(device), torch.randn(6, 5).to(device)
+    model = InPlace().to(device)
+    x = torch.randn(6, 5).to(device)
     with hookrun.record(model, {"out": hook}, tmp_path / "run") as recording:
         with second_device.watch() as seen:
             for _ in range(3):
@@ -178,7 +181,8 @@ class Disk:
 
 def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.device, monkeypatch) -> None:
     """While they are full, the program waits for the disk."""
-    made, make = list[Tensor](), write.host_memory
+    made = list[Tensor]()
+    make = write.host_memory
     monkeypatch.setattr(write, "host_memory", lambda size: made.append(make(size)) or made[-1])
     disk = Disk(monkeypatch)
     writer = CaptureWriter(tmp_path, shard_bytes=10_000)
@@ -207,7 +211,8 @@ def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.dev
 
 def test_rows_of_another_thread_stay_in_their_shard(tmp_path, device, monkeypatch) -> None:
     """Autograd has a thread for each device; one fills the buffer while a copy of the other one begins."""
-    begin, rows = host_copies.HostCopies.begin, torch.randn(41, 1, 500)
+    begin = host_copies.HostCopies.begin
+    rows = torch.randn(41, 1, 500)
 
     def add(module: str, row: Tensor) -> None:
         writer.add("f", module, row.to(device), sample_ids=None, **AT)

@@ -43,7 +43,8 @@ def test_a_copy_begun_in_inference_mode_may_arrive_outside(device: torch.device)
 
 @is_second
 def test_clones_are_released_while_later_tensors_are_copied(device: torch.device) -> None:
-    copies, x = HostCopies(device), torch.ones(3).to(device)
+    copies = HostCopies(device)
+    x = torch.ones(3).to(device)
     under_way = copies.begin(x).under_way
     assert under_way is not None
     clone = weakref.ref(under_way.source)
@@ -55,7 +56,8 @@ def test_clones_are_released_while_later_tensors_are_copied(device: torch.device
 
 def test_a_state_is_written_with_the_content_at_the_call(device: torch.device) -> None:
     """Training goes on while it is copied."""
-    weight, written = torch.zeros(4).to(device), list[list[float]]()
+    weight = torch.zeros(4).to(device)
+    written = list[list[float]]()
     writing = Background("states")
 
     def write(tensors: Mapping[str, Tensor]) -> None:
@@ -88,7 +90,8 @@ class InPlace(nn.Module):
 def gradients(device: torch.device | str, *hooks: dict[str, Any]) -> tuple[list[Tensor], second_device.Seen]:
     """The gradients of all parameters, and what the second device has seen in a second step."""
     torch.manual_seed(0)
-    model, x = InPlace().to(device), torch.randn(4, 3, 10, 10).to(device)
+    model = InPlace().to(device)
+    x = torch.randn(4, 3, 10, 10).to(device)
     with hookrun.hooked(model, {f"hook{number}": hook for number, hook in enumerate(hooks)}):
         for _ in range(2):
             model.zero_grad()
@@ -150,7 +153,9 @@ def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeyp
     """A tensor above it waits until it is the only one."""
     monkeypatch.setattr(host_copies, "MOST_HELD", 1_000)
     monkeypatch.setattr(second_device.Event, "query", lambda self: False)
-    copies, small, large = HostCopies(device), torch.zeros(100).to(device), torch.zeros(1_000).to(device)
+    copies = HostCopies(device)
+    small = torch.zeros(100).to(device)
+    large = torch.zeros(1_000).to(device)
     begun = [copies.begin(small).under_way for _ in range(3)]
 
     def waits() -> list[bool]:
@@ -165,7 +170,8 @@ def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeyp
 
 def test_memory_of_the_host_is_free_once_its_copy_is_complete(device: torch.device) -> None:
     """Also if nothing is copied after it."""
-    copies, memory = HostCopies(device), host_copies.host_memory(12)
+    copies = HostCopies(device)
+    memory = host_copies.host_memory(12)
     freed = weakref.ref(memory)
     storage = weakref.ref(memory.untyped_storage())
     copy = copies.begin(torch.ones(3).to(device), memory)

@@ -41,7 +41,8 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a command line that saves a state after its n-th batch, and is killed a batch later."""
 
     def killed(*argv: str, after: int) -> None:
-        passed, real = [0], Resuming.point
+        passed = [0]
+        real = Resuming.point
 
         def point(self: Resuming, due: bool = False, **options: bool) -> None:
             passed[0] += 1

@@ -119,7 +119,8 @@ def test_the_key_path_follows_sections_without_members_of_unions(given: dict[str
 )
 def test_a_mistake_in_an_inner_section_has_the_nearest_name(given: Any, where: str, hint: str) -> None:
     (problem,) = parse(Outer, given, "x")[1]
-    assert (problem.where, problem.hint) == (where, hint)
+    assert problem.where == where
+    assert problem.hint == hint
 
 
 def test_an_unknown_argument_is_reported_with_the_nearest_name() -> None:

@@ -29,7 +29,10 @@ def spec() -> dict[str, Any]:
     }  # fmt: skip
 
 
-BATCH, ACCUMULATE, EPOCHS, RATE = 4, 2, 2, 0.5
+BATCH = 4
+ACCUMULATE = 2
+EPOCHS = 2
+RATE = 0.5
 
 
 @pytest.fixture(scope="session")

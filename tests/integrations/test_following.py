@@ -20,7 +20,8 @@ def net() -> nn.Module:
 
 
 def test_a_second_run_has_its_own_directory(tmp_path) -> None:
-    model, follower = net(), LoopFollower(HOOKS, tmp_path / "run")
+    model = net()
+    follower = LoopFollower(HOOKS, tmp_path / "run")
     for number in range(2):
         follower.begin(model)
         follower.epoch(number)
@@ -44,18 +45,23 @@ def test_a_second_run_has_its_own_directory(tmp_path) -> None:
 def test_a_validation_has_its_own_steps(tmp_path) -> None:
     follower = LoopFollower(HOOKS, tmp_path / "run")
     hooks = follower.begin(net())
-    hooks.clock.step, hooks.numbered = 7, 28
+    hooks.clock.step = 7
+    hooks.numbered = 28
     with pytest.raises(RuntimeError, match="in the middle"), follower.evaluating():
         follower.evaluated_batch()
-        assert (hooks.clock.step, hooks.numbered) == (1, 0)
+        assert hooks.clock.step == 1
+        assert hooks.numbered == 0
         raise RuntimeError("in the middle")
-    assert (hooks.clock.step, hooks.numbered) == (7, 28)
+    assert hooks.clock.step == 7
+    assert hooks.numbered == 28
     follower.end()
 
 
 def test_apply_hooks_act_once_on_each_model(tmp_path) -> None:
     hooks = {"ones": {"select": "fc", "hook": "apply", "action": "init", "name": "ones_"}}
-    follower, first, second = LoopFollower(hooks, tmp_path / "run"), net(), net()
+    follower = LoopFollower(hooks, tmp_path / "run")
+    first = net()
+    second = net()
     found = []
     for model in (first, second, first, second):
         follower.begin(model)

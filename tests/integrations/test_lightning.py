@@ -24,7 +24,9 @@ with warnings.catch_warnings():
 Callback = hookrun.integrations.lightning.Callback
 
 
-ACCUMULATE, EPOCHS, RATE = 2, 2, 0.5
+ACCUMULATE = 2
+EPOCHS = 2
+RATE = 0.5
 
 
 class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
@@ -82,7 +84,8 @@ def loader(samples) -> Any:
 
 
 def test_predict_may_follow_fit_with_test(tmp_path: Path, samples, loader, plain, spec) -> None:
-    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Module()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(module.net, samples)
     made = trainer(callback)
     made.fit(module, loader, loader)
@@ -159,7 +162,8 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
                     raise error
                 return super().training_step(batch, at)
 
-        module, callback = Broken(), Callback(spec, run_dir=tmp_path / f"{number}")
+        module = Broken()
+        callback = Callback(spec, run_dir=tmp_path / f"{number}")
         with pytest.raises((ValueError, SystemExit)):
             trainer(callback).fit(module, loader, loader)
         status = hookrun.open_run(tmp_path / f"{number}").status
@@ -177,7 +181,8 @@ def test_added_parameters_are_not_filled_again(tmp_path: Path, loader) -> None:
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
     }
-    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Module()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     made = trainer(callback)
     made.fit(module, loader)
     (bias,) = callback.hooks.parameters()
@@ -209,14 +214,13 @@ def test_gradients_are_seen_unscaled(tmp_path: Path, samples, loader, plain, spe
         def autocast_context_manager(self) -> Any:
             return torch.autocast("cpu", enabled=False)
 
-    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Module()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(module.net, samples)
     plugin = Scaled("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
     trainer(callback, plugins=[plugin]).fit(module, loader, loader)
-    assert all(
-        torch.allclose(a, b, atol=1e-6)
-        for a, b in zip(module.net.parameters(), expected.parameters(), strict=True)
-    )
+    for a, b in zip(module.net.parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
     plain.check_a_fit(hookrun.open_run(tmp_path / "mine"))
 
 
@@ -242,7 +246,8 @@ def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, lo
             self.copies += copy.deepcopy(callback).following is None
 
     spec = {"half": {"select": "net.2", "hook": "forward", "action": "scale", "factor": 0.5}}
-    module, callback = Compiled(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Compiled()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     trainer(callback, max_epochs=1, num_sanity_val_steps=1, limit_val_batches=2).fit(module, loader, loader)
     assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2}
     assert module.copies == 3

@@ -26,7 +26,9 @@ pytestmark = [
 ]
 
 
-ACCUMULATE, EPOCHS, RATE = 2, 2, 0.5
+ACCUMULATE = 2
+EPOCHS = 2
+RATE = 0.5
 
 
 class Model(nn.Module):
@@ -72,7 +74,8 @@ def trainer(tmp_path: Path, samples, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_predict_may_follow_train_with_evaluate(tmp_path: Path, samples, trainer, plain, spec) -> None:
-    model, callback = Model(), Callback(spec, run_dir=tmp_path / "mine")
+    model = Model()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(model.net, samples)
     made = trainer(model, callback)
     made.train()
@@ -106,7 +109,8 @@ def test_predict_may_follow_train_with_evaluate(tmp_path: Path, samples, trainer
 
 def test_a_later_callback_is_followed_after_an_exception(tmp_path: Path, trainer, plain, spec) -> None:
     for number, method in enumerate(("train", "evaluate")):
-        model, callback = Model(fails_at=3), Callback(spec, run_dir=tmp_path / f"{number}")
+        model = Model(fails_at=3)
+        callback = Callback(spec, run_dir=tmp_path / f"{number}")
         made = trainer(model)
         made.add_callback(callback)
         with pytest.raises(ValueError, match="boom"):
@@ -124,7 +128,8 @@ def test_added_parameters_are_not_filled_again(tmp_path: Path, trainer) -> None:
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
     }
-    model, callback = Model(), Callback(spec, run_dir=tmp_path / "mine")
+    model = Model()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     made = trainer(model)
     made.add_callback(callback)
     made.train()

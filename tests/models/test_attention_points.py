@@ -18,7 +18,8 @@ pytest.importorskip("transformers")
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_points_equal_eager_attention_exactly(name: str) -> None:
-    eager, points = random_model(name, "eager"), random_model(name, "points")
+    eager = random_model(name, "eager")
+    points = random_model(name, "points")
     inputs = batch(name)
     with torch.no_grad():
         expected = eager(**inputs, output_attentions=True)
@@ -38,7 +39,8 @@ def test_points_equal_eager_attention_exactly(name: str) -> None:
     if name == T5:  # self-attention and cross-attention alternate in the decoder's layers
         assert len(patterns) == 6
         patterns = [*patterns[:2], *patterns[2::2]]
-    assert all(torch.equal(a, b) for a, b in zip(patterns, theirs, strict=True))
+    for a, b in zip(patterns, theirs, strict=True):
+        assert torch.equal(a, b)
     rows = torch.stack([each.sum(-1).mean() for each in patterns])
     torch.testing.assert_close(rows, torch.ones(len(patterns)))
     off = {"off": {"select": "**.z", "hook": "forward", "action": "scale", "factor": 0, "index": ":, :, 1"}}
@@ -51,7 +53,8 @@ def test_points_equal_eager_attention_exactly(name: str) -> None:
 
 
 def test_points_are_named_where_a_pattern_is_missing() -> None:
-    model, inputs = random_model("llama", "sdpa"), batch("llama")
+    model = random_model("llama", "sdpa")
+    inputs = batch("llama")
     there = "model.args.attention=points"
     with pytest.raises(hookrun.CompileError, match=rf"{there}, or hookrun\.points\(model\), adds pattern"):
         hookrun.compile({"seen": {"select": "**.pattern", "hook": "forward", "action": "capture"}}, model)
@@ -101,7 +104,8 @@ def test_values_at_the_points_have_heads() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_results_of_the_heads_sum_to_the_projection(name: str) -> None:
-    eager, model = random_model(name, "eager"), random_model(name, "points", result=True)
+    eager = random_model(name, "eager")
+    model = random_model(name, "points", result=True)
     inputs = batch(name)
     assert set(model.state_dict()) == set(eager.state_dict())
     off = {
@@ -159,7 +163,8 @@ def test_known_arguments_include_hookrun_s_attention() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", T5])
 def test_a_model_of_one_s_own_gets_the_points(name: str) -> None:
-    eager, own = random_model(name, "eager"), random_model(name, "sdpa")
+    eager = random_model(name, "eager")
+    own = random_model(name, "sdpa")
     with pytest.raises(hookrun.CompileError, match=r"or hookrun\.points\(model\), adds pattern"):
         hookrun.compile({"h": {"select": "**.pattern", "hook": "forward", "action": "capture"}}, own)
     assert hookrun.points(hookrun.points(own)) is own

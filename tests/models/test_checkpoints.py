@@ -22,7 +22,8 @@ from hookrun.models import build, load_weights
 from hookrun.models.settings import Model
 from hookrun.models.weights import require_weights
 
-WEIGHTS, PREFIX = "model.weights", "model.strip_prefix"
+WEIGHTS = "model.weights"
+PREFIX = "model.strip_prefix"
 
 
 def net() -> nn.Sequential:
@@ -70,14 +71,16 @@ def refused(act: Callable[[], object]) -> Problem:
 
 @pytest.mark.parametrize("prefix", ["model.", "net.inner.", "module.model."])
 def test_a_checkpoint_of_lightning_is_loaded_without_its_prefix(tmp_path: Path, prefix: str) -> None:
-    source, model = net(), net()
+    source = net()
+    model = net()
     path = lightning(tmp_path / "last.ckpt", under(prefix, source.state_dict()))
     assert load_weights(model, path, prefix) == {}
     assert equal(model.state_dict(), source.state_dict())
 
 
 def test_names_without_the_prefix_stay(tmp_path: Path) -> None:
-    source, model = net(), net()
+    source = net()
+    model = net()
     state = under("model.", source.state_dict()) | {"criterion.weight": torch.ones(2)}
     left = load_weights(model, lightning(tmp_path / "last.ckpt", state), "model.")
     assert equal(left, {"criterion.weight": torch.ones(2)})
@@ -192,7 +195,8 @@ def without_safetensors(folder: Path, model: Any, shards: int) -> Path:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_folder_with_pytorch_model_bin_is_the_model(tmp_path: Path, shards: int) -> None:
     pytest.importorskip("transformers")
-    model, inputs = random_model("gpt2", "eager"), batch("gpt2")
+    model = random_model("gpt2", "eager")
+    inputs = batch("gpt2")
     file = without_safetensors(tmp_path / "model", model, shards)
     assert torch.equal(made(path=str(tmp_path / "model"))(**inputs).logits, model(**inputs).logits)
     other = random_model("gpt2", "eager")
@@ -205,7 +209,8 @@ def test_a_folder_with_pytorch_model_bin_is_the_model(tmp_path: Path, shards: in
 
 def test_an_index_of_safetensors_is_read_as_one_of_pickles_is(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    model, other = random_model("llama", "eager"), random_model("llama", "sdpa")
+    model = random_model("llama", "eager")
+    other = random_model("llama", "sdpa")
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     with torch.no_grad():
         for parameter in other.parameters():
@@ -233,7 +238,8 @@ def test_a_pickle_of_more_than_tensors_is_refused(tmp_path: Path) -> None:
 def test_an_index_names_files_beside_it_only(tmp_path: Path) -> None:
     index = tmp_path / "inner" / "pytorch_model.bin.index.json"
     index.parent.mkdir()
-    source, model = net(), net()
+    source = net()
+    model = net()
     torch.save(source.state_dict(), tmp_path / "away.bin")
     index.write_text(json.dumps({"weight_map": {"0.weight": "../away.bin"}}))
     told = refused(lambda: load_weights(model, str(index)))
@@ -328,7 +334,8 @@ def test_a_small_file_that_would_fill_memory_is_refused(
 
 
 def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
-    source, model = net(), net()
+    source = net()
+    model = net()
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(source.state_dict(), tmp_path / "w.pt")
@@ -339,7 +346,8 @@ def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_old_version_of_torch_is_read(tmp_path: Path) -> None:
-    source, model = net(), net()
+    source = net()
+    model = net()
     torch.save(source.state_dict(), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     assert load_weights(model, str(tmp_path / "old.bin")) == {}
     assert equal(model.state_dict(), source.state_dict())

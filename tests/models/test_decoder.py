@@ -36,7 +36,8 @@ def test_padding_does_not_change_the_results_of_a_prompt(positions: str, mlp: bo
     model = scrambled(made(positions=positions, mlp=mlp))
     ids = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(3, 10, dtype=torch.int64)
-    mask[1, 6:], mask[2, :4] = 0, 0
+    mask[1, 6:] = 0
+    mask[2, :4] = 0
     batch = model(ids, attention_mask=mask)
     for row, part in enumerate((slice(0, 10), slice(0, 6), slice(4, 10))):
         torch.testing.assert_close(batch[row, part], model(ids[row : row + 1, part])[0], atol=1e-5, rtol=1e-5)
@@ -60,7 +61,9 @@ def test_the_modules_outputs_are_the_values_that_the_model_uses() -> None:
     with hookrun.hooked(model, hooks) as installed, torch.no_grad():
         model(torch.arange(8)[None])
         seen = {name: next(iter(each.values()))[0] for name, each in installed.captures.items()}
-    q, k, v = seen["q"], seen["k"], seen["v"]
+    q = seen["q"]
+    k = seen["k"]
+    v = seen["v"]
     assert q.shape == (1, 8, 4, 16)
     assert seen["heads"].shape == (1, 8, 4, 64)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4

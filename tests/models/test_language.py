@@ -20,7 +20,8 @@ pytest.importorskip("transformers")
 
 
 def test_a_target_names_the_logits_of_an_output() -> None:
-    model, inputs = random_model("gpt2", "sdpa"), batch("gpt2")
+    model = random_model("gpt2", "sdpa")
+    inputs = batch("gpt2")
     hooks = {"out": {"select": "", "hook": "forward", "action": "scale", "factor": 2, "target": "logits"}}
     with torch.no_grad():
         plain = model(**inputs)
@@ -71,7 +72,8 @@ def changed(folder: Path, path: Path, dtype: torch.dtype, name: str, **config: o
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("shards", ["5GB", "20KB"])
 def test_a_saved_model_of_another_kind_of_number_is_refused(tmp_path: Path, shards: str) -> None:
-    folder, name = tmp_path / "model", "h.0.mlp.c_fc.weight"
+    folder = tmp_path / "model"
+    name = "h.0.mlp.c_fc.weight"
     random_model("gpt2", "eager").save_pretrained(folder, max_shard_size=shards)
     assert (folder / "model.safetensors").exists() == (shards == "5GB")
     for dtype in (torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
@@ -143,4 +145,5 @@ def test_a_configuration_is_checked_key_by_key() -> None:
 
 def test_the_seed_decides_the_weights() -> None:
     first, second = (random_model("gpt2", "eager").state_dict() for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name in first:
+        assert torch.equal(first[name], second[name])

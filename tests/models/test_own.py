@@ -38,7 +38,8 @@ def test_a_model_trains_by_the_mean_of_its_output_on_any_images(name: str, shape
     output = model(torch.rand(4, *shape))
     output.mean().backward()
     assert output.isfinite().all()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
 
 
 @each_own
@@ -48,7 +49,8 @@ def test_one_seed_gives_equal_weights(name: str) -> None:
     for _ in range(2):
         torch.manual_seed(7)
         states.append(built(name).state_dict())
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    for key in states[0]:
+        assert torch.equal(states[0][key], states[1][key])
 
 
 @each_file
@@ -85,14 +87,16 @@ def test_names_import_no_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=CONF.parents[1]
     )
-    assert (done.stdout, done.stderr) == ("['torch']\n", "")
+    assert done.stdout == "['torch']\n"
+    assert done.stderr == ""
 
 
 def test_no_relu_works_in_place() -> None:
     modules = [module for name in OF_IMAGES for module in built(name).modules()]
     relus = [module for module in modules if isinstance(module, nn.ReLU)]
     assert relus
-    assert not any(relu.inplace for relu in relus)
+    for relu in relus:
+        assert not relu.inplace
     assert not [name for module in modules for name in module._modules if hasattr(nn.Module, name)]
 
 
@@ -139,7 +143,8 @@ def test_testnet_draws_its_input_before_its_layers() -> None:
 
 
 def test_pooling_returns_eight_channels_of_4x4() -> None:
-    model, seen = tutorial("pooling", (3, 10, 10)), list[Any]()
+    model = tutorial("pooling", (3, 10, 10))
+    seen = list[Any]()
     model.pool.register_forward_hook(lambda _m, _args, output: seen.append(list(output.shape)))
     assert model(torch.randn(1, 3, 10, 10)).shape == (1, 1)
     assert seen == [[1, 8, 4, 4]]

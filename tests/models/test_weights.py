@@ -61,7 +61,8 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_a_word_without_separator_is_a_name(text: str) -> None:
     assert not is_path(text)
     assert is_path(f"./{text}")
-    assert all(is_path(text + suffix) for suffix in SUFFIXES)
+    for suffix in SUFFIXES:
+        assert is_path(text + suffix)
     assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
 
 
@@ -86,7 +87,8 @@ EXTRA = {"0.b": torch.arange(2), "module.extra": torch.ones(1)}
 def test_loading_returns_what_is_left_of_a_state_dict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, written: Any, left: dict[str, Tensor]
 ) -> None:
-    source, model = net(), net()
+    source = net()
+    model = net()
     saved(tmp_path / file, written(source.state_dict()))
     monkeypatch.chdir(tmp_path)  # where a relative path starts
     assert equal(load_weights(model, file), left)
@@ -105,7 +107,8 @@ def test_a_tied_tensor_may_be_stored_under_one_of_its_names(tmp_path: Path) -> N
 
 
 def test_a_lazy_module_takes_the_shape_of_the_file(tmp_path: Path) -> None:
-    source, model = nn.Sequential(nn.Linear(5, 3)), nn.Sequential(nn.LazyLinear(3))
+    source = nn.Sequential(nn.Linear(5, 3))
+    model = nn.Sequential(nn.LazyLinear(3))
     load_weights(model, str(saved(tmp_path / "w.pt", source.state_dict())))
     assert equal(model.state_dict(), source.state_dict())
 

@@ -41,7 +41,8 @@ def test_the_axes_of_a_pattern_are_the_tokens(predicted: Run) -> None:
     rows = cells(part)[:4]
     for head, row in enumerate(rows):
         place = int(pattern[head, 1:].argmax())
-        query, key = 1 + place // len(tokens), place % len(tokens)
+        query = 1 + place // len(tokens)
+        key = place % len(tokens)
         value = float(pattern[head, query, key])
         assert row[5] == f"“{names[query]}” at {query} to “{names[key]}” at {key}: {round(value, 3):.4g}"
         before = [float(pattern[head, at, at - 1]) for at in range(1, len(tokens))]
@@ -136,12 +137,15 @@ def test_the_loss_at_each_token_is_that_of_its_target(predicted: Run) -> None:
     line = read_lines(predicted.path / "samples.jsonl")[0]
     part = part_of(predicted, "predictions")
     found = [row for row in cells(part) if row[0] == "val sample 0"]
-    losses, chances = found[: len(line["tokens"])], found[len(line["tokens"]) :]
+    losses = found[: len(line["tokens"])]
+    chances = found[len(line["tokens"]) :]
     for row, chance, target, score in zip(
         losses, chances, line["targets"], scores[line["padding"][0] :], strict=True
     ):
         if target is None:
-            assert (row[4], chance[4], row[3]) == ("–", "–", "–")
+            assert row[4] == "–"
+            assert chance[4] == "–"
+            assert row[3] == "–"
             continue
         loss = functional.cross_entropy(score, torch.tensor(target)).item()
         assert float(row[4]) == pytest.approx(loss, rel=1e-3)

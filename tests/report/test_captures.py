@@ -27,7 +27,8 @@ def captured(
     folder: Path, *batches: torch.Tensor, by_sample: bool = True, shard_bytes: int = 2**20
 ) -> StoredCapture:
     """The capture of batches, or of firings."""
-    writer, first = CaptureWriter(folder, shard_bytes=shard_bytes), 0
+    writer = CaptureWriter(folder, shard_bytes=shard_bytes)
+    first = 0
     for step, batch in enumerate(batches):
         ids = range(first, first + len(batch)) if by_sample else None
         writer.add("h", "layer", batch, sample_ids=ids, epoch=0, step=step, call=0)
@@ -91,7 +92,8 @@ def test_gradients_of_a_parameter_are_firings(tmp_path: Path) -> None:
 )
 def test_a_capture_that_cannot_be_drawn_has_a_reason(tmp_path, batch: torch.Tensor, problem: str) -> None:
     found = drawn(tmp_path, batch)
-    assert (found.problem, found.figures) == (problem, [])
+    assert found.problem == problem
+    assert found.figures == []
 
 
 def test_a_histogram_counts_what_is_not_finite(tmp_path: Path) -> None:
@@ -135,7 +137,9 @@ def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
 
 def test_dead_or_saturated_units_are_named() -> None:
     rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).tanh()
-    rows[:, 1], rows[:, 3], rows[:, 5] = 0, 0.25, 1
+    rows[:, 1] = 0
+    rows[:, 3] = 0.25
+    rows[:, 5] = 1
     rows[:39, 2] = 1
     found = {units["what"]: units["which"] for units in idle_units(rows, "Tanh")}
     assert found == {"dead": [1], "saturated": [2, 5], "constant": [3, 5]}
@@ -162,7 +166,8 @@ def test_a_large_capture_is_drawn_from_all_shards(tmp_path: Path) -> None:
     sample = draw(captured(tmp_path, *batches, shard_bytes=4_000))
     assert len(list(tmp_path.glob("*.safetensors"))) > 20
     assert 200 < len(sample.values) <= MOST_ROWS
-    assert (sample.values[0, 0], sample.values[-1, 0]) == (0, 99)
+    assert sample.values[0, 0] == 0
+    assert sample.values[-1, 0] == 99
     assert torch.equal(sample.values[:, 0].long(), sample.source.steps)
     ids = sample.source.sample_ids.tolist()
     assert ids == sorted(ids)
@@ -172,7 +177,8 @@ def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) ->
     """Samples 0 to 3 in two epochs, two in each step, a shard for each step; a row holds epoch, step and its sample."""
     writer = CaptureWriter(tmp_path)
     for step in range(4):
-        ids, epoch = [2 * (step % 2) + 1, 2 * (step % 2)], step // 2
+        ids = [2 * (step % 2) + 1, 2 * (step % 2)]
+        epoch = step // 2
         rows = torch.tensor([[epoch, step, sample] for sample in ids], dtype=torch.float32)
         writer.add("h", "m", rows, sample_ids=ids, epoch=epoch, step=step, call=0, split="val")
         writer.flush()
@@ -190,7 +196,8 @@ def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) ->
 def test_a_shard_is_closed_when_its_rows_were_read(tmp_path: Path) -> None:
     capture = captured(tmp_path, *random(40, 8, 300), shard_bytes=10_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 20
-    most, seen = 0, 0
+    most = 0
+    seen = 0
     with collector_paused():
         for part in capture.by_shard():
             seen += len(part[:])

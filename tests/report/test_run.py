@@ -38,7 +38,8 @@ def test_it_names_the_packages_that_were_trusted(run, page, capsys, monkeypatch)
 
 
 def test_it_shows_the_versions(observed: Path, page) -> None:
-    text, found = page(observed).text, hookrun.open_run(observed)
+    text = page(observed).text
+    found = hookrun.open_run(observed)
     said = ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", f"directory {observed}"]
     said += [f"torch {found.env['torch']}", ", python 3.", "started 20"]
     said.append(f"device cpu, 1 thread of {found.env['cpu_count']} core")
@@ -200,7 +201,8 @@ def test_of_a_long_file_a_sample_or_the_beginning_is_read(tmp_path, from_start: 
 
 
 def test_long_lines_that_are_not_json_take_little_memory(tmp_path: Path) -> None:
-    file, size = tmp_path / "metrics.jsonl", lines.MOST_LINE - 1
+    file = tmp_path / "metrics.jsonl"
+    size = lines.MOST_LINE - 1
     with file.open("wb") as opened:
         for _ in range(24):
             opened.write(b"x" * size + b"\n")

@@ -76,7 +76,8 @@ def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -
 
 def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
     tree = page(observed).source.split('id="tree"')[1].split("<h2")[0]
-    depth, found = 0, dict[str, int]()
+    depth = 0
+    found = dict[str, int]()
     for closes, opens, name in re.findall(r"(</ul>)|(<ul>)|<li><div><span[^>]*>([^<]*)<", tree):
         depth += bool(opens) - bool(closes)
         if name:
@@ -97,11 +98,15 @@ def test_a_tree_as_deep_as_allowed_may_have_gaps() -> None:
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     root = tree_of(*paths)["root"]
     assert [child["name"] for child in root["children"]] == ["m", "child"]
-    depth, count, level = 0, 0, [root]
+    depth = 0
+    count = 0
+    level = [root]
     while level:
-        depth, count = depth + 1, count + len(level)
+        depth = depth + 1
+        count = count + len(level)
         level = [child for node in level for child in node["children"]]
-    assert (depth, count) == (model.DEEPEST + 2, len(paths))
+    assert depth == model.DEEPEST + 2
+    assert count == len(paths)
 
 
 def test_a_large_tree_is_folded_to_forty_rows() -> None:
@@ -202,7 +207,8 @@ def test_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> No
 @pytest.mark.parametrize("task", ["probe", "similarity"])
 def test_analyses_have_their_table_with_a_picture(analysed, page, task: str) -> None:
     path = analysed(task)
-    found, lines = page(path), hookrun.open_run(path).metrics
+    found = page(path)
+    lines = hookrun.open_run(path).metrics
     if task == "probe":
         rows = {cells[0]: cells[-4] for cells in table_rows(found.source, "analysis")}
         assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
@@ -260,7 +266,8 @@ def test_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
 
 
 def test_classes_of_random_weights_are_folded(shared, observed: Path, page) -> None:
-    random, trained = page(shared("task=evaluate")), page(observed)
+    random = page(shared("task=evaluate"))
+    trained = page(observed)
     assert "The weights are random" in random.text
     assert "The weights are random" not in trained.text
     assert ["<summary>confusion matrix" in each.source for each in (random, trained)] == [True, False]
@@ -276,7 +283,8 @@ def test_only_misclassified_samples_have_the_highest_loss(observed: Path, page) 
 
 def test_a_rate_says_of_how_many_samples() -> None:
     values = {each["name"]: each for each in latest(facts(line(1, samples=12, changed=0.75)))}
-    assert (values["changed"]["last"], values["changed"]["total"]) == (0.75, 12)
+    assert values["changed"]["last"] == 0.75
+    assert values["changed"]["total"] == 12
     assert progress.numbers({"samples": 12, "changed": 0.75}) == "samples 12  changed 9 of 12"
 
 
@@ -286,7 +294,8 @@ def test_a_rate_says_of_how_many_samples() -> None:
 def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> None:
     words = shlex.split(page(observed).command)
     assert words[:3] == ["python", "-m", "hookrun"]
-    assert not any(word.startswith("hydra.run.dir") for word in words)
+    for word in words:
+        assert not word.startswith("hydra.run.dir")
     assert main([*words[3:], "hydra.run.dir=repeated"]) == 0
     assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
 
@@ -300,7 +309,8 @@ def test_the_command_names_a_run_as_hydra_reads_it(tmp_path: Path, path: str) ->
     again = repeat.of_a_run(Facts(tmp_path, STATUS, plan=used))
     assert again is not None
     [override] = OverridesParser.create().parse_overrides(shlex.split(again["command"])[-1:])
-    assert (override.key_or_group, override.value()) == ("task.run", path)
+    assert override.key_or_group == "task.run"
+    assert override.value() == path
 
 
 def test_the_command_on_the_page_is_that_of_the_sweep(sweep: Path, page) -> None:

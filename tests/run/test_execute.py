@@ -51,7 +51,8 @@ def test_the_plan_is_on_disk_before_the_task(performed, tmp_path) -> None:
 
     assert performed(perform, hooks={"h": STATS}) is None
     (site,) = stored(tmp_path, "hooks.json")["sites"]
-    assert (site["hook"], site["fired"]) == ("h", 1)
+    assert site["hook"] == "h"
+    assert site["fired"] == 1
     assert len((tmp_path / "run" / "stats.jsonl").read_text().splitlines()) == 1
 
 
@@ -74,7 +75,8 @@ def test_loggers_are_told_how_the_experiment_ended(performed, monkeypatch) -> No
     log = lambda context: context.log("val", {"loss": 0.5}, "epoch", lr=0.1)  # noqa: E731
     performed(log, loggers=("telling",), hooks={"h": STATS})
     config, *rest = told
-    assert (config["task"]["name"], config["seed"]) == ("evaluate", 0)
+    assert config["task"]["name"] == "evaluate"
+    assert config["seed"] == 0
     assert config["hooks"]["h"]["action"] == "stats"
     assert rest == [("val", {"loss": 0.5, "lr": 0.1}, 0, "epoch"), False]
     with pytest.raises(ZeroDivisionError):
@@ -146,7 +148,8 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
 
 def test_a_failed_pass_leaves_the_model_as_it_was(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
-        clock, batches = context.hooks.clock, Batches(context.prepared, "val")
+        clock = context.hooks.clock
+        batches = Batches(context.prepared, "val")
         context.model.train()
         clock.step = 7
         with pytest.raises(ZeroDivisionError), context.evaluating(batches, "pass", {}) as (passed, _):
@@ -227,7 +230,8 @@ def test_a_summed_loss_counts_as_of_the_whole_batch() -> None:
 
 
 def test_a_state_follows_the_rows_on_the_disk(performed, monkeypatch) -> None:
-    due, shards = list[bool](), 0
+    due = list[bool]()
+    shards = 0
 
     class Points(Resuming):
         seconds = 0.0  # type: ignore[assignment]
@@ -291,7 +295,8 @@ def test_the_comparison_has_no_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 3}}
     torch.manual_seed(0)
     expected = model(torch.ones(3, 2))
-    state, buffers = torch.get_rng_state(), {name: b.clone() for name, b in model.named_buffers()}
+    state = torch.get_rng_state()
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
     model[0].reset_running_stats()
     torch.manual_seed(0)
     with hookrun.hooked(model, spec) as hooks:

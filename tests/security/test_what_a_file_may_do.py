@@ -216,8 +216,10 @@ class TestResolvers:
         with guarded(), ThreadPoolExecutor(1) as pool:
             assert pool.submit(lambda: (own.a, own.b)).result() == (2, "mine")
         with guarded(), unguarded():
-            assert (own.a, own.b) == (2, "mine")
-        assert (own.a, own.b) == (2, "mine")
+            assert own.a == 2
+            assert own.b == "mine"
+        assert own.a == 2
+        assert own.b == "mine"
         assert BaseContainer._resolvers["oc.env"] is before
         assert type(BaseContainer._resolvers) is dict
 

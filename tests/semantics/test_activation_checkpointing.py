@@ -172,7 +172,8 @@ class Nested(Net):
 @pytest.mark.parametrize("outer", MODES)
 def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner: str) -> None:
     torch.manual_seed(0)
-    plain, other = Nested(), Nested(checkpointed(inner))
+    plain = Nested()
+    other = Nested(checkpointed(inner))
     other.load_state_dict(plain.state_dict())
     other.around = checkpointed(outer)
     hooks = NOISE | {"seen": {"select": ["**.act", "shared"], "hook": "forward", "action": "capture"}}

@@ -170,7 +170,8 @@ def test_gradients_of_keyword_inputs_are_seen() -> None:
 
 @pytest.mark.parametrize(("target", "position"), [("[0]", 0), ("factor", 1)])
 def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> None:
-    a, factor = X.clone().requires_grad_(), (X + 3).clone().requires_grad_()
+    a = X.clone().requires_grad_()
+    factor = (X + 3).clone().requires_grad_()
     model = Net(lambda _, a, *, factor: a * factor)
     with hookrun.hooked(model, one_hook("", "backward", "scale", factor=10, target=target)):
         model(a, factor=factor).sum().backward()
@@ -196,7 +197,8 @@ def test_an_output_without_gradient_names_its_module(kind: str) -> None:
         model(X)
     with pytest.raises(hookrun.CompileError, match="carries no gradient"):
         hookrun.compile(one_hook("0", kind), model, example=((X,), {}))
-    number, message = Net(lambda _, x: 3), "its output is a int without tensors"
+    number = Net(lambda _, x: 3)
+    message = "its output is a int without tensors"
     with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(number, one_hook("", kind)):
         number(X)
 
@@ -223,7 +225,8 @@ def test_the_same_tensor_given_twice_has_two_gradients() -> None:
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad", "grad"])
 def test_a_second_backward_through_a_retained_graph_fires_again(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
-    x, select = X.clone().requires_grad_(), "2.weight" if kind == "grad" else "2"
+    x = X.clone().requires_grad_()
+    select = "2.weight" if kind == "grad" else "2"
     with hookrun.hooked(model, one_hook(select, kind, "scale", factor=2)) as hooks:
         loss = model(x).sum()
         loss.backward(retain_graph=True)
@@ -291,7 +294,8 @@ def test_double_backward_covers_parameter_gradients(kind: str, edit: str) -> Non
 
 
 def test_a_leaf_given_as_an_input_gets_its_gradient() -> None:
-    model, leaf = nn.Linear(4, 4), nn.Parameter(X.clone())
+    model = nn.Linear(4, 4)
+    leaf = nn.Parameter(X.clone())
     with hookrun.hooked(model, one_hook("", "backward", "scale", factor=2)):
         model(leaf).sum().backward()
     assert_close(leaf.grad, 2 * model.weight.detach().sum(0).expand(3, 4))
@@ -299,7 +303,8 @@ def test_a_leaf_given_as_an_input_gets_its_gradient() -> None:
 
 
 def test_an_in_place_module_writes_the_caller_s_tensor() -> None:
-    model, x = nn.ReLU(inplace=True), X.clone().requires_grad_()
+    model = nn.ReLU(inplace=True)
+    x = X.clone().requires_grad_()
     y = x * 1
     with hookrun.hooked(model, one_hook("", "backward")):
         out = model(y)
@@ -370,7 +375,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_later_write_through_an_alias_stays_correct(name: str, kind: str) -> None:
     function, select = CASES[name]
-    model, x, y = written(function), X.clone().requires_grad_(), X.clone().requires_grad_()
+    model = written(function)
+    x = X.clone().requires_grad_()
+    y = X.clone().requires_grad_()
     expected = model(x)
     summed(expected).backward()
     with hookrun.hooked(model, one_hook(select, kind)) as hooks:
@@ -391,10 +398,8 @@ def test_a_write_between_two_uses_is_refused_by_name() -> None:
         y = m.same(m.lin(x))
         return (y + 1) + y.mul_(2)
 
-    model, refused = (
-        written(both),
-        pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after"),
-    )
+    model = written(both)
+    refused = pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after")
     with refused, hookrun.hooked(model, one_hook("same", "output_grad")):
         model(X).sum().backward()
 
@@ -500,7 +505,8 @@ def test_views_may_be_written_in_place_later(kind: str) -> None:
         lambda y: y.sum(),
         lambda y: y[1],
     ):
-        model, last = written(lambda m, x, cut=cut: cut(m.lin(x))), list[Tensor]()
+        model = written(lambda m, x, cut=cut: cut(m.lin(x)))
+        last = list[Tensor]()
         x = X.clone().requires_grad_()
         copy = model(x) * 1
         copy.register_hook(last.append)

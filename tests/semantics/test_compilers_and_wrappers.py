@@ -164,7 +164,8 @@ def test_a_compiled_output_grad_sees_only_later_uses(kind: str, way: str) -> Non
             if way == "hooks.compile"
             else torch.compile(model, backend="aot_eager")
         )
-        grads, counts = list[Tensor | None](), list[int]()
+        grads = list[Tensor | None]()
+        counts = list[int]()
         for call in (model, compiled):
             x = INPUT.clone().requires_grad_()
             sum((out * (2 + n)).sum() for n, out in enumerate(tensors(call(x)))).backward()
@@ -222,7 +223,9 @@ class Broken(Net):
 @pytest.mark.parametrize("kind", [Net, Broken])
 def test_hooks_compile_reuses_no_graph_of_another_model(kind: type[nn.Module]) -> None:
     """torch's guards do not look at hooks, so torch.compile would reuse the graph of a model without hooks."""
-    one, two, three = kind(), kind(), kind()
+    one = kind()
+    two = kind()
+    three = kind()
     torch.compile(one, backend="eager")(INPUT)
     compiled = list[Any]()
     with (
@@ -426,7 +429,8 @@ def together(specs: dict[str, dict[str, Any]], names: list[str]) -> dict[str, An
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.parametrize(("trace", "edits"), EDITED)
 def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -> None:
-    model, spec = net(), together(EDITS, edits)
+    model = net()
+    spec = together(EDITS, edits)
     with hookrun.hooked(model, spec):
         expected = model(X)
     with hookrun.hooked(model, spec, effects=True) as hooks:
@@ -484,7 +488,8 @@ def test_a_capture_under_grad_is_the_value_detached() -> None:
         TRACES["grad"](model)
         TRACES["vmap of grad"](model)
     kept = list(hooks.captures["h"]["0"])
-    assert not any(value.requires_grad for value in kept)
+    for value in kept:
+        assert not value.requires_grad
     torch.testing.assert_close(kept, [model[0](X).detach()] * 2)  # type: ignore[index]
 
 
@@ -532,7 +537,8 @@ def test_samples_drawn_during_a_trace_are_drawn_again_afterwards() -> None:
 
 
 def test_statistics_of_meta_tensors_are_refused() -> None:
-    model, x = net().to("meta"), X.to("meta")
+    model = net().to("meta")
+    x = X.to("meta")
     (kept,) = captured(model, x, select="0")
     assert kept.is_meta
     assert kept.shape == (4, 3)

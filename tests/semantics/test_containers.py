@@ -134,7 +134,9 @@ def test_attributes_of_container_subclasses_stay() -> None:
     value = Config(a=t(1))
     value.note = "mine"  # type: ignore[misc]
     found = edited(value)
-    assert (type(found), found.note, found["a"].tolist()) == (Config, "mine", [2.0, 2.0])
+    assert type(found) is Config
+    assert found.note == "mine"
+    assert found["a"].tolist() == [2.0, 2.0]
     assert edited(defaultdict(list, a=t(1)))["missing"] == []
     assert edited(Frozen(t(1))).derived == 7
 
@@ -289,7 +291,8 @@ def test_a_changed_shape_names_the_module(hook: dict[str, Any]) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[:, :1]
 
-    model, spec = nn.Sequential(Halved(2, 2)), one_hook("0", **hook)
+    model = nn.Sequential(Halved(2, 2))
+    spec = one_hook("0", **hook)
     refused = pytest.raises(hookrun.HookrunError, match=r"hook 'h' \(forward, \w+\) on 0: .*shape")
     with refused, hookrun.hooked(model, spec):
         model(torch.ones(2, 2))
@@ -302,7 +305,8 @@ def test_an_edited_packed_sequence_stays_a_packed_sequence() -> None:
         nn.utils.rnn.pack_sequence([factor * torch.ones(3, 2), factor * torch.ones(1, 2)])
         for factor in (1, 2)
     )
-    found, lstm = edited(packed, target="data"), nn.LSTM(2, 2)
+    found = edited(packed, target="data")
+    lstm = nn.LSTM(2, 2)
     assert type(found) is type(packed)
     assert_close(found.data, packed.data * 2)
     assert_close(lstm(found)[0].data, lstm(by_hand)[0].data)
@@ -426,7 +430,8 @@ def cache_name(model: nn.Module) -> str:
 
 
 def test_a_captured_cache_does_not_grow() -> None:
-    model, ids = gpt2(), torch.arange(4).reshape(1, 4)
+    model = gpt2()
+    ids = torch.arange(4).reshape(1, 4)
     name = cache_name(model)
     with hookrun.hooked(model, one_hook()) as hooks:
         cache = model(ids, use_cache=True)[name]
@@ -439,14 +444,17 @@ def test_a_captured_cache_does_not_grow() -> None:
     assert second.get_seq_length() == 5 == cache.get_seq_length()
     assert torch.equal(first.layers[0].keys, expected)
     for kept in (first, second):
-        assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in held(kept))
+        for tensor in held(kept):
+            assert tensor.grad_fn is None
+            assert not tensor.requires_grad
         assert len(list(held(kept))) >= 4
     assert cache.layers[0].keys.grad_fn is not None  # the model's own cache stays in the graph
 
 
 def test_a_captured_encoder_decoder_cache_does_not_grow() -> None:
     cache_utils = pytest.importorskip("transformers.cache_utils")
-    first, second = cache_utils.DynamicCache(), cache_utils.DynamicCache()
+    first = cache_utils.DynamicCache()
+    second = cache_utils.DynamicCache()
     first.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
     both = cache_utils.EncoderDecoderCache(first, second)
     kept = snapshot(both)
@@ -499,7 +507,8 @@ def test_an_object_that_cannot_be_copied_is_refused_by_name(make: Any, at: str |
     )
     with hookrun.hooked(model, one_hook("0")) as hooks, refused as error:
         model(torch.ones(2))
-    said, kind = str(error.value), type(make(torch.ones(2))) if at is None else Opaque
+    said = str(error.value)
+    kind = type(make(torch.ones(2))) if at is None else Opaque
     assert kind.__name__ in said or "object" in said
     assert hint in said
     assert at is None or repr(at) in said

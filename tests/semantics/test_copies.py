@@ -156,7 +156,8 @@ def test_a_pickled_plan_keeps_values_from_files(way: str, recorded: Path) -> Non
     source = {"run": str(recorded / "run"), "capture": "h", "module": "2"}
     values = {"file": {"file": str(recorded / "v.safetensors")}}
     values |= {sample: {**source, "sample": sample} for sample in ("mean", "same", "resample")}
-    model, hook = net(), {"select": "2", "hook": "forward", "action": "add_bias"}
+    model = net()
+    hook = {"select": "2", "hook": "forward", "action": "add_bias"}
     plan = hookrun.compile({name: {**hook, "value": value} for name, value in values.items()}, model)
     found = COPIES[way](plan)
     assert same(found, plan)

@@ -167,12 +167,14 @@ def compare(seed: int) -> str:
     """Try one random model with one random hook: "same" or "refused"; AssertionError if the gradients differ."""
     draw = random.Random(seed)
     steps = valid_steps(draw)
-    hooked, kind = draw.choice(steps)[0], draw.choice(["output_grad", "backward", "backward_pre"])
+    hooked = draw.choice(steps)[0]
+    kind = draw.choice(["output_grad", "backward", "backward_pre"])
     if hooked == "prompt" and kind == "backward":
         kind = "backward_pre"  # it has no inputs
     factor = draw.choice([1.0, 2.0])
     torch.manual_seed(seed)
-    reference, model = Model(steps, in_place=False).double(), Model(steps, in_place=True).double()
+    reference = Model(steps, in_place=False).double()
+    model = Model(steps, in_place=True).double()
     model.load_state_dict(reference.state_dict())
     x = torch.randn(3, WIDTH, dtype=torch.float64)
     spec: dict[str, Any] = {"select": hooked, "hook": kind, "action": "capture"}

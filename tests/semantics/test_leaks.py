@@ -121,7 +121,8 @@ def test_captures_are_freed_with_the_installation() -> None:
 
 
 def test_a_captured_value_does_not_keep_the_graph() -> None:
-    model, alive_inputs = net(), list[weakref.ref[Tensor]]()
+    model = net()
+    alive_inputs = list[weakref.ref[Tensor]]()
     with hookrun.hooked(model, one_hook("2")) as hooks:
         for _ in range(3):
             x = X.clone().requires_grad_()
@@ -130,7 +131,8 @@ def test_a_captured_value_does_not_keep_the_graph() -> None:
             del x, output
         assert [each() for each in alive_inputs] == [None] * 3
     assert len(hooks.captures["h"]["2"]) == 3
-    assert not any(tensor.requires_grad for tensor in hooks.captures["h"]["2"])
+    for tensor in hooks.captures["h"]["2"]:
+        assert not tensor.requires_grad
 
 
 def test_a_compiled_plan_does_not_keep_the_model() -> None:

@@ -89,7 +89,8 @@ def test_an_edit_acts_on_the_true_gradient(kind: str, action: dict[str, Any], un
 
 
 def test_an_unchanged_gradient_is_the_same_object() -> None:
-    scale, value = torch.tensor(1024.0), (torch.ones(2), torch.zeros(2))
+    scale = torch.tensor(1024.0)
+    value = (torch.ones(2), torch.zeros(2))
     assert run_unscaled(lambda each: each, value, scale) is value
     new = run_unscaled(lambda each: (each[0], each[1] + 1), value, scale)
     assert new[0] is value[0]
@@ -98,7 +99,8 @@ def test_an_unchanged_gradient_is_the_same_object() -> None:
 
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
     """The scaler's factor keeps them from underflowing; hooks see the unscaled gradients in 32 bits."""
-    scaler, model = GradScaler("cpu", init_scale=2.0**14), net(torch.float16)
+    scaler = GradScaler("cpu", init_scale=2.0**14)
+    model = net(torch.float16)
     spec = one_hook("2", "output_grad")
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
         scaler.scale(model(X.half()).float().sum() * 1e-8).backward()
@@ -106,7 +108,8 @@ def test_small_gradients_in_half_precision_are_not_lost() -> None:
 
 
 def test_a_step_that_the_scaler_skips_does_not_count_as_a_step() -> None:
-    scaler, model = GradScaler("cpu"), net()
+    scaler = GradScaler("cpu")
+    model = net()
     before = copy.deepcopy(model)
     spec = {
         "pre": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 0.1},
@@ -179,7 +182,9 @@ def test_four_micro_batches_give_the_gradient_of_one_large_batch(
     kind: str, action: dict[str, Any], scaled: bool
 ) -> None:
     """With PyTorch's own hook, a scale of 0.5 on each of four micro-batches gives 0.94 of one gradient, not 2."""
-    spec, whole, parts = one_hook("**", kind, **action), net(), net()
+    spec = one_hook("**", kind, **action)
+    whole = net()
+    parts = net()
     accumulated(whole, spec, 1)
     accumulated(parts, spec, 4, GradScaler("cpu") if scaled else None)
     require_equal_weights(parts, whole, rtol=1e-4, atol=1e-6)
@@ -247,11 +252,13 @@ def test_gradients_from_before_the_closure_are_not_acted_on(make: Callable[[Any]
     model.weight.grad = torch.full_like(model.weight, 1e6)
     with hookrun.hooked(model, seen) as hooks:
         optimizer.step(closure_of(model, optimizer, clip=False))
-    assert all(value.abs().max() < 1e5 for value in hooks.captures["seen"]["weight"])
+    for value in hooks.captures["seen"]["weight"]:
+        assert value.abs().max() < 1e5
 
 
 def test_a_closure_runs_with_gradients_even_under_no_grad() -> None:
-    modes, model = list[bool](), linear()
+    modes = list[bool]()
+    model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def closure() -> Tensor:
@@ -273,10 +280,12 @@ def test_torch_s_step_hooks_are_registered_once() -> None:
 
 
 def test_installing_does_not_break_a_step_elsewhere() -> None:
-    model, other = linear(), linear()
+    model = linear()
+    other = linear()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.0)
     other(INPUT).sum().backward()
-    stop, errors = threading.Event(), list[BaseException]()
+    stop = threading.Event()
+    errors = list[BaseException]()
 
     def step() -> None:
         try:
@@ -302,7 +311,8 @@ EVERY_SECOND = one_hook(when={"step": {"every": 2}})
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_the_step_follows_the_optimizer_at_first(by_hand: bool) -> None:
-    model, seen = linear(), list[int]()
+    model = linear()
+    seen = list[int]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.hooked(model, EVERY_SECOND) as hooks:
         for _ in range(8):

@@ -43,7 +43,8 @@ def test_a_hook_on_the_out_proj_of_attention_is_reported() -> None:
 
 def direct() -> Net:
     """One of its modules is called, of the other one the forward alone."""
-    called, direct = nn.Linear(4, 4), nn.Linear(4, 4)
+    called = nn.Linear(4, 4)
+    direct = nn.Linear(4, 4)
     return Net(lambda m, x: m.direct.forward(m.called(x)), called=called, direct=direct)
 
 
@@ -67,7 +68,8 @@ def test_gradient_hooks_under_no_grad_are_reported(hook: str) -> None:
 
 
 def branching() -> Net:
-    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    one = nn.Linear(4, 4)
+    other = nn.Linear(4, 4)
     return Net(lambda m, x: m.one(x) if x.sum() > 0 else m.other(x), one=one, other=other)
 
 
@@ -136,16 +138,15 @@ def test_an_edit_of_integers_is_reported_as_idle() -> None:
 
 
 def test_strict_raises_on_leaving_the_block() -> None:
-    model, refused = (
-        branching(),
-        pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other"),
-    )
+    model = branching()
+    refused = pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other")
     with refused, hookrun.hooked(model, one_hook("*"), strict=True):
         model(X)
 
 
 def test_the_warning_points_at_the_with_statement() -> None:
-    model, warned = branching(), pytest.warns(hookrun.HookrunWarning, match="h never fired on other")
+    model = branching()
+    warned = pytest.warns(hookrun.HookrunWarning, match="h never fired on other")
     with warned as caught, hookrun.hooked(model, one_hook("*")):
         model(X)
     assert caught[0].filename == __file__
@@ -175,7 +176,8 @@ def test_a_model_that_never_ran_is_not_reported() -> None:
 
 
 def test_hooks_are_reported_if_only_a_part_of_the_model_ran() -> None:
-    model, warned = direct(), pytest.warns(hookrun.HookrunWarning, match="h never fired on direct")
+    model = direct()
+    warned = pytest.warns(hookrun.HookrunWarning, match="h never fired on direct")
     with warned, hookrun.hooked(model, one_hook("*")):
         model.called(X)
 

@@ -19,7 +19,9 @@ from hookrun.data.settings import Data
 from hookrun.engine.runtime import Installation
 from hookrun.models.settings import Model
 
-EPOCHS, BATCHES, SIZE = 2, 6, 16
+EPOCHS = 2
+BATCHES = 6
+SIZE = 16
 
 HOOKS: dict[str, dict[str, Any]] = {
     "clip": {"select": "layers.2", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01},

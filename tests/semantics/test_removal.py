@@ -176,7 +176,8 @@ def test_hooks_are_removed_after_an_error_in_a_hook(kind: str) -> None:
 
 
 def test_an_installation_that_fails_half_way_is_removed(model: Any) -> None:
-    before, plan = hooked_state(model), hookrun.compile(EVERY, model)
+    before = hooked_state(model)
+    plan = hookrun.compile(EVERY, model)
     model.b.requires_grad_(False)
     with pytest.raises(hookrun.HookrunError, match="does not require a gradient"):
         plan.install(model).__enter__()
@@ -274,7 +275,8 @@ def declared(kind: str, names: Sequence[str], **more: dict[str, Any]) -> dict[st
 @pytest.mark.parametrize("order", list(itertools.permutations(EDITS)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_fire_in_declaration_order_like_registered_hooks(kind: str, order: tuple[str, ...]) -> None:
-    by_hand, model = three_layers(), three_layers()
+    by_hand = three_layers()
+    model = three_layers()
     for name in order:
         register(by_hand[1], kind, EDITS[name])
     with hookrun.hooked(model, declared(kind, order)):
@@ -284,7 +286,8 @@ def test_hooks_fire_in_declaration_order_like_registered_hooks(kind: str, order:
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "backward_pre", "backward"])
 def test_a_lower_priority_fires_first_like_prepend(kind: str) -> None:
-    by_hand, model = three_layers(), three_layers()
+    by_hand = three_layers()
+    model = three_layers()
     register(by_hand[1], kind, EDITS["double"])
     register(by_hand[1], kind, EDITS["raise"])
     register(by_hand[1], kind, EDITS["limit"], prepend=True)
@@ -295,7 +298,8 @@ def test_a_lower_priority_fires_first_like_prepend(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "grad", "post_accumulate_grad"])
 def test_users_hooks_fire_in_registration_order(kind: str) -> None:
-    by_hand, model = three_layers(), three_layers()
+    by_hand = three_layers()
+    model = three_layers()
     for each in ("double", "limit", "raise"):
         register(by_hand[1], kind, EDITS[each])
     register(model[1], kind, EDITS["double"])
@@ -329,7 +333,8 @@ def test_across_modules_hooks_fire_in_the_order_of_the_calls() -> None:
             "grads": "grad", "out": "forward", "back": "backward", "first": "forward_pre", "of_out": "output_grad",
         }.items()
     }  # fmt: skip
-    model, by_hand = three_layers(), three_layers()
+    model = three_layers()
+    by_hand = three_layers()
     with hookrun.hooked(model, spec) as hooks:
         model(INPUT.clone().requires_grad_()).sum().backward()
     expected = list[tuple[str, str]]()
@@ -353,7 +358,8 @@ def test_across_modules_hooks_fire_in_the_order_of_the_calls() -> None:
 
 def test_the_plan_shows_the_firing_order() -> None:
     spec = declared("forward", ["double", "raise", "limit"], limit={"priority": -1}, double={"priority": 2})
-    plan, order = hookrun.compile(spec, three_layers()), ["limit", "raise", "double"]
+    plan = hookrun.compile(spec, three_layers())
+    order = ["limit", "raise", "double"]
     assert [hook.spec.name for hook in plan.hooks] == order
     assert [word for word in str(plan).split() if word in order] == order
 

@@ -23,7 +23,8 @@ import hookrun
 from hookrun.engine.runtime import Installation
 from hookrun.errors import CompileError, HookError, HookrunError
 
-HEADS, WIDTH = 4, 3
+HEADS = 4
+WIDTH = 3
 
 
 class Block(nn.Module):
@@ -67,7 +68,8 @@ PROMPTS = [torch.tensor([3, 4, 5, 6]), torch.tensor([7, 8]), torch.tensor([9, 5,
 
 
 def padded(side: str) -> tuple[Tensor, Tensor]:
-    ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    ids = torch.zeros(3, 5, dtype=torch.int64)
+    mask = torch.zeros(3, 5, dtype=torch.int64)
     for row, prompt in enumerate(PROMPTS):
         start = 0 if side == "right" else 5 - len(prompt)
         ids[row, start : start + len(prompt)] = prompt
@@ -220,7 +222,8 @@ def test_tokens_select_queries_of_attention_patterns() -> None:
     ):
         model(ids, mask)
     whole = hooks.captures["whole"]["first.pattern"][0]
-    both, rows = hooks.captures["both"]["first.pattern"], hooks.captures["rows"]["first.pattern"]
+    both = hooks.captures["both"]["first.pattern"]
+    rows = hooks.captures["rows"]["first.pattern"]
     wanted = [
         whole[row, :, columns(mask, row)[-1], columns(mask, row)[key]] for row in range(3) for key in (0, 1)
     ]
@@ -396,7 +399,8 @@ class Placed(nn.Module):
 
 def test_without_a_mask_position_ids_give_the_left_padding() -> None:
     def at(clause: Any, positions: list[list[int]], **more: Tensor) -> list[tuple[int, int, int]]:
-        model, ids = Placed(), torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+        model = Placed()
+        ids = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
         hook = {"select": "embed", "hook": "forward", "action": "capture", "tokens": clause}
         with hookrun.hooked(model, {"h": hook}) as hooks:
             model(ids, position_ids=torch.tensor(positions), **more)
@@ -422,7 +426,8 @@ def test_without_a_mask_position_ids_give_the_left_padding() -> None:
 
 
 STARTS = [torch.tensor([11, 12, 13, 14, 15]), torch.tensor([7, 8, 30]), torch.tensor([9, 5, 4, 20])]
-NEW, HIDDEN = 5, 32
+NEW = 5
+HIDDEN = 32
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 STEER = [0.4 * (number % 5) for number in range(HIDDEN)]
 
@@ -510,7 +515,8 @@ def test_batches_do_not_change_the_captures_of_a_prompt(name: str) -> None:
     make, layer, edits = MODELS[name]
     model = make()
     seen = {"seen": hook(layer, "capture", "all")}
-    plan, unhooked = hookrun.compile({**edits, **seen}, model), hookrun.compile(seen, model)
+    plan = hookrun.compile({**edits, **seen}, model)
+    unhooked = hookrun.compile(seen, model)
     alone = [generated(model, plan, [prompt]) for prompt in STARTS]
     assert [new for [new], _ in alone] != [generated(model, unhooked, [prompt])[0][0] for prompt in STARTS]
     for how in ({}, {"use_cache": False}, {"num_beams": 2}):
@@ -532,7 +538,8 @@ def test_batches_do_not_change_the_captures_of_a_prompt(name: str) -> None:
 
 def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
     model: Any = gpt2()
-    passes, steer = itertools.count(), torch.tensor(STEER)
+    passes = itertools.count()
+    steer = torch.tensor(STEER)
 
     def by_hand(module: nn.Module, args: Any, output: Any) -> Any:
         if next(passes) == 0:
@@ -618,7 +625,8 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2], [-1, 0, 0, 0, 0, 0, 1, 1,
 
 @pytest.mark.parametrize("additive", [False, True])
 def test_documents_of_a_packed_row_have_no_positions(additive: bool) -> None:
-    model, ids = llama(), torch.arange(3, 21).reshape(2, 9)
+    model = llama()
+    ids = torch.arange(3, 21).reshape(2, 9)
     same = (DOCUMENTS[:, :, None] == DOCUMENTS[:, None]) & (DOCUMENTS[:, None] >= 0)
     mask = same.tril()[:, None]
     if additive:
@@ -721,7 +729,8 @@ def test_tokens_after_the_end_of_a_sequence_are_padding() -> None:
 
 def test_a_users_own_loop_calls_hooks_tokens_once_per_prompt() -> None:
     """The model has neither a cache nor a mask."""
-    model, batch = nn.Sequential(OrderedDict(embed=nn.Embedding(50, 8))), left_padded(STARTS)
+    model = nn.Sequential(OrderedDict(embed=nn.Embedding(50, 8)))
+    batch = left_padded(STARTS)
     spec = {
         "prompt": hook("embed", "capture", -1),
         "new": hook("embed", "capture", {"phase": "generation", "position": [0, 1], "missing": "skip"}),

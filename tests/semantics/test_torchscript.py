@@ -69,7 +69,8 @@ def mixed() -> nn.Module:
 
 def results(model: nn.Module, hook: dict[str, Any]) -> list[Tensor]:
     """Outputs, gradients and captured values of two training steps under the hook."""
-    plan, found = hookrun.compile({"h": hook}, model, example=((X,), {})), list[Tensor]()
+    plan = hookrun.compile({"h": hook}, model, example=((X,), {}))
+    found = list[Tensor]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with plan.install(model) as hooks:
         for _ in range(2):
@@ -100,7 +101,8 @@ HOOKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", HOOKS)
 def test_hooks_on_the_whole_model_are_those_of_the_plain_one(kind: str, make: Callable[..., Any]) -> None:
     hook = {"select": "", "hook": kind, **HOOKS[kind]}
-    wanted, found = results(Plain(), hook), results(make(Plain().train()), hook)
+    wanted = results(Plain(), hook)
+    found = results(make(Plain().train()), hook)
     assert len(wanted) == len(found)
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -120,7 +122,8 @@ def test_a_recorded_loop_has_a_row_for_each_sample(make: Callable[..., Any], tmp
 
 @pytest.mark.parametrize("path", ["body", "head"])
 def test_in_a_mixed_model_what_python_calls_is_hooked(path: str) -> None:
-    model, plain = mixed(), mixed()
+    model = mixed()
+    plain = mixed()
     with hookrun.hooked(model, {"h": {"select": path, "hook": "forward", "action": "scale", "factor": 3}}):
         hook = nn.Module.register_forward_hook(
             plain.get_submodule(path), lambda module, args, output: 3 * output

@@ -86,7 +86,8 @@ def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, 
     for path, module in model.named_modules():
         if module._modules:
             continue
-        pre, out = seen["pre"][path], seen["out"][path]
+        pre = seen["pre"][path]
+        out = seen["out"][path]
         handles += [
             module.register_forward_pre_hook(lambda _m, args, pre=pre: pre.append(args[0].detach().clone())),
             module.register_forward_hook(lambda _m, _a, y, out=out: out.append(y.detach().clone())),
@@ -201,7 +202,8 @@ def test_a_capture_keeps_the_value_for_every_kind_of_memory(name: str) -> None:
         model(tensor)
     found = hooks.captures["h"][""]
     assert_close(found, [expected] * 3 + [torch.zeros_like(expected)])
-    assert not any(each.requires_grad for each in found)
+    for each in found:
+        assert not each.requires_grad
 
 
 @pytest.mark.parametrize("name", ["from NumPy", "a slice", "a parameter"])
@@ -370,7 +372,8 @@ LATER: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", LATER)
 def test_an_exported_array_shares_memory_with_its_tensor(name: str) -> None:
-    tensor, model = torch.ones(4), nn.Identity()
+    tensor = torch.ones(4)
+    model = nn.Identity()
     with hookrun.hooked(model, CAPTURE) as hooks:
         model(tensor)
         array = LATER[name](tensor)
@@ -431,7 +434,9 @@ def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None
         assert kept.device == tensor.device
 
 
-FEATURES, LENGTH, BATCH = 8, 200, 4
+FEATURES = 8
+LENGTH = 200
+BATCH = 4
 
 
 def kept_bytes(value: Any) -> int:

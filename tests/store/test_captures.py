@@ -65,7 +65,8 @@ ROWS = torch.arange(100.0)[:, None].expand(100, 3)
 
 def test_rows_are_in_data_set_order_also_after_shuffling(shuffled: StoredCapture) -> None:
     assert len(shuffled) == 100
-    assert (shuffled.shape, shuffled.dtype) == ((100, 3), torch.float32)
+    assert shuffled.shape == (100, 3)
+    assert shuffled.dtype == torch.float32
     assert torch.equal(shuffled[:], ROWS)
     assert shuffled.sample_ids.tolist() == list(range(100))
     assert torch.equal(torch.stack(list(shuffled)), ROWS)
@@ -148,7 +149,8 @@ def test_rows_are_in_recorded_order_where_samples_repeat(
     tmp_path: Path, values: list[Tensor], ids: list[list[int]] | None, samples: list[int], steps: list[int]
 ) -> None:
     capture = recorded(tmp_path, values, ids)
-    assert (capture.sample_ids.tolist(), capture.steps.tolist()) == (samples, steps)
+    assert capture.sample_ids.tolist() == samples
+    assert capture.steps.tolist() == steps
     assert capture.epochs.tolist() == [step // 2 for step in steps]
     assert torch.equal(capture[:].flatten(), torch.cat([value.flatten() for value in values]))
     assert capture[3].shape == capture.shape[1:]
@@ -191,7 +193,10 @@ def test_every_dtype_is_read_back_bit_by_bit(
     value = torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
     capture = recorded(tmp_path, [value], [list(range(shape[0]))[::-1]])
     found = capture[:]
-    assert (found.dtype, found.shape, capture.shape, capture.dtype) == (dtype, shape, shape, dtype)
+    assert found.dtype == dtype
+    assert found.shape == shape
+    assert capture.shape == shape
+    assert capture.dtype == dtype
     data = [
         rows.reshape(-1).view(torch.uint8).reshape(shape[0], -1) for rows in (found, value) if rows.numel()
     ]
@@ -218,7 +223,9 @@ def test_rows_of_differing_shapes_are_read_one_by_one(tmp_path: Path) -> None:
 def test_chosen_rows_are_a_capture_of_their_own(shuffled: StoredCapture) -> None:
     rows = [90, 3, 7, 3]
     chosen = shuffled.chosen(torch.tensor(rows))
-    assert (len(chosen), chosen.shape, chosen.sample_ids.tolist()) == (4, (4, 3), rows)
+    assert len(chosen) == 4
+    assert chosen.shape == (4, 3)
+    assert chosen.sample_ids.tolist() == rows
     assert torch.equal(chosen[:], ROWS[rows])
     assert torch.equal(chosen[-2:], ROWS[[7, 3]])
 
@@ -315,7 +322,9 @@ def test_names_are_found_by_sample_within_a_split(tmp_path: Path) -> None:
 
 def test_without_files_the_table_is_empty(tmp_path: Path) -> None:
     table = SampleTable(tmp_path)
-    assert (table.lines, table.by_sample, table.texts) == ([], {}, {})
+    assert table.lines == []
+    assert table.by_sample == {}
+    assert table.texts == {}
     (tmp_path / "samples.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError):
         _ = SampleTable(tmp_path).lines

@@ -17,14 +17,16 @@ from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify
 
-INDEX, SHARD = "captures/index_1.jsonl", "captures/1_000000.safetensors"
+INDEX = "captures/index_1.jsonl"
+SHARD = "captures/1_000000.safetensors"
 BOTH = pytest.mark.parametrize("name", [INDEX, SHARD])
 
 
 class Two(Ranks):
     """One of two ranks: rank 1 puts what it sends into the list `sent`, from which rank 0 takes it later."""
 
-    size, several = 2, True
+    size = 2
+    several = True
 
     def __init__(self, rank: int, sent: list[Any]) -> None:
         self.rank, self._sent = rank, sent
@@ -53,7 +55,8 @@ def captured(main: RunDir, sent: list[Any], **more: Any) -> RunDir:
 @pytest.fixture
 def main(tmp_path: Path) -> RunDir:
     """The directory of rank 0 when the ranks have closed it."""
-    made, sent = RunDir.create(tmp_path), list[Any]()
+    made = RunDir.create(tmp_path)
+    sent = list[Any]()
     made.ranks = Two(0, sent)
     return captured(made, sent)
 
@@ -115,7 +118,8 @@ def test_a_run_without_captures_waits_for_nothing(tmp_path, monkeypatch) -> None
 
 
 def test_the_index_of_a_former_rank_is_required(tmp_path) -> None:
-    first, sent = RunDir.create(tmp_path), list[Any]()
+    first = RunDir.create(tmp_path)
+    sent = list[Any]()
     first.ranks = Two(0, sent)
     captured(first, sent)
     index = {"counts": {}, "turns": True, "shards": 1}

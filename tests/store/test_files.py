@@ -62,7 +62,8 @@ def test_the_previous_file_survives_a_failure(tmp_path: Path, error: type[BaseEx
 
 def test_the_file_is_flushed_before_the_renaming(tmp_path, monkeypatch) -> None:
     done: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync = os.fsync
+    replace = os.replace
 
     def record_fsync(file: int) -> None:
         done.append("folder" if os.path.samestat(os.fstat(file), tmp_path.stat()) else "file")

@@ -35,7 +35,8 @@ def test_a_second_writer_is_refused_with_the_first_s_process(tmp_path) -> None:
 
 
 def test_a_folder_inside_is_locked_too(tmp_path) -> None:
-    sweep, job = tmp_path / "sweep", tmp_path / "sweep/0"
+    sweep = tmp_path / "sweep"
+    job = tmp_path / "sweep/0"
     with sole_writer(sweep):
         with pytest.raises(LockedError), sole_writer(job):
             pass
@@ -50,7 +51,9 @@ def test_waiting_for_a_lock_is_reported_once(tmp_path) -> None:
 
 def waiting_for_a_lock(tmp_path: Path) -> None:
     """One thread holds a lock until another one waits for it, which then has it."""
-    waited, is_held, may_end = list[str](), threading.Event(), threading.Event()
+    waited = list[str]()
+    is_held = threading.Event()
+    may_end = threading.Event()
 
     def first() -> None:
         with locked(tmp_path, lambda: waited.append("first")):

@@ -163,7 +163,8 @@ def test_a_position_beyond_the_files_changes_nothing(tmp_path: Path) -> None:
     run = whole(tmp_path / "run", 5)
     position = run.position()
     run.close()
-    path, secret = run.path, tmp_path / "secret"
+    path = run.path
+    secret = tmp_path / "secret"
     secret.write_text("not yours\n")
     first = next(each for each in sorted((path / "captures").iterdir()) if each.suffix == ".safetensors")
     mistakes: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
@@ -220,7 +221,8 @@ def test_a_position_names_the_folders_of_all_ranks(tmp_path: Path) -> None:
     position = run.position()
     run.close()
     assert position["captures"]["index"] == (tmp_path / "captures/index.jsonl").stat().st_size > 0
-    assert (position["captures"]["shards"], position["captures"]["others"]) == (1, [])
+    assert position["captures"]["shards"] == 1
+    assert position["captures"]["others"] == []
     assert position["predictions"] == {"index": 0, "shards": 0, "counts": {}, "turns": False, "others": []}
 
     own = {**position["captures"], "turns": True}

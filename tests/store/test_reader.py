@@ -59,7 +59,8 @@ def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
 
     found = open_run(tmp_path)
     assert found.path == tmp_path
-    assert (found.status["status"], found.status["exit_code"]) == ("done", 0)
+    assert found.status["status"] == "done"
+    assert found.status["exit_code"] == 0
     assert found.plan == PLAN
     assert found.env == {"python": "3.11"}
     assert found.metrics == [{"step": 0, "loss": 0.5}, {"step": 1, "loss": math.inf}]
@@ -106,7 +107,8 @@ def test_the_status_is_read_again_while_the_run_continues(tmp_path: Path) -> Non
     assert run.status["status"] == "running"
     assert run.notes == []
     writing.set_status("stopped", "check nan_hunt tripped")
-    assert (run.status["status"], run.status["exit_code"]) == ("stopped", 3)
+    assert run.status["status"] == "stopped"
+    assert run.status["exit_code"] == 3
 
 
 def test_a_run_that_was_cut_off_can_be_read(tmp_path, monkeypatch) -> None:
@@ -308,7 +310,8 @@ def test_only_formats_of_tensors_can_be_exported(run: Run, tmp_path: Path) -> No
 
 def test_an_export_reads_a_block_of_rows_at_a_time(run, tmp_path, monkeypatch) -> None:
     run.export(tmp_path / "whole.safetensors")
-    read, most = StoredCapture.__getitem__, list[int]()
+    read = StoredCapture.__getitem__
+    most = list[int]()
 
     def counted(self: StoredCapture, index: slice) -> torch.Tensor:
         rows = read(self, index)

@@ -109,7 +109,9 @@ def test_lines_are_accepted_with_keys_that_may_be_there() -> None:
     compared = {"text_without": "b", "ids_without": [2], "reason_without": "end", "kl_first": 0.1}
     assert GenerationLine.model_validate(GENERATION | compared).kl_first == 0.1
     found = LensLine.model_validate(LENS | {"later": 1})
-    assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
+    assert found.part == "h.0"
+    assert found.position == 3
+    assert found.top == [(5, " a", 0.5)]
     assert PictureLine.model_validate(PICTURE).png == PNG
 
 

@@ -107,7 +107,9 @@ def test_closing_closes_every_file_even_if_one_fails(tmp_path: Path) -> None:
 
 
 def test_closing_waits_until_every_line_is_on_the_disk(tmp_path, monkeypatch) -> None:
-    run, flushed, fsync = RunDir.create(tmp_path / "run"), set[int](), os.fsync
+    run = RunDir.create(tmp_path / "run")
+    flushed = set[int]()
+    fsync = os.fsync
     run.log_metrics(loss=0.5)
     run.append("samples.jsonl", [{"sample": 1}])
     monkeypatch.setattr(os, "fsync", lambda file: (flushed.add(os.fstat(file).st_ino), fsync(file)))
@@ -170,7 +172,8 @@ def test_runs_of_other_machines_are_not_cut_off(monkeypatch: pytest.MonkeyPatch)
 class Two(Ranks):
     """One of two ranks, which communicate through the list `sent`."""
 
-    size, several = 2, True
+    size = 2
+    several = True
 
     def __init__(self, rank: int, sent: list[Any]) -> None:
         self.rank, self._sent = rank, sent
@@ -183,7 +186,8 @@ class Two(Ranks):
 def test_rank_0_gets_numbers_as_it_would_write_them(tmp_path: Path) -> None:
     record = dict(hook="h", module="m", mean=np.float32(0.5), n=[np.int64(3)], x=math.nan, t="NaN")
     sent = list[Any]()
-    main, other = RunDir.create(tmp_path), RunDir(tmp_path, ranks=Two(1, sent))
+    main = RunDir.create(tmp_path)
+    other = RunDir(tmp_path, ranks=Two(1, sent))
     main.set_status("running")
     main.append("stats.jsonl", [record])
     other.append("stats.jsonl", [record])
@@ -198,7 +202,8 @@ def test_rank_0_gets_numbers_as_it_would_write_them(tmp_path: Path) -> None:
 
 def test_lines_of_ranks_are_in_the_order_of_steps(tmp_path: Path) -> None:
     sent = list[Any]()
-    other, main = RunDir(tmp_path, ranks=Two(1, sent)), RunDir.create(tmp_path)
+    other = RunDir(tmp_path, ranks=Two(1, sent))
+    main = RunDir.create(tmp_path)
     main.set_status("running")
     main.ranks = Two(0, sent)
     for step in range(200):
@@ -246,7 +251,8 @@ def test_the_environment_names_versions(monkeypatch: pytest.MonkeyPatch) -> None
     assert found["torch"] == torch.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["argv"] == ["hookrun", "experiment=clip_fc"]
-    assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
+    assert found["device"] == "cpu"
+    assert found["threads"] == torch.get_num_threads()
     assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
     assert "0123456789abcdef" not in json.dumps(found)
 
@@ -284,7 +290,8 @@ def test_the_run_that_ended_last_is_found(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_files_were_changed_is_skipped(tmp_path: Path) -> None:
-    older, newer = finished(tmp_path, "a", "2030-01-01"), finished(tmp_path, "b", "2030-01-02")
+    older = finished(tmp_path, "a", "2030-01-01")
+    newer = finished(tmp_path, "b", "2030-01-02")
     assert newest_unchanged(tmp_path) == newer
     (newer / "metrics.jsonl").write_text("{}\n")
     assert newest_unchanged(tmp_path) == older

@@ -189,7 +189,8 @@ def test_as_a_module(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr(sys, "argv", ["verify", str(run)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(verify_module.__file__, run_name="__main__")
-    assert (ended.value.code, capsys.readouterr().err) == (0, "")
+    assert ended.value.code == 0
+    assert capsys.readouterr().err == ""
 
 
 # ---- by the manifest
@@ -201,7 +202,8 @@ def swap_shards(run: Path) -> None:
     (run / "x").rename(shard(run, 1))
 
 
-BEST, LAST = "checkpoints/best.safetensors", "checkpoints/last.safetensors"
+BEST = "checkpoints/best.safetensors"
+LAST = "checkpoints/last.safetensors"
 CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "best deleted": (lambda run: (run / BEST).unlink(), f"{BEST} is missing"),
     "a bit of a checkpoint": (lambda run: flip(run / LAST), f"{LAST} was changed: its SHA-256 is"),
@@ -268,7 +270,8 @@ def test_a_shard_that_its_writer_hashed_is_not_read_again(whole, monkeypatch) ->
     monkeypatch.setattr("hookrun.store.manifest.open_inside", recording)
     write_manifest(whole)
     assert "last.safetensors" in opened
-    assert not any(name.startswith("0000") for name in opened)
+    for name in opened:
+        assert not name.startswith("0000")
     assert json.loads((whole / "manifest.json").read_text()) == before
 
 
@@ -333,7 +336,9 @@ def test_verify_shows_twenty_names_at_most(whole: Path, capsys) -> None:
     assert len(lines) == 20
     assert more == "and 41 more"
     assert verdict.endswith("61 bad")
-    assert all(line.startswith("BAD: ") and line.isprintable() for line in lines)
+    for line in lines:
+        assert line.startswith("BAD: ")
+        assert line.isprintable()
 
 
 # ---- without one

@@ -34,7 +34,8 @@ def interrupted_at(line: int) -> bool:
     """Pass three pieces, with KeyboardInterrupt at the given line; returns whether that line was reached."""
     done = list[int]()
     made = Background("hookrun captures")
-    handed, count = 0, 0
+    handed = 0
+    count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
@@ -75,7 +76,9 @@ def test_interruptions_leave_every_piece_done_once() -> None:
 @pytest.mark.parametrize("most", [2**26, 0])
 def test_it_is_written_in_order_with_the_content_at_the_call(most: int, monkeypatch) -> None:
     monkeypatch.setattr(background, "MOST_COPIED", most)  # 0: too large to be copied
-    writing, written, weight = Background("states"), list[float](), torch.zeros(4)
+    writing = Background("states")
+    written = list[float]()
+    weight = torch.zeros(4)
     for _ in range(20):
         weight += 1
         writing.write("w", {"w": weight}, lambda tensors: written.append(float(tensors["w"][0])))
@@ -90,7 +93,8 @@ def test_between_two_intervals_the_newest_of_each_name_is_kept(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now))
-    writing, written = Background("states"), list[str]()
+    writing = Background("states")
+    written = list[str]()
 
     def write(*texts: str) -> None:
         for text in texts:
@@ -120,7 +124,8 @@ def test_an_error_in_the_thread_is_raised_once(tmp_path: Path) -> None:
 
 
 AT = {"epoch": 0, "step": 0, "call": 0}
-ONE, TWO = torch.ones(1), torch.full((2,), 2.0)
+ONE = torch.ones(1)
+TWO = torch.full((2,), 2.0)
 
 
 def index(folder: Path) -> list[dict[str, Any]]:
@@ -354,7 +359,8 @@ def test_a_failed_write_is_raised_at_the_next_value(tmp_path, monkeypatch) -> No
 
 def test_one_buffer_is_filled_while_another_is_written(tmp_path, monkeypatch) -> None:
     """Then a fast model waits for a slow disk: memory holds three buffers at most."""
-    writing, allowed = threading.Event(), threading.Event()
+    writing = threading.Event()
+    allowed = threading.Event()
     write = writer_module.write_tensors
 
     def slow(*args: Any, **options: Any) -> int:
@@ -417,7 +423,8 @@ def test_the_buffer_bounds_the_memory_of_captures(tmp_path, warm) -> None:
 
 
 def test_a_refused_shard_leaves_no_file(tmp_path, monkeypatch) -> None:
-    refusing, allowed = threading.Event(), threading.Event()
+    refusing = threading.Event()
+    allowed = threading.Event()
     replace = os.replace
 
     def refuse(*args: Path) -> None:

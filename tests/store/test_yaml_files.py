@@ -22,7 +22,8 @@ def test_a_file_without_read_permission_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused, reading(tmp_path):
         pytest.fail("a folder was read as a file")
     (problem,) = refused.value.errors
-    assert (problem.where, problem.what) == (str(tmp_path), "Is a directory")
+    assert problem.where == str(tmp_path)
+    assert problem.what == "Is a directory"
 
 
 ODD = (

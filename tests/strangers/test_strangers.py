@@ -25,7 +25,9 @@ Runs = Callable[..., Run]
 def test_cross_entropy_of_masked_words_is_torch_s(run: Runs) -> None:
     stranger = replace(MASKED, typed=("train.loss=cross_entropy",))
     found = run(stranger, "task=evaluate", "task.metrics=[loss,accuracy]").metrics[-1]
-    model, losses, right = stranger.model(), list[float](), list[torch.Tensor]()
+    model = stranger.model()
+    losses = list[float]()
+    right = list[torch.Tensor]()
     with torch.no_grad():
         for inputs, target in stranger.batches():
             output = called(model, inputs)

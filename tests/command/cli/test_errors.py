@@ -154,7 +154,8 @@ class TestFiles:
         assert main(["--config-dir", folder, "experiment=mine"]) == 0
         assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 0
         assert [experiment.settings.task.name for experiment, _ in notes.prepared] == ["predict", "predict"]
-        assert (len(notes.ran), len(notes.shown)) == (1, 1)
+        assert len(notes.ran) == 1
+        assert len(notes.shown) == 1
 
     def test_a_suffix_that_hydra_does_not_read(self, conf: Conf, said) -> None:
         folder = conf(**{"experiment/mine.yml": "# @package _global_\n"})

@@ -32,7 +32,8 @@ from hookrun.store.config.interpolations import guarded
 
 
 def test_the_main_config_folder_is_searched_last(tmp_path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     first.mkdir()
     second.mkdir()
     with opened(conf_dir(), first, second) as app:
@@ -166,7 +167,8 @@ def test_swept_keys_must_be_keys_of_the_experiment() -> None:
 
 def test_only_the_command_line_can_trust() -> None:
     assert TRUST.what == "is taken from the command line only, never from a file"
-    swept, as_if_typed = {"sweeper": {"params": {"+trust": "a"}}}, {"overrides": {"task": ["+trust=a"]}}
+    swept = {"sweeper": {"params": {"+trust": "a"}}}
+    as_if_typed = {"overrides": {"task": ["+trust=a"]}}
     assert wrong_settings(swept, GROUPS) == wrong_settings(as_if_typed, GROUPS) == [TRUST]
     with pytest.raises(SpecError, match=f"trust: {TRUST.what}"):
         parse_experiment({**compose_dict([]), "trust": ["mypkg"]})
@@ -185,7 +187,8 @@ def test_an_experiment_is_plain_data_without_hydras_part(cwd) -> None:
 def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:
     experiment = parse_experiment(compose_dict())
     assert experiment.hooks.hooks == ()
-    assert (experiment.settings.task.name, experiment.settings.model.name) == ("train", "cnn")
+    assert experiment.settings.task.name == "train"
+    assert experiment.settings.model.name == "cnn"
 
 
 def test_interpolations_are_resolved(conf) -> None:

@@ -75,7 +75,8 @@ def test_a_closed_pipe_is_not_an_error(command: str, tmp_path: Path) -> None:
         typed = [sys.executable, "-W", "error", "-m", *command.replace("RUN", str(tmp_path)).split()]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(typed, env=env, text=True, stdout=pipe, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
 
 
 def test_a_process_without_stdin_runs(cwd: Path, warm: WarmProcesses) -> None:
@@ -118,7 +119,9 @@ def test_a_process_of_several_keeps_its_exit_code(code: int) -> None:
             "time.sleep(0.2)", "(time.sleep(0.2), os.kill(os.getpid(), 15))"
         )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "piece\natexit\n", "")
+    assert done.returncode == code
+    assert done.stdout == "piece\natexit\n"
+    assert done.stderr == ""
 
 
 def test_a_verbose_sweep_lists_its_jobs(notes, capsys) -> None:
@@ -153,7 +156,8 @@ def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -
     ids=" ".join,
 )
 def test_the_loggers_are_restored_afterwards(typed: list[str], notes) -> None:
-    root, library = logging.getLogger(), logging.getLogger("some.library")
+    root = logging.getLogger()
+    library = logging.getLogger("some.library")
     before = (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled)
     assert main([*typed, *([] if "--info" in typed else ["seed=5"])]) == 0
     assert (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled) == before

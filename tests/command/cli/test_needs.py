@@ -104,7 +104,8 @@ def test_a_plan_shows_it_without_running_it(call: Call, cwd: Path) -> None:
 def test_a_need_runs_first_then_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
     folder, said = patched_once
     assert "(runs first)" in said
-    found, theirs = hookrun.open_run("outputs/latest"), hookrun.open_run(patched)
+    found = hookrun.open_run("outputs/latest")
+    theirs = hookrun.open_run(patched)
     assert_close(found.predictions[:], theirs.predictions[:])
     assert found.config["hooks"]["patch"]["value"]["run"] == "clean", "by its name"
     assert found.plan["runs"] == [
@@ -330,7 +331,8 @@ def test_one_key_of_vars_changes_several_settings(notes, call: Call, cwd: Path, 
     assert call("-m", "experiment=both", "vars.strength=1,3")[0] == 0
     for (experiment, _), strength in zip(notes.prepared, (1, 3), strict=True):
         scale, shift = (hook.action for hook in experiment.hooks.hooks[1:])
-        assert (scale.factor, shift.value) == (strength, strength)
+        assert scale.factor == strength
+        assert shift.value == strength
     assert read_sweep((cwd / "multirun/latest").resolve()).varied == ["vars.strength"]
     code, said = call("experiment=both", "vars.strenth=3")
     assert code == 2

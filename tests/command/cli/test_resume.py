@@ -46,7 +46,8 @@ def say(capfd: pytest.CaptureFixture[str]) -> Say:
 @contextmanager
 def failing_at(number: int) -> Iterator[None]:
     """Training fails at its n-th step."""
-    step, left = training.train_step, [number]
+    step = training.train_step
+    left = [number]
 
     def failing(*args: Any) -> None:
         left[0] -= 1
@@ -99,7 +100,8 @@ def test_a_resumed_run_ends_as_done(failed: Path, whole_once: Path, say: Say) ->
     config = (failed / ".hydra" / "config.yaml").read_bytes()
     code, said = say(["resume=latest"])
     assert os.readlink(failed.with_name("latest")) == "one"
-    expected, resumed = hookrun.open_run(whole_once), hookrun.open_run(failed)
+    expected = hookrun.open_run(whole_once)
+    resumed = hookrun.open_run(failed)
 
     assert code == 0
     assert "resumed from state_000005, step 4" in said
@@ -155,7 +157,8 @@ def test_another_version_is_refused_without_resume_anyway(failed, say, monkeypat
 
 def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
     def write(value: float) -> None:
-        images, labels = torch.full((30, 1, 8, 8), value), torch.arange(30) % 10
+        images = torch.full((30, 1, 8, 8), value)
+        labels = torch.arange(30) % 10
         save_file({"x": images, "y": labels}, "data.safetensors")
 
     write(0.0)
@@ -209,7 +212,8 @@ def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) 
     steps = [line["step"] for line in hookrun.open_run(failed).metrics if line.get("of") == "batch"]
     assert "the run starts from the beginning" in said
     assert "resumed from" not in said
-    assert (code, steps) == (0, [0])
+    assert code == 0
+    assert steps == [0]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ class TestASweepOfWhichAllIsDone:
         out = capsys.readouterr().out
         assert "sweep: 2 of 2 jobs done, 2 of them before" in out
         assert "report: " in out
-        assert (composed, notes.ran) == ([], [])
+        assert composed == []
+        assert notes.ran == []
 
     def test_runs_jobs_with_another_configuration(self, notes, composed) -> None:
         self.finished(composed, "seed=5,6")
@@ -190,7 +191,8 @@ def test_the_config_dir_of_a_found_sweep_is_typed_again(conf, notes, capsys) -> 
     assert f"type it as well: --config-dir {folder} -m resume=" in capsys.readouterr().err
     assert main(["--config-dir", folder, "-m", "resume=latest", "hydra.sweeper.max_batch_size=1"]) == 1
     ((seed, _),) = notes.ran
-    assert (seed, notes.prepared[-1][0].settings.train.epochs) == (1, 4)
+    assert seed == 1
+    assert notes.prepared[-1][0].settings.train.epochs == 4
 
 
 def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd, earlier, capsys) -> None:
@@ -372,7 +374,8 @@ def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
 
 
 def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd) -> None:
-    old, new = sweep(cwd / "multirun/b"), sweep(cwd / "multirun/a")
+    old = sweep(cwd / "multirun/b")
+    new = sweep(cwd / "multirun/a")
     (cwd / "multirun/latest").symlink_to("a")
     assert sweep_folder("latest") == sweep_folder("multirun/latest") == new
     assert sweep_folder("multirun/b") == old

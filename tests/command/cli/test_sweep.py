@@ -66,7 +66,8 @@ def test_a_batch_with_a_failed_job_is_followed_by_the_next(notes) -> None:
 def test_a_broken_job_is_reported_in_its_directory(cwd: Path, notes) -> None:
     assert main(["-m", "seed=2,5"]) == 2
     status = json.loads((only_sweep(cwd) / "0/status.json").read_text())
-    assert (status["status"], status["exit_code"]) == ("failed", 2)
+    assert status["status"] == "failed"
+    assert status["exit_code"] == 2
     assert "hooks.clip_fc.select: nothing matches" in status["reason"]
 
 
@@ -154,7 +155,8 @@ def test_a_parameter_of_a_file_is_checked_first_too(conf, cwd, notes, capsys) ->
     folder = conf(**{"experiment/mine": SWEEP.replace("5,6", "5,x")})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
     assert "job #1 (seed=x experiment=mine): seed: found 'x'" in capsys.readouterr().err
-    assert (notes.ran, list(cwd.iterdir())) == ([], [])
+    assert notes.ran == []
+    assert list(cwd.iterdir()) == []
 
 
 def test_a_sweep_in_the_directory_of_another_is_refused(notes, capsys) -> None:
@@ -185,7 +187,8 @@ def test_a_pickled_job_keeps_the_runs_found_at_the_start() -> None:
     with pytest.raises(SpecError, match=r"experiment clean seed=1 was not known when the sweep began"):
         CLEAN.with_runs({})
     failed = pickle.loads(pickle.dumps(JobFailed("job failed: multirun/0", 3)))
-    assert (failed.exit_code, str(failed)) == (3, "job failed: multirun/0")
+    assert failed.exit_code == 3
+    assert str(failed) == "job failed: multirun/0"
 
 
 class Climber(Sweeper):
@@ -222,7 +225,8 @@ class TestOptimizingSweeper:
 
     def test_the_common_configuration_is_checked_first(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "train.epochs=-1"]) == 2
-        assert (notes.prepared, list(cwd.iterdir())) == ([], [])
+        assert notes.prepared == []
+        assert list(cwd.iterdir()) == []
 
     def test_the_common_configuration_is_compiled_first(self, folder, cwd, notes, capsys) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber"]
@@ -230,7 +234,8 @@ class TestOptimizingSweeper:
         assert "hooks.h.select: 'nope' matches no module of CNN" in capsys.readouterr().err
         assert main([*command, "task=predict"]) == 2
         assert "task=predict logs neither accuracy nor loss" in capsys.readouterr().err
-        assert (notes.prepared, list(cwd.iterdir())) == ([], [])
+        assert notes.prepared == []
+        assert list(cwd.iterdir()) == []
 
     def test_the_sweeper_may_ignore_the_failure_of_a_job(self, folder, notes, capsys, monkeypatch) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweeper.start=0"]
@@ -271,7 +276,8 @@ class TestOptimizingSweeper:
 
     def test_a_read_only_task_shows_the_common_configuration(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "task=plan"]) == 0
-        assert (len(notes.shown), list(cwd.iterdir())) == (1, [])
+        assert len(notes.shown) == 1
+        assert list(cwd.iterdir()) == []
 
 
 SMALL = ("task=evaluate", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1")
@@ -293,7 +299,8 @@ def test_the_metric_of_an_objective_is_checked_first(cwd: Path, notes, capsys) -
     said = capsys.readouterr().err
     assert "objective.metric: found 'val/acuracy'" in said
     assert "did you mean 'val/accuracy'" in said
-    assert (notes.ran, list(cwd.iterdir())) == ([], [])
+    assert notes.ran == []
+    assert list(cwd.iterdir()) == []
     assert main(["-m", *SMALL, "seed=5", "objective=train/loss"]) == 0, "it may be of another task"
 
 

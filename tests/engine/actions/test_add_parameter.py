@@ -52,7 +52,8 @@ def test_it_has_the_dtype_of_the_module(module: nn.Module) -> None:
     lazy = any(isinstance(tensor, nn.UninitializedParameter) for tensor in tensors)
     like = torch.empty(0) if lazy or not tensors else tensors[0]
     build(AddParameter(name="gain", shape=[3], value=[1, 2, 3]))(module)
-    assert (module.gain.dtype, module.gain.device) == (like.dtype, like.device)
+    assert module.gain.dtype == like.dtype
+    assert module.gain.device == like.device
 
 
 def test_an_earlier_parameter_of_another_shape_is_an_error() -> None:
@@ -81,7 +82,8 @@ def test_the_key_name_is_that_of_the_parameter() -> None:
     assert action.action_name == AddParameter.action_name == "add_parameter"
     assert actions()["add_parameter"] is AddParameter
     assert action.name == action.adds("h") == "gain"
-    assert (hook.to_dict()["action"], hook.to_dict()["params"]["name"]) == ("add_parameter", "gain")
+    assert hook.to_dict()["action"] == "add_parameter"
+    assert hook.to_dict()["params"]["name"] == "gain"
     assert copy.deepcopy(action) == pickle.loads(pickle.dumps(action)) == action
     assert action != AddParameter(name="other", shape=[2])
 

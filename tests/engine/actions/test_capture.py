@@ -77,7 +77,8 @@ def test_dtype_is_that_of_both_parts_of_a_complex_tensor(dtype: str) -> None:
         with pytest.raises(ValueError, match=f"no complex tensor has parts in torch.{dtype}: use float16"):
             kept(x, dtype=dtype)
         return
-    found, parts = kept(x, dtype=dtype), [part.to(getattr(torch, dtype)) for part in (x.real, x.imag)]
+    found = kept(x, dtype=dtype)
+    parts = [part.to(getattr(torch, dtype)) for part in (x.real, x.imag)]
     assert found.is_complex()
     assert torch.equal(torch.view_as_real(found), torch.stack(parts, -1))
 

@@ -69,7 +69,8 @@ def test_float8_is_checked_in_float32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:])
 @pytest.mark.parametrize("finite", [True, False])
 def test_bounds_beyond_the_dtype_admit_no_infinity(dtype: torch.dtype, finite: bool) -> None:
-    check, top = Check(min=-1e300, max=1e300, finite=finite), torch.finfo(dtype).max
+    check = Check(min=-1e300, max=1e300, finite=finite)
+    top = torch.finfo(dtype).max
     assert passes(check, torch.tensor([-top, top], dtype=dtype))
     assert not passes(check, torch.tensor([math.inf], dtype=dtype))
     assert not passes(check, torch.tensor([-math.inf], dtype=dtype))

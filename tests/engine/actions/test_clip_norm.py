@@ -69,7 +69,8 @@ def test_tensors_of_several_devices_keep_their_devices() -> None:
 
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
 def test_empty_tensors_do_not_count(norm_type: float) -> None:
-    empty, full = torch.empty(0), torch.tensor([3.0, -3.0])
+    empty = torch.empty(0)
+    full = torch.tensor([3.0, -3.0])
     assert clipped([], 1, norm_type) == []
     assert clipped([empty], 1, norm_type)[0].shape == (0,)
     first, second = clipped([empty, full], 1, norm_type)
@@ -79,7 +80,8 @@ def test_empty_tensors_do_not_count(norm_type: float) -> None:
 
 def test_nan_propagates_as_in_torch() -> None:
     news = clipped([torch.tensor([math.nan]), torch.ones(2)], max_norm=1)
-    assert all(bool(new.isnan().all()) for new in news)
+    for new in news:
+        assert bool(new.isnan().all())
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -119,13 +119,15 @@ def test_an_edit_keeps_the_form_of_its_input(action: Action) -> None:
 @each_edit
 def test_an_edit_works_on_a_tensor_without_dimensions(action: Action) -> None:
     for dtype in DTYPES:
-        x, function = torch.tensor(0.25, dtype=dtype), build(action)
+        x = torch.tensor(0.25, dtype=dtype)
+        function = build(action)
         if isinstance(next(iter(action.model_dump().values())), tuple):
             with pytest.raises(ValueError, match="does not broadcast"):
                 edit(action, function, x)
         else:
             new = edit(action, function, x)
-            assert (new.shape, new.dtype) == (x.shape, dtype)
+            assert new.shape == x.shape
+            assert new.dtype == dtype
 
 
 @each_edit
@@ -135,7 +137,8 @@ def test_an_edit_runs_on_fake_tensors(action: Action) -> None:
             x = torch.empty(4, 3, dtype=dtype)
             new = edit(action, build(action), x)
         assert isinstance(new, FakeTensor)
-        assert (new.shape, new.dtype) == (x.shape, x.dtype)
+        assert new.shape == x.shape
+        assert new.dtype == x.dtype
 
 
 LISTED = [3.0, 0.0, -4.0, 12.0]
@@ -150,7 +153,8 @@ COMPUTED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("keys", COMPUTED, ids=str)
 def test_an_edit_of_several_steps_compiles_into_one_graph(keys: dict[str, Any]) -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4)
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.randn(5, 4)
     with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
         assert_close(hooks.compile(backend="eager", fullgraph=True)(x), model(x))
 
@@ -167,7 +171,8 @@ def test_complex_tensors_are_refused_in_words(keys: dict[str, Any]) -> None:
 
 @each_edit
 def test_an_edit_does_not_use_the_global_generator(action: Action) -> None:
-    x, state = torch.randn(4, 3), torch.get_rng_state()
+    x = torch.randn(4, 3)
+    state = torch.get_rng_state()
     edit(action, build(action), x)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -175,7 +180,8 @@ def test_an_edit_does_not_use_the_global_generator(action: Action) -> None:
 @each_observer
 def test_an_observer_does_not_write_its_input(action: Action) -> None:
     for kind, x in each_tensor():
-        before, state = x.clone(), torch.get_rng_state()
+        before = x.clone()
+        state = torch.get_rng_state()
         assert build(action)(x) is None, kind
         assert_close(x, before, rtol=0, atol=0, msg=lambda text, kind=kind: f"{kind}: {text}")
         assert torch.equal(torch.get_rng_state(), state), kind

@@ -77,7 +77,10 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
 
 
 def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
-    model, bits, elements, draws = copying(), [0, 5, 31], 10, 10_000
+    model = copying()
+    bits = [0, 5, 31]
+    elements = 10
+    draws = 10_000
     spec = {"select": "0", "hook": "forward", "action": "flip_bits", "rate": 0.01, "bits": bits, "seed": 1}
     with hookrun.hooked(model, {"h": spec}) as hooks:
         for _ in range(draws):
@@ -91,12 +94,14 @@ def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
     for key, kinds in (("bit", bits), ("element", range(elements))):
         counts = Counter(record[key] for record in records)
         assert set(counts) == set(kinds)
-        assert all(within_3_sigma(counts[kind], elements * 3 * draws // len(kinds)) for kind in kinds)
+        for kind in kinds:
+            assert within_3_sigma(counts[kind], elements * 3 * draws // len(kinds))
 
 
 @pytest.mark.parametrize("index", [None, ":, [0, 2]", "[3, 1]", "..., 1:"])
 def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
-    x, part = torch.randn(4, 5, 3), {} if index is None else {"index": index}
+    x = torch.randn(4, 5, 3)
+    part = {} if index is None else {"index": index}
     picked = np.arange(60).reshape(4, 5, 3)[eval(f"np.s_[{index or '...'}]")]
     new, records = flipped(x, count=7, samples=[10, 11, 12, 13], **part)
     assert len(records) == 7
@@ -111,7 +116,8 @@ def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
 
 def test_the_gradient_is_straight_through() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
-    stored, x = model[0].weight.detach().clone(), torch.randn(2, 3, requires_grad=True)
+    stored = model[0].weight.detach().clone()
+    x = torch.randn(2, 3, requires_grad=True)
     flips = {"action": "flip_bits", "count": 3, "bits": [20, 31]}
     weight = {"select": "0.weight", "hook": "weight", **flips}
     output = {"select": "0", "hook": "forward", **flips}
@@ -119,7 +125,8 @@ def test_the_gradient_is_straight_through() -> None:
         seen = model(x)
         seen.sum().backward()
         lists = {name: [r for r in hooks.records if r["hook"] == name] for name in ("weight", "output")}
-    read, made = integers(stored), None
+    read = integers(stored)
+    made = None
     for record in lists["weight"]:
         read[record["element"]] ^= np.uint32(1 << record["bit"])
     read_weight = torch.from_numpy(read.view(np.float32)).view(4, 3)
@@ -225,7 +232,8 @@ def train(
     """Train in an own loop: the bits of all outputs and weights, and the list of faults."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), list[Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = list[Tensor]()
     spec = {name: {**hook, "action": "flip_bits"} for name, hook in hooks.items()}
     with hookrun.record(model, spec, run_dir=run, strict=True):
         for _ in range(steps):

@@ -42,7 +42,8 @@ def test_these_are_the_initialisers_of_torch() -> None:
 def test_each_function_gives_what_torch_gives(name: Any) -> None:
     module = nn.Conv1d(4, 6, 3) if name == "dirac_" else nn.Linear(6, 4)
     module.requires_grad_(False)
-    weight, state = module.weight, torch.get_rng_state()
+    weight = module.weight
+    state = torch.get_rng_state()
     build(Init(name=name, args=ARGS.get(name, {}), seed=3, parameters="weight"))(module)
     assert torch.equal(weight, drawn(name, weight, "fc.weight", **ARGS.get(name, {})))
     assert module.weight is weight

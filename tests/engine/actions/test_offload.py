@@ -56,7 +56,8 @@ def test_a_tensor_is_restored_unchanged_from_disk(x: Tensor, folder: Path) -> No
 
 def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path) -> None:
     offload = build(Offload(to="disk"))
-    first, second = offload(torch.ones(2)), offload(torch.zeros(2))
+    first = offload(torch.ones(2))
+    second = offload(torch.zeros(2))
     assert len(list(folder.iterdir())) == 2
     restored = first.undo(None)
     del first

@@ -44,7 +44,8 @@ def spec(function: Any, select: Any = ("0", "2"), hook: str = "forward", **keys:
 
 
 def train(model: Callable[[Tensor], Tensor], parameters: Iterable[Tensor]) -> list[float]:
-    optimizer, losses = torch.optim.AdamW(list(parameters), lr=0.05), list[float]()
+    optimizer = torch.optim.AdamW(list(parameters), lr=0.05)
+    losses = list[float]()
     for _ in range(10):
         optimizer.zero_grad()
         loss = (model(X) - Y).square().mean()
@@ -55,7 +56,9 @@ def train(model: Callable[[Tensor], Tensor], parameters: Iterable[Tensor]) -> li
 
 
 def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
-    model, plain, adapters = net(), net(), [Adapter(), Adapter()]
+    model = net()
+    plain = net()
+    adapters = [Adapter(), Adapter()]
     plan = hookrun.compile(spec(Adapter), model, example=((X,), {}))
     assert (
         "ad: adds ad_down_weight [2, 3], ad_up_weight [3, 2], ad_up_bias [3] to each module, 15 elements"
@@ -78,12 +81,14 @@ def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
 
 def test_modules_start_from_a_seed_of_their_own() -> None:
     def initial(*order: str) -> dict[str, Tensor]:
-        model, state = net(), torch.get_rng_state()
+        model = net()
+        state = torch.get_rng_state()
         with hookrun.hooked(model, {name: spec(Adapter)["ad"] for name in order}) as hooks:
             assert torch.equal(torch.get_rng_state(), state)
             return dict(hooks.named_parameters())
 
-    one, other = initial("ad", "more"), initial("more", "ad")
+    one = initial("ad", "more")
+    other = initial("more", "ad")
     assert one.keys() == other.keys()
     assert all(torch.equal(each, other[name]) for name, each in one.items())
     assert not torch.equal(one["0.ad_down_weight"], one["2.ad_down_weight"])
@@ -102,7 +107,9 @@ def test_a_later_installation_uses_the_values_in_the_model(own: Any, assign: boo
             output: Tensor = self.cells(value)[0]
             return output
 
-    hook, model, other = spec(own if own is Adapter else Memory), net(), net()
+    hook = spec(own if own is Adapter else Memory)
+    model = net()
+    other = net()
     with hookrun.hooked(model, hook):
         train(model, model.parameters())
         expected = model(X)
@@ -136,7 +143,8 @@ def test_it_has_the_dtype_of_the_model(dtype: torch.dtype) -> None:
             assert self.training is self.down.training is False
             return nn.functional.dropout(super().forward(value), 0.5, self.training)
 
-    model, x = net().to(dtype).eval(), X.to(dtype)
+    model = net().to(dtype).eval()
+    x = X.to(dtype)
     plan = hookrun.compile(spec(Noisy), model, example=((x,), {}))
     with torch.inference_mode(), plan.install(model) as hooks:
         assert model(x).dtype is dtype
@@ -174,7 +182,8 @@ def test_it_may_take_the_context() -> None:
 
 
 def test_a_given_object_is_shared() -> None:
-    model, own = net(), Adapter()
+    model = net()
+    own = Adapter()
     hooks = spec(own) | {"g": {"select": "0", "hook": "output_grad", "action": "stats"}}
     plan = hookrun.compile(hooks, model, example=((X,), {}))
     assert own.down.weight.grad is None, "the trial run leaves nothing in it"
@@ -182,7 +191,8 @@ def test_a_given_object_is_shared() -> None:
         assert installed.parameters() == list(own.parameters()), "each once"
         train(model, model.parameters())
     with hookrun.hooked(model, spec(other := Adapter())) as installed:
-        assert all(a is b for a, b in zip(installed.parameters(), other.parameters(), strict=True))
+        for a, b in zip(installed.parameters(), other.parameters(), strict=True):
+            assert a is b
 
 
 class Normed(Adapter):
@@ -209,7 +219,9 @@ BUFFERS = [
 
 
 def test_persistent_buffers_are_those_of_the_model() -> None:
-    model, plain, own = net(), net(), [Normed(), Normed()]
+    model = net()
+    plain = net()
+    own = [Normed(), Normed()]
     plan = hookrun.compile(spec(Normed), model, example=((X,), {}))
     assert "to each module, 52 elements" in str(plan)
     names = {f"{place}.ad_{name}" for place in (0, 2) for name in ["mean", *BUFFERS]}
@@ -238,7 +250,10 @@ def test_persistent_buffers_are_those_of_the_model() -> None:
 
 
 def test_a_shared_object_shares_its_replaced_buffer() -> None:
-    model, plain, own, theirs = net(), net(), Counting(), Counting()
+    model = net()
+    plain = net()
+    own = Counting()
+    theirs = Counting()
     plan = hookrun.compile(spec(own), model, example=((X,), {}))
     assert own.calls == 0, "the trial run leaves nothing in it"
     with plan.install(model):

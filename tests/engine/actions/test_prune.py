@@ -37,7 +37,9 @@ def apply(model: nn.Module, **keys: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_elements_are_those_of_torch(method: Any, amount: float, dtype: torch.dtype) -> None:
     module = nn.Linear(6, 4, dtype=dtype).requires_grad_(False)
-    other, weight, state = copy.deepcopy(module), module.weight, torch.get_rng_state()
+    other = copy.deepcopy(module)
+    weight = module.weight
+    state = torch.get_rng_state()
     keys = dict(METHODS[method])
     build(Prune(amount=amount, method=method, **keys), module=module)(module)
     assert torch.equal(torch.get_rng_state(), state)
@@ -99,7 +101,8 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int = 3) -> list[float]
 @pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
 def test_a_pruned_model_trains_as_under_the_mask_of_torch(optimizer: str, method: str) -> None:
     keys = {"n": 2.0, "dim": 0} if method == "ln_structured" else {}
-    model, by_hand = network(), network()
+    model = network()
+    by_hand = network()
     for layer in (0, 2):
         getattr(prune, method)(by_hand[layer], "weight", amount=0.5, **keys)
     expected = train(by_hand, OPTIMIZERS[optimizer](by_hand.parameters()))
@@ -137,7 +140,8 @@ def test_pruned_elements_stay_0_after_any_write() -> None:
 
 
 def test_a_step_of_other_parameters_leaves_an_open_graph_alone() -> None:
-    model, other = network(), nn.Linear(3, 1)
+    model = network()
+    other = nn.Linear(3, 1)
     both = SGD([*other.parameters(), *model.parameters()], lr=0.1)
     with hookrun.hooked(model, {"h": {"select": "0", **HALF}}):
         output = model(torch.ones(2, 6))
@@ -149,7 +153,8 @@ def test_a_step_of_other_parameters_leaves_an_open_graph_alone() -> None:
 
 
 def test_each_hook_prunes_what_earlier_ones_have_left() -> None:
-    model, by_hand = network(), network()
+    model = network()
+    by_hand = network()
     prune.l1_unstructured(by_hand[0], "weight", 0.5)
     prune.ln_structured(by_hand[0], "weight", 0.5, n=1, dim=0)
     prune.l1_unstructured(by_hand[0], "weight", 3)
@@ -162,7 +167,9 @@ def test_each_hook_prunes_what_earlier_ones_have_left() -> None:
 @pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
 def test_importance_scores_are_compared_instead_of_the_weights(method: str) -> None:
     keys = {"n": 2.0, "dim": 0} if method == "ln_structured" else {}
-    model, by_hand, scores = network().bfloat16(), network().bfloat16(), torch.randn(8, 6)
+    model = network().bfloat16()
+    by_hand = network().bfloat16()
+    scores = torch.randn(8, 6)
     getattr(prune, method)(by_hand[0], "weight", amount=0.5, importance_scores=scores, **keys)
     apply(model, select="0", amount=0.5, method=method, importance_scores=scores, **keys)
     assert torch.equal(model[0].weight, by_hand[0].weight)
@@ -174,9 +181,11 @@ def test_importance_scores_are_compared_instead_of_the_weights(method: str) -> N
 @pytest.mark.parametrize("saves_the_hooks", [True, False])
 def test_a_model_that_is_loaded_again_keeps_its_elements_at_0(saves_the_hooks: bool) -> None:
     spec = {"h": {"select": "0", **HALF}}
-    model, later = network(), network(seed=2)
+    model = network()
+    later = network(seed=2)
     with hookrun.hooked(model, spec) as hooks:
-        state, of_hooks = model.state_dict(), hooks.state_dict()
+        state = model.state_dict()
+        of_hooks = hooks.state_dict()
     if not saves_the_hooks:
         later.load_state_dict(state)
     with hookrun.hooked(later, spec) as hooks:

@@ -114,9 +114,18 @@ def test_the_context_describes_the_firing() -> None:
         model.eval()
         model(X)
     first, second = SEEN
-    assert (first.hook, first.hook_type, first.path, first.module) == ("h", "forward", "0", model[0])
-    assert (first.mode, first.epoch, first.step, first.call, first.target) == ("train", 0, 0, 0, "")
-    assert (second.mode, second.epoch, second.step) == ("eval", 1, 1)
+    assert first.hook == "h"
+    assert first.hook_type == "forward"
+    assert first.path == "0"
+    assert first.module == model[0]
+    assert first.mode == "train"
+    assert first.epoch == 0
+    assert first.step == 0
+    assert first.call == 0
+    assert first.target == ""
+    assert second.mode == "eval"
+    assert second.epoch == 1
+    assert second.step == 1
     with pytest.raises(AttributeError):
         first.step = 3  # type: ignore[misc]
 
@@ -131,7 +140,8 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
     "write", [lambda x: x.mul_(2), lambda x: x[0].zero_(), lambda x: x.detach().view(-1).add_(1)]
 )
 def test_a_write_in_place_is_refused_in_every_mode(mode: Any, index: str | None, write: Any) -> None:
-    model, hook = net(), spec(lambda x: write(x) * 0)
+    model = net()
+    hook = spec(lambda x: write(x) * 0)
     if index is not None:
         hook["h"]["index"] = index
     with mode(), pytest.raises(hookrun.HookError, match="in place"), hookrun.hooked(model, hook):
@@ -139,7 +149,8 @@ def test_a_write_in_place_is_refused_in_every_mode(mode: Any, index: str | None,
 
 
 def test_in_inference_mode_a_function_may_return_its_value() -> None:
-    model, made = net(), list[Any]()
+    model = net()
+    made = list[Any]()
     model[1].register_forward_hook(lambda module, args, output: made.append(output))
     with torch.inference_mode(), hookrun.hooked(model, spec(lambda x: x)):
         assert model(X) is made[0]
@@ -183,7 +194,9 @@ def test_random_draws_must_use_the_hook_s_own_generator() -> None:
         model(X)
 
     def gradient(checkpointed: bool) -> Tensor:
-        model, x, state = net(), X.clone().requires_grad_(), torch.get_rng_state()
+        model = net()
+        x = X.clone().requires_grad_()
+        state = torch.get_rng_state()
         with hookrun.hooked(model, spec(noisy)):
             out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
             out.square().sum().backward()
@@ -277,7 +290,8 @@ def masked() -> Net:
 @pytest.mark.parametrize("hook", ["forward", "forward_pre"])
 def test_the_inputs_are_the_arguments_of_the_module_call(hook: str) -> None:
     SEEN.clear()
-    model, mask = masked(), torch.ones(3)
+    model = masked()
+    mask = torch.ones(3)
     first = {"select": "", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
     with hookrun.hooked(model, {"first": first, **spec(look, hook=hook, select="", target="[0]")}):
         model(X)
@@ -313,7 +327,8 @@ def test_numbers_recorded_in_one_call_are_one_record_as_of_stats() -> None:
     hooks = {**spec(measure, select="", when={"step": {"every": 2}})}
     hooks["s"] = {**hooks["h"], "action": "stats", "of": "mean"}
     del hooks["s"]["function"]
-    model, found = masked(), list[list[dict[str, Any]]]()
+    model = masked()
+    found = list[list[dict[str, Any]]]()
     with hookrun.hooked(model, hooks) as installed:
         for _ in range(3):
             model(X)
@@ -392,7 +407,8 @@ def test_nothing_is_recorded_after_the_call() -> None:
 
 
 def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
-    model, value = net(), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    model = net()
+    value = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     plan = hookrun.compile(
         {"h": {"select": "1", "hook": "forward", "action": "replace", "value": value}}, model
     )
@@ -410,7 +426,8 @@ def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
 
 
 def test_a_function_gives_a_constant_for_the_tensor_at_hand() -> None:
-    model, x = net(), X.clone().requires_grad_()
+    model = net()
+    x = X.clone().requires_grad_()
     hook = {"h": {"select": "1", "hook": "forward", "action": "replace", "value": lambda x: x.mean(0)}}
     expected = model(X).mean(0).expand(2, 3)
     with hookrun.hooked(model, hook):
@@ -442,7 +459,8 @@ def test_the_hash_of_the_plan_follows_what_was_given() -> None:
         return lambda x: x * factor
 
     assert plan_hash(action=by(2)) == plan_hash(action=by(2)) != plan_hash(action=by(3))
-    one, other = torch.ones(3), torch.zeros(3)
+    one = torch.ones(3)
+    other = torch.zeros(3)
     same = plan_hash(action="replace", value=one)
     assert same == plan_hash(action="replace", value=one.clone()) != plan_hash(action="replace", value=other)
 
@@ -472,7 +490,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_function_by_name_needs_trust(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, named = net(), spec(f"{MODULE}:halve", args={"by": 4})
+    model = net()
+    named = spec(f"{MODULE}:halve", args={"by": 4})
     with pytest.raises(hookrun.CompileError, match=rf"HOOKRUN_TRUST={MODULE}"):
         hookrun.compile(named, model)
     assert MODULE not in sys.modules
@@ -482,7 +501,8 @@ def test_a_function_by_name_needs_trust(own: Path, monkeypatch: pytest.MonkeyPat
     with plan.install(model):
         assert torch.equal(model(X), expected)
     code = plan.to_dict()["hooks"][0]["code"]["function"]
-    assert (code["function"], code["hashed"]) == (f"{MODULE}:halve", f"the source of the module {MODULE}")
+    assert code["function"] == f"{MODULE}:halve"
+    assert code["hashed"] == f"the source of the module {MODULE}"
     assert f"hooks.h.function {MODULE}:halve ({code['sha256'][:12]})" in str(plan)
     own.write_text("def halve(x, by=2):\n    return x / by * 2 / 2  # changed\n")
     sys.modules.pop(MODULE)

@@ -31,7 +31,9 @@ def ends(bits: int, symmetric: bool) -> dict[str, Any]:
 def of_torch(x: Tensor, bits: int, symmetric: bool, channel: int | None = None) -> Tensor:
     """torch's fake quantization with the scale and the zero point of its observer."""
     given = ends(bits, symmetric)
-    low, high, scheme = given["quant_min"], given["quant_max"], given.pop("scheme")
+    low = given["quant_min"]
+    high = given["quant_max"]
+    scheme = given.pop("scheme")
     given["eps"] = torch.finfo(torch.float32).tiny
     if channel is None:
         observer = MinMaxObserver(qscheme=getattr(torch, f"per_tensor_{scheme}"), **given)
@@ -51,7 +53,8 @@ def test_gradients_are_those_of_torch(dtype: torch.dtype, bits: int, symmetric: 
     torch.manual_seed(bits)
     x = (torch.randn(3, 4, 5, 2) * 3 + 1).to(dtype)
     for keys, channel in (({}, None), ({"per": "channel"}, 1), ({"per": "channel", "dim": -1}, 3)):
-        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours = x.clone().requires_grad_()
+        theirs = x.clone().requires_grad_()
         new = build(Quantize(bits=bits, symmetric=symmetric, **keys))(ours)
         expected = of_torch(theirs, bits, symmetric, channel)
         # torch sees float64 in float32: its observer, and per tensor the product with the scale

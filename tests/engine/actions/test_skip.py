@@ -102,7 +102,8 @@ def test_gradients_are_those_without_it_also_under_checkpointing(reentrant: bool
 
 def test_a_schedule_that_does_not_hold_calls_the_forward() -> None:
     model = Net()
-    plain, skipped = model(X), without(model)(X)
+    plain = model(X)
+    skipped = without(model)(X)
     with hookrun.hooked(model, {"out": {**SKIP, "when": {"step": [0]}}, "seen": INSIDE}) as hooks:
         assert torch.equal(model(X), skipped)
         hooks.step()
@@ -130,7 +131,8 @@ def test_the_plan_tells_of_a_hook_inside() -> None:
 
 
 def test_other_hooks_on_the_module_see_its_first_argument() -> None:
-    model, seen = Net(), list[Tensor]()
+    model = Net()
+    seen = list[Tensor]()
     wanted = model.layers[0](X)
     hooks = {
         "before": {"select": "layers.1", "hook": "forward_pre", "action": "scale", "factor": 3},
@@ -190,7 +192,8 @@ def test_a_part_of_a_call_cannot_be_skipped(key: dict[str, Any]) -> None:
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_computes_everything(way: Callable[[Net], Net]) -> None:
     model = Net()
-    plain, names = model(X), list(model.state_dict())
+    plain = model(X)
+    names = list(model.state_dict())
     with hookrun.hooked(model, {"out": SKIP}):
         other = way(model)
         assert torch.equal(other(X), plain)
@@ -207,7 +210,8 @@ def test_a_copy_computes_everything(way: Callable[[Net], Net]) -> None:
 def test_installations_may_end_in_any_order() -> None:
     model = Net()
     own = model.layers[1].forward = lambda x: x + 1
-    first, second = hookrun.hooked(model, {"a": SKIP}), hookrun.hooked(model, {"b": SKIP})
+    first = hookrun.hooked(model, {"a": SKIP})
+    second = hookrun.hooked(model, {"b": SKIP})
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -243,7 +247,8 @@ def test_a_cache_that_a_skipped_layer_did_not_fill_is_refused() -> None:
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=20
     )
-    model, ids = transformers.LlamaForCausalLM(config).eval(), torch.tensor([[3, 4, 5]])
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.tensor([[3, 4, 5]])
     spec = {"out": {**SKIP, "select": "model.layers.0"}}
     keys = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     with hookrun.compile(spec, model, example=((), {"input_ids": ids})).install(model):

@@ -48,7 +48,8 @@ def test_captures_equal_those_of_the_whole_forward() -> None:
 
 
 def test_only_hooks_of_the_stopped_module_still_run() -> None:
-    model, log = network(), list[str]()
+    model = network()
+    log = list[str]()
     with hookrun.hooked(model, {"stop": STOP, "twice": {**STOP, "select": ["2", "3"]}}) as hooks:
         for name, module in {"same": model[2], "next": model[3], "model": model}.items():
             module.register_forward_hook(lambda module, args, output, name=name: log.append(name))
@@ -82,7 +83,8 @@ def larger(then: Callable[[nn.Module, Tensor], Any]) -> Any:
 
 def test_it_ends_at_the_model_that_the_hooks_are_installed_on() -> None:
     model = larger(lambda part, x: "went on" if part(x) is None else "whole")
-    inner, outer = {"stop": STOP}, {"stop": {**STOP, "select": "part.3"}}
+    inner = {"stop": STOP}
+    outer = {"stop": {**STOP, "select": "part.3"}}
     with hookrun.hooked(model.part, inner):
         assert model(X) == "went on"
         assert model.part(X) is None

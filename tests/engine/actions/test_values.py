@@ -60,7 +60,9 @@ def test_a_value_is_read_from_any_form() -> None:
     found = value({"run": "a", "capture": "h", "factor": 2.0, "minus": {"run": "b"}})
     assert isinstance(found, RunValue)
     assert isinstance(found.minus, RunValue)
-    assert (found.minus.run, found.minus.capture, found.minus.factor) == ("b", "h", 1.0)
+    assert found.minus.run == "b"
+    assert found.minus.capture == "h"
+    assert found.minus.factor == 1.0
     assert str(found).startswith("2 * (")
     assert " minus " in str(found)
 

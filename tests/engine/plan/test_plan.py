@@ -73,7 +73,9 @@ def test_the_hash_follows_the_content_of_files(tmp_path) -> None:
 
 def test_plan_json_is_plain_data() -> None:
     (hook,) = json.loads(json.dumps(plan().to_dict()))["hooks"]
-    assert (hook["name"], hook["params"], hook["targets"][0]["path"]) == ("h", {"factor": 2.0}, "0")
+    assert hook["name"] == "h"
+    assert hook["params"] == {"factor": 2.0}
+    assert hook["targets"][0]["path"] == "0"
 
 
 def test_another_model_is_refused_at_installation() -> None:
@@ -108,8 +110,10 @@ def test_it_prints_as_a_table() -> None:
     header, *rows = str(shown).splitlines()
     names = ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape")
     values = ("h ", "Linear", "forward", "scale", "factor=2", "eval", shown.hash[:12])
-    assert all(name in header for name in names)
-    assert all(value in "\n".join(rows) for value in values)
+    for name in names:
+        assert name in header
+    for value in values:
+        assert value in "\n".join(rows)
 
 
 def test_parameters_are_shown_short() -> None:
@@ -129,7 +133,8 @@ def test_of_many_modules_some_are_shown() -> None:
 def test_the_whole_plan_names_every_module() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
     plan = hookrun.compile(one_hook("*", "forward", "print"), model)
-    whole, some = io.StringIO(), io.StringIO()
+    whole = io.StringIO()
+    some = io.StringIO()
     show(plan, Console(file=whole, no_color=True, width=200))
     show(plan, Console(file=some, no_color=True, width=200), limit=4)
     assert whole.getvalue().splitlines()[0].split()[:3] == ["#", "hook", "modules"]
@@ -161,7 +166,8 @@ def test_a_match_is_shown_with_its_other_names() -> None:
     found = hookrun.compile({"h": SCALE | {"select": ["", "0"]}}, model).hooks[0].matches
     assert [shown_name(match) for match in found] == ["(root)", "0 (also again)"]
     (tied,) = hookrun.compile(one_hook("**.weight", "grad"), model).hooks[0].matches
-    assert (shown_name(tied), tied.shape) == ("0.weight (also again.weight)", "[2, 2]")
+    assert shown_name(tied) == "0.weight (also again.weight)"
+    assert tied.shape == "[2, 2]"
 
 
 def test_bytes_are_readable() -> None:

@@ -63,7 +63,8 @@ def test_arguments_that_no_hook_sees_may_contain_themselves() -> None:
 
     model = Net(lambda model, x: model.second(x, []), second=Net(second))
     plan = compile_one(model, ((torch.ones(2, 3),), {}), select="second", action="scale", factor=2)
-    assert (plan.hooks[0].matches[0].shape, plan.unchecked) == ("[2, 3]", None)
+    assert plan.hooks[0].matches[0].shape == "[2, 3]"
+    assert plan.unchecked is None
 
 
 @pytest.mark.parametrize(("reduce", "size"), [(None, (2 * 8, True)), ({"mean": [0]}, (8, False))])
@@ -121,10 +122,13 @@ def test_the_model_is_not_changed() -> None:
     hookrun.compile(spec, model, example=EXAMPLE)
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is None
     assert model.training
     assert torch.equal(torch.get_rng_state(), generator)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not (module._forward_hooks)
+        assert not (module._forward_pre_hooks)
 
 
 class Stateful(nn.Module):
@@ -146,7 +150,9 @@ def test_neither_generators_nor_lists_of_the_caller_are_changed() -> None:
     def states() -> list[Any]:
         return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
 
-    model, cache, before = Stateful(), {"seen": list[Tensor]()}, states()
+    model = Stateful()
+    cache = {"seen": list[Tensor]()}
+    before = states()
     plan = compile_one(model, ((torch.zeros(1, 2),), {"cache": cache}), select="fc", action="capture")
     assert plan.unchecked is None
     assert cache == {"seen": []}
@@ -189,7 +195,9 @@ def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> Non
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not (module._forward_hooks)
+        assert not (module._forward_pre_hooks)
 
 
 def test_gradient_hooks_are_checked_in_inference_mode_too() -> None:
@@ -273,7 +281,8 @@ SITE: Any = SimpleNamespace(
 
 
 def test_another_structure_is_a_problem() -> None:
-    x, findings = torch.ones(2, 3), TrialSink()
+    x = torch.ones(2, 3)
+    findings = TrialSink()
     assert findings.guard(SITE, lambda value: (value,))(x) is x
     assert findings.guard(SITE, lambda value: {"b": value["a"]})({"a": x}) == {"a": x}
     assert [what for _, what in findings.problems] == [
@@ -287,7 +296,8 @@ def test_captures_are_kept_without_their_graph() -> None:
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
     ((first, second),) = (firing.values() for firing in findings.captured["h", "fc"])
-    assert (first.shape, second.shape) == ((2,), (3,))
+    assert first.shape == (2,)
+    assert second.shape == (3,)
     assert not first.requires_grad
 
 
@@ -306,12 +316,15 @@ def test_only_a_small_model_is_run_with_data() -> None:
 
 
 def test_unknown_modules_run_with_fake_tensors() -> None:
-    linear, tensor = nn.Linear(2, 2), ((torch.zeros(1, 2),), {})
+    linear = nn.Linear(2, 2)
+    tensor = ((torch.zeros(1, 2),), {})
     assert is_small(nn.Sequential(linear), tensor)
-    hooked, patched = nn.Linear(2, 2), nn.Linear(2, 2)
+    hooked = nn.Linear(2, 2)
+    patched = nn.Linear(2, 2)
     hooked.register_forward_hook(lambda module, args, output: None)
     patched.forward = lambda x: x  # type: ignore[method-assign]
-    normed, meta = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.Linear(2, 2, device="meta")
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    meta = nn.Linear(2, 2, device="meta")
     for model in (OfTheUser(linear), hooked, patched, normed, meta):
         assert not is_small(model, tensor), model
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)

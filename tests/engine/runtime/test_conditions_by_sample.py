@@ -94,7 +94,8 @@ def test_the_condition_is_on_the_part_that_the_action_sees() -> None:
 
 
 def test_gradients_are_edited_by_sample_too() -> None:
-    model, x = net(), INPUT.nan_to_num().requires_grad_()
+    model = net()
+    x = INPUT.nan_to_num().requires_grad_()
     weight = normal(6, 4, seed=2)
     with hooked(model, {"value": HALF}, x, hook="output_grad", action="scale", factor=5):
         (grad,) = torch.autograd.grad((model(x) * weight).sum(), x)
@@ -108,7 +109,8 @@ def test_gradients_are_edited_by_sample_too() -> None:
 
 
 def test_captures_name_their_samples() -> None:
-    model, holds = net(), INPUT.norm(dim=1) > 2
+    model = net()
+    holds = INPUT.norm(dim=1) > 2
     hook = {"select": "0", "hook": "forward", "when": {"value": HALF}}
     few = {**hook, "keep": {"every": 2}, "action": "capture"}
     hooks = {"c": {**hook, "action": "capture"}, "few": few, "s": {**hook, "action": "stats", "of": "mean"}}
@@ -116,7 +118,8 @@ def test_captures_name_their_samples() -> None:
         for numbers in ([7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 5, 6]):
             installed.samples = torch.tensor(numbers)
             model(INPUT)
-        kept, few_kept = installed.captures["c"]["0"], installed.captures["few"]["0"]
+        kept = installed.captures["c"]["0"]
+        few_kept = installed.captures["few"]["0"]
         records = installed.records
         model(INPUT * 0)
     assert torch.equal(torch.cat(list(kept)), torch.cat([INPUT[holds]] * 2))
@@ -142,7 +145,8 @@ class Root(nn.Module):
 
 
 def test_an_own_function_gets_those_rows_only() -> None:
-    model, x = net(), INPUT.nan_to_num().abs()
+    model = net()
+    x = INPUT.nan_to_num().abs()
     x[2:4] *= -1
     keys = {
         "hook": "forward",
@@ -178,7 +182,8 @@ LATER = {"tokens": {"position": 3, "missing": "skip"}}
     ids=["value", "tokens", "bias"],
 )
 def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, Any]) -> None:
-    model, x = nn.Sequential(passing()), torch.full((2, 3, 4), 0.1).requires_grad_()
+    model = nn.Sequential(passing())
+    x = torch.full((2, 3, 4), 0.1).requires_grad_()
     with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
         for given in (torch.ones(2, 4, 4), x):
             hooks.tokens(torch.zeros(given.shape[:2], dtype=torch.int64))
@@ -236,7 +241,8 @@ def test_what_cannot_choose_by_sample_is_refused(keys: dict[str, Any], text: str
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).sum()
 
-    model, value = Summed(nn.Linear(4, 4)), keys.pop("value", HALF)
+    model = Summed(nn.Linear(4, 4))
+    value = keys.pop("value", HALF)
     with pytest.raises((SpecError, CompileError), match=text):
         hooked(model, {"value": value}, **(keys if "action" in keys else {"action": "capture"}))
 

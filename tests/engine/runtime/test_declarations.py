@@ -83,7 +83,8 @@ def test_with_an_example_it_is_an_error_before_the_run(name: str) -> None:
 
 def test_a_part_is_not_filled_by_broadcasting() -> None:
     """`index` writes the result back into the part: another shape would be broadcast without an error."""
-    model, plan = net(), hookrun.compile(spec_of(RESHAPES, index="0:2"), net())
+    model = net()
+    plan = hookrun.compile(spec_of(RESHAPES, index="0:2"), net())
     with pytest.raises(hookrun.HookError, match="changes the shape"), plan.install(model):
         model(X)
 
@@ -115,7 +116,8 @@ def test_declared_freezing_is_accepted() -> None:
         def act(self, site: HookSite, x: Any) -> None:
             add(site, x)
 
-    model, declared = net(), doing(freeze, scope="module", does="freeze")
+    model = net()
+    declared = doing(freeze, scope="module", does="freeze")
     with hookrun.compile(spec_of(declared, hook="apply"), model).install(model):
         assert not model[0].weight.requires_grad
     with hookrun.compile(spec_of(Named(), hook="apply"), model).install(model):

@@ -131,13 +131,15 @@ def test_probability_repeats_with_its_own_generator() -> None:
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
 def test_noise_repeats_with_its_seed(kind: str) -> None:
-    model, state = nn.Sequential(nn.Identity(), nn.Identity()), torch.get_rng_state()
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    state = torch.get_rng_state()
 
     def noise(seed: int) -> list[Tensor]:
         with hookrun.hooked(model, one_hook("*", "forward", "noise", kind=kind, seed=seed)):
             return [module(torch.ones(5)) for module in model for _ in range(2)]
 
-    first, other = noise(1), noise(2)
+    first = noise(1)
+    other = noise(2)
     assert all(map(torch.equal, first, noise(1)))
     assert len({str(tensor) for tensor in first + other}) == 8, "at each call, at each module, with each seed"
     assert torch.equal(torch.get_rng_state(), state)
@@ -233,7 +235,8 @@ def test_a_record_begins_with_the_name_of_its_hook() -> None:
 
 
 def test_threads_do_not_see_each_other_s_firing() -> None:
-    state, seen = CurrentCall("", Clock(nn.Identity())), list[str]()
+    state = CurrentCall("", Clock(nn.Identity()))
+    seen = list[str]()
     state.at = "[0]"
     thread = Thread(target=lambda: seen.append(state.at))
     thread.start()

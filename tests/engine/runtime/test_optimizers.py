@@ -36,7 +36,8 @@ class Derived(SGD):
 def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) -> None:
     first, second, third = (nn.Parameter(torch.ones(1)) for _ in range(3))
     names = {id(first): 1, id(second): 2, id(third): 3}
-    inner, heard = SGD([first, second], lr=0.1), list[tuple[str, set[int]]]()
+    inner = SGD([first, second], lr=0.1)
+    heard = list[tuple[str, set[int]]]()
 
     def note(when: str) -> Any:
         return lambda optimizer, parameters: heard.append((when, {names[id(each)] for each in parameters}))
@@ -44,9 +45,11 @@ def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) ->
     unfollow = follow(note("before"), note("after"))
     try:
         Derived([first], lr=0.1).step(closure)
-        alone, heard = heard, []
+        alone = heard
+        heard = []
         Around([first, second], inner).step(closure)
-        whole, heard = heard, []
+        whole = heard
+        heard = []
         Around([third], inner).step(closure)  # the inner steps are the outermost ones of their parameters
     finally:
         unfollow()

@@ -109,7 +109,8 @@ def test_index_tokens_heads_go_one_within_the_other() -> None:
 
 def test_samples_in_captures_must_stay_in_order() -> None:
     x = normal(2, 4, 8)
-    captured, edited = part_at(index="[1, 0]"), part_at("scale", index="[1, 0]")
+    captured = part_at(index="[1, 0]")
+    edited = part_at("scale", index="[1, 0]")
     assert captured is not None
     assert edited is not None
     with pytest.raises(IndexError, match="out of order"):
@@ -130,7 +131,8 @@ def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
         heads(0).of(numbers(2, 4, 4, 5))
     assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)
     x = numbers(2, 3, 4, 5)
-    assert all(torch.equal(heads(3, 1).of(each), x[:, :, [3, 1]]) for each in (x, x.flatten(2)))
+    for each in (x, x.flatten(2)):
+        assert torch.equal(heads(3, 1).of(each), x[:, :, [3, 1]])
     with pytest.raises(ValueError, match="does not hold 4 heads"):
         heads(0).of(numbers(2, 3, 7))
     grouped = HeadsPart(Heads.model_validate({"pick": [3]}), HeadCount((4, 2), 8), -1)
@@ -146,14 +148,16 @@ def tokens(clause: Any, now: Any) -> TokensPart:
 
 
 def test_rows_go_back_to_their_places_alone() -> None:
-    middle, pattern = normal(2, 4, 3), normal(2, 5, 3, 3, seed=1)
+    middle = normal(2, 4, 3)
+    pattern = normal(2, 5, 3, 3, seed=1)
     for clause, x, places in (
         (0, normal(2, 3, 4), [(0, 1), (1, 0)]),
         ({"position": 0, "dim": 2}, middle, [(0, slice(None), 1), (1, slice(None), 0)]),
         ({"query": -1, "key": 0}, pattern, [(0, slice(None), 2, 1), (1, slice(None), 2, 0)]),
         ({"key": 0}, pattern, [(0, ..., 1), (1, ..., 0)]),
     ):
-        part, before = tokens(clause, Now()), x.clone()
+        part = tokens(clause, Now())
+        before = x.clone()
         rows = part.of(x)
         assert torch.equal(rows, torch.stack([x[place] for place in places])), clause
         expected = x.clone()
@@ -165,7 +169,8 @@ def test_rows_go_back_to_their_places_alone() -> None:
 
 
 def test_tokens_are_chosen_once_for_each_size() -> None:
-    x, now = normal(2, 3, 4), Now()
+    x = normal(2, 3, 4)
+    now = Now()
     part = tokens(0, now)
     first = part.chosen(x)
     assert part.chosen(x + 1) is first
@@ -176,7 +181,8 @@ def test_tokens_are_chosen_once_for_each_size() -> None:
 
 
 def test_parts_of_one_pass_choose_for_themselves() -> None:
-    x, now = normal(2, 3, 4), Now()
+    x = normal(2, 3, 4)
+    now = Now()
     for number in range(40):  # Python gives a new object the place of the one just deleted
         position = -(1 + number % 2)
         assert torch.equal(tokens(position, now).of(x), x[:, position]), number
@@ -198,7 +204,8 @@ def test_what_does_not_fit_the_call_is_refused() -> None:
 # ---- the tokens of a call
 
 
-IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+IDS = torch.tensor([[5, 6, 0], [7, 8, 9]])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
 
 
 class Model(nn.Module):
@@ -211,7 +218,9 @@ def test_ids_are_read_by_position_or_name() -> None:
     for args, kwargs in (((IDS, MASK), {}), ((), {"input_ids": IDS, "attention_mask": MASK})):
         told = reader.read(args, kwargs)
         assert told is not None
-        assert (told.rows, told.columns, told.past) == (2, 3, None)
+        assert told.rows == 2
+        assert told.columns == 3
+        assert told.past is None
         assert told.ids is not None
         assert torch.equal(told.ids, IDS)
         assert told.ids.data_ptr() != IDS.data_ptr()
@@ -277,7 +286,8 @@ def test_an_encoder_s_pass_has_a_row_for_each_of_the_decoder_s() -> None:
 
 
 def test_a_call_is_a_pass_until_it_ends() -> None:
-    model, seen = Model(), list[Pass | None]()
+    model = Model()
+    seen = list[Pass | None]()
     calls = CallStack([], [])
     sequences = Sequences(model, calls)
     for module, read in sequences.readers():
@@ -292,7 +302,9 @@ def test_a_call_is_a_pass_until_it_ends() -> None:
     assert first.ids is not None
     assert torch.equal(first.ids, IDS)
     assert second is not None
-    assert (second.total, second.new_from, second.number) == (2, 0, 2)
+    assert second.total == 2
+    assert second.new_from == 0
+    assert second.number == 2
     assert sequences.current is None
 
 

@@ -119,7 +119,8 @@ class Reader(nn.Module):
 
 
 def test_recomputed_tokens_are_passed_on_again() -> None:
-    net, part = Reader(), {"tokens": {"phase": "generation"}}
+    net = Reader()
+    part = {"tokens": {"phase": "generation"}}
     last = net.generate(torch.tensor([[1, 2, 3]]))[-1]
     with hookrun.hooked(net, hooks({**CAPTURE, **part}, **part)) as installed:
         output = net.generate(torch.tensor([[1, 2, 3]]))[-1]
@@ -129,7 +130,8 @@ def test_recomputed_tokens_are_passed_on_again() -> None:
 
 
 def test_an_earlier_pass_never_counts() -> None:
-    net, both = Net(again=3), list[Tensor]()
+    net = Net(again=3)
+    both = list[Tensor]()
     source = {**CAPTURE, "select": "second"}
     with hookrun.hooked(net, hooks(source, select="third")):
         both.append(net(INPUT))
@@ -162,7 +164,8 @@ def test_a_pass_that_was_broken_off_leaves_nothing(error: type[BaseException]) -
 
 
 def test_the_values_are_dropped_when_the_forward_ends() -> None:
-    net, kept = Net(), list[weakref.ref[Tensor]]()
+    net = Net()
+    kept = list[weakref.ref[Tensor]]()
     with hookrun.hooked(net, hooks(action="add_bias")) as installed:
         net.third.register_forward_hook(
             lambda *call: kept.extend(map(weakref.ref, installed.clock.calls.forward.passed_on.values()))
@@ -174,7 +177,8 @@ def test_the_values_are_dropped_when_the_forward_ends() -> None:
 
 
 def test_threads_have_their_own_values() -> None:
-    net, outputs = Net(), dict[int, Tensor]()
+    net = Net()
+    outputs = dict[int, Tensor]()
     inputs = [normal(5, 4, seed=seed) for seed in range(3)]
     meet = threading.Barrier(3)
     expected = [by_hand(net, x)[0] for x in inputs]

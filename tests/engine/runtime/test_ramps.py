@@ -15,7 +15,8 @@ import hookrun
 from hookrun.engine.plan.plan import unexportable
 from hookrun.errors import CompileError, SpecError
 
-INPUT, STEPS = normal(3, 4), range(7)
+INPUT = normal(3, 4)
+STEPS = range(7)
 RAMP = {"from": 0.5, "to": -2, "steps": [1, 5]}
 
 
@@ -61,7 +62,8 @@ def plain(net: nn.Sequential) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
 def test_noise_takes_the_deviation_of_the_step(kind: str) -> None:
-    net, outputs = model(), []
+    net = model()
+    outputs = []
     for std in ({"from": 0, "to": 1, "steps": [0, 4]}, 0.75):
         with compiled(net, action="noise", kind=kind, std=std, seed=3).install(net) as hooks:
             hooks.clock.step = 3
@@ -71,7 +73,8 @@ def test_noise_takes_the_deviation_of_the_step(kind: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ACTIONS if name != "steer"])
 def test_a_graph_with_a_ramp_is_compiled_once(name: str) -> None:
-    net, graphs = model(), list[Any]()
+    net = model()
+    graphs = list[Any]()
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)

@@ -38,8 +38,11 @@ def parameter(grad: float) -> nn.Parameter:
 
 
 def test_parameters_outside_the_pass_keep_their_gradient() -> None:
-    seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
-    gradients, of_last = ReducedGradients(), HookedParameter(nn.Module(), "last", last)
+    seen = list[tuple[str, float]]()
+    first = parameter(1.0)
+    last = parameter(10.0)
+    gradients = ReducedGradients()
+    of_last = HookedParameter(nn.Module(), "last", last)
     gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
     gradients.add(of_last, Noted("last", seen, before=True))
     gradients.run(only={id(last)})
@@ -98,7 +101,8 @@ def step(model: nn.Module, x: float) -> None:
 
 
 def test_hooks_see_what_they_see_without_a_wrapper() -> None:
-    found, order = [], {"order": {"select": "*", "hook": "grad", "action": "stats"}}
+    found = []
+    order = {"order": {"select": "*", "hook": "grad", "action": "stats"}}
     for wrap in (nn.Sequential, DistributedDataParallel):
         model = multiplying()
         with hookrun.hooked(model, {**order, "double": DOUBLED, **SEEN}) as hooks:
@@ -202,7 +206,8 @@ def test_a_write_to_the_local_tensor_changes_its_version() -> None:
 
 
 def test_an_unchanged_unsharded_tensor_is_the_same_object() -> None:
-    x, same = torch.zeros(2), SimpleNamespace(op=lambda value: value)
+    x = torch.zeros(2)
+    same = SimpleNamespace(op=lambda value: value)
     firings: Any = [same, same]
     assert edited(x, firings) is x
 

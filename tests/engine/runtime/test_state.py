@@ -109,7 +109,8 @@ def test_a_loop_may_be_resumed_from_any_step(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "whole", SPEC)
     for number in range(STEPS):
         loop.step(number)
-    expected, seen = loop.end(), loop.seen
+    expected = loop.end()
+    seen = loop.seen
     assert any("max_bytes are used up" in text for text in loop.said)
     assert 0 < expected["fired"]["at_times", "3"] < STEPS
     assert 0 < expected["fired"]["gradient_noise", "0.weight"] < STEPS
@@ -117,7 +118,8 @@ def test_a_loop_may_be_resumed_from_any_step(tmp_path: Path) -> None:
         first = Loop(tmp_path / str(cut), SPEC)
         for number in range(cut):
             first.step(number)
-        state, said = first.state(), list(first.said)
+        state = first.state()
+        said = list(first.said)
         assert plain(state["hooks"])
         assert plain(state["files"])
         assert first.state()["hooks"] == state["hooks"], "looking changes nothing"
@@ -136,7 +138,8 @@ def test_steps_of_the_optimizer_or_counted_by_hand_continue(tmp_path: Path) -> N
     spec = {"seen": {"select": "0", "hook": "forward", "action": "stats"}}
     for by_hand in (False, True):
         model = net()
-        plan, optimizer = hookrun.compile(spec, model), torch.optim.SGD(model.parameters())
+        plan = hookrun.compile(spec, model)
+        optimizer = torch.optim.SGD(model.parameters())
         state: dict[str, Any] | None = None
         steps = list[int]()
         for _ in range(3):

@@ -94,7 +94,8 @@ def test_keys_of_the_meant_action_are_no_mistakes() -> None:
     assert set(problems({"a": saved})) == {"hooks.a.hook"}
     assert "parameters" in hook_keys("saved_tensors")
     assert "parameters" not in hook_keys("forward")
-    assert all(hook_keys(name) | {"action"} >= OF_EVERY_HOOK for name in HOOK_TYPES)
+    for name in HOOK_TYPES:
+        assert hook_keys(name) | {"action"} >= OF_EVERY_HOOK
 
 
 # ---- `when` and `expect`
@@ -140,7 +141,8 @@ def test_an_impossible_schedule_is_refused(raw: Any, reason: str) -> None:
 def test_an_unrestricted_schedule_is_recognised() -> None:
     assert When().always
     assert When(seed=3).always
-    assert not any(When(**raw).always for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}))
+    for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}):
+        assert not When(**raw).always
 
 
 def test_a_schedule_is_shown_in_words() -> None:

@@ -40,12 +40,14 @@ class Frozen:
 
 
 def value() -> Any:
-    one, two = torch.ones(2), torch.zeros(3)
+    one = torch.ones(2)
+    two = torch.zeros(3)
     return OrderedDict(a=Pair(one, [two, None]), b=Frozen(one), c=torch.ones(2, 2).max(0))
 
 
 def test_every_tensor_has_a_path() -> None:
-    whole, new = value(), torch.full((1,), 7.0)
+    whole = value()
+    new = torch.full((1,), 7.0)
     before = copy.copy(whole)
     paths = [path for path, leaf in leaves(whole) if isinstance(leaf, Tensor)]
     assert paths == ["a.left", "a.right[0]", "b.x", "c.values", "c.indices"]
@@ -115,7 +117,9 @@ def test_under_vmap_the_whole_batch_is_read() -> None:
 
 
 def test_members_are_replaced_in_place_except_in_tuples() -> None:
-    a, b, new = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
+    a = torch.zeros(1)
+    b = torch.ones(1)
+    new = torch.full((1,), 2.0)
     value = {"list": [a, b], "tuple": (a, b), "frozen": Frozen(a)}
     inner = value["list"]
     assert exchange(value, {id(a): new}) is value
@@ -129,7 +133,9 @@ def test_members_are_replaced_in_place_except_in_tuples() -> None:
 
 def test_tensors_are_restored_where_the_new_ones_still_are() -> None:
     a, b = (torch.zeros(1, requires_grad=True) for _ in range(2))
-    plain, news, placed = torch.zeros(1), [torch.ones(1), torch.ones(1)], list[Placed]()
+    plain = torch.zeros(1)
+    news = [torch.ones(1), torch.ones(1)]
+    placed = list[Placed]()
     value = {"a": a, "b": b, "plain": plain}
     place(value, iter(news), placed)
     assert value["a"] is news[0]

@@ -25,7 +25,8 @@ def test_the_report_shows_where_weights_come_from(run, executed, capsys) -> None
     typed = "model.weights=newest/checkpoints/last.safetensors"
     capsys.readouterr()
     other = run(*SMALL[2:], "model=mlp", "task=evaluate", typed)
-    meant, page = trained.path / "checkpoints/last.safetensors", _joined(other.path)
+    meant = trained.path / "checkpoints/last.safetensors"
+    page = _joined(other.path)
     assert f"weights: {meant}" in capsys.readouterr().out
     assert load(other.path / ".hydra/config.yaml")["model"]["weights"] == str(meant)
     assert f"<dt>weights</dt><dd>{meant}</dd>" in page

@@ -130,7 +130,8 @@ def test_boolean_keys_are_reported_with_advice_to_quote_them() -> None:
     hook = FC | {True: 1, "when": {False: 2}}
     error = of_file(hooks={False: FC, "a": hook}, model={"name": "cnn", "args": {False: 1}})
     assert places(error) == ["model.args.False", "hooks.False", "hooks.a.True", "hooks.a.when.False"]
-    assert all(problem.hint.endswith("as true and false: quote the key") for problem in error.errors)
+    for problem in error.errors:
+        assert problem.hint.endswith("as true and false: quote the key")
 
 
 @pytest.mark.parametrize(

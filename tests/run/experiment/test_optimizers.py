@@ -39,7 +39,8 @@ def refused(train: Train, group: dict[str, Any] | None = None) -> str:
     model = nn.Linear(2, 2)
     where = "" if group is None else "train.optimizer.groups.0"
     groups = [ParameterGroup(where, "", ("weight", "bias", "added"), group or {})]
-    weight, drawn = model.weight.detach().clone(), torch.get_rng_state()
+    weight = model.weight.detach().clone()
+    drawn = torch.get_rng_state()
     problems = check_arguments(train, model, groups)
     assert torch.equal(model.weight, weight)
     assert model.weight.grad is None
@@ -148,7 +149,8 @@ def test_values_of_a_group_are_told_at_the_group() -> None:
     assert refused(Train(), {"lr": -1}).startswith("train.optimizer.groups.0: AdamW refuses its arguments")
 
 
-CONSTANT, PLATEAU = {"name": "ConstantLR"}, {"name": "reduce_lr_on_plateau"}
+CONSTANT = {"name": "ConstantLR"}
+PLATEAU = {"name": "reduce_lr_on_plateau"}
 EMPTY = {"name": "SequentialLR", "schedulers": [], "milestones": [1]}
 STEP = {"name": "StepLR", "interval": "step"}
 

@@ -53,8 +53,10 @@ def test_the_process_is_not_changed() -> None:
     model = prepared({"h": CAPTURE, "g": CAPTURE | {"hook": "grad"}}).model
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
-    assert not any(module._forward_hooks for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for module in model.modules():
+        assert not module._forward_hooks
+    for parameter in model.parameters():
+        assert parameter.grad is None
     refusal({"h": CAPTURE | {"select": "nowhere"}})
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
@@ -127,7 +129,8 @@ def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
 def test_what_is_not_trained_is_frozen_before_compiling() -> None:
     only = prepared({"shift": BIAS}, train={"parameters": "hook:shift"})
     assert [group.names for group in only.trained.groups] == [("relu1.shift_bias",)]
-    assert not any(parameter.requires_grad for parameter in only.model.parameters())
+    for parameter in only.model.parameters():
+        assert not parameter.requires_grad
     seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
     assert "conv1.weight: carries no gradient" in refusal(seen, train={"parameters": "fc"})
     assert "found an empty list" in refusal(train={"parameters": []})
@@ -166,7 +169,9 @@ def checked(jobs: dict[int, Experiment], seconds: float) -> SimpleNamespace:
 
 def test_hooks_that_differ_in_floats_are_checked_once() -> None:
     found = checked(jobs(value=[n / 7 for n in range(100)]), 60)
-    assert (found.proven, found.unproven, found.refused) == (1, 0, {})
+    assert found.proven == 1
+    assert found.unproven == 0
+    assert found.refused == {}
     found = checked(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
     assert found.proven == 3
     assert list(found.refused) == [3, 4]
@@ -198,7 +203,9 @@ def test_jobs_of_several_models_are_checked_apart() -> None:
 
 def test_names_are_checked_even_after_the_time_limit() -> None:
     found = checked(jobs(select=["fc", "fcc"]) | {5: parse_experiment(EVALUATED)}, 0)
-    assert (found.proven, found.unproven, list(found.refused)) == (0, 3, [1])
+    assert found.proven == 0
+    assert found.unproven == 3
+    assert list(found.refused) == [1]
 
 
 def of(**hook: Any) -> Any:
@@ -232,7 +239,8 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
 
 
 def test_a_mistake_in_a_model_is_not_made_again(monkeypatch) -> None:
-    last, made = list[weakref.ref[nn.Module]](), list[str]()
+    last = list[weakref.ref[nn.Module]]()
+    made = list[str]()
 
     def load(settings: Any, info: Any, trust: Any, *, stands_in: bool) -> Any:
         assert all(model() is None for model in last), "two large models may not fit into memory"

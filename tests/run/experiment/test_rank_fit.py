@@ -91,7 +91,8 @@ def test_noise_at_tokens_is_refused() -> None:
 
 
 def test_results_that_differ_are_named() -> None:
-    loss, plan = load_loss(Named(name="mse")), planned(seen={"action": "stats"}, kept={"action": "capture"})
+    loss = load_loss(Named(name="mse"))
+    plan = planned(seen={"action": "stats"}, kept={"action": "capture"})
     told = "seen: stats reports each rank's own rows"
     assert list(differences(plan, Net(), loss, trains=False)) == [told]
     assert list(differences(plan, Net(), loss, trains=True)) == [
@@ -154,7 +155,8 @@ def test_inner_modules_are_units_before_outer_ones() -> None:
 
 
 def test_what_cannot_be_sharded_is_an_error() -> None:
-    model, where = Tied(), "compute.fsdp.wrap"
+    model = Tied()
+    where = "compute.fsdp.wrap"
     assert problems("blocks.*", model) == []
     assert problems("layers.*", model) == [(where, "'layers.*' matches no module")]
     ((at, what),) = problems("blocks", model)

@@ -59,7 +59,8 @@ def test_one_seed_gives_the_same_draws(seed: int) -> None:
 def test_the_process_is_restored_after_any_end_of_the_session(
     deterministic: bool, error: type[BaseException] | None
 ) -> None:
-    before, compute = state(), Compute(threads=1, deterministic=deterministic)
+    before = state()
+    compute = Compute(threads=1, deterministic=deterministic)
     with nullcontext() if error is None else pytest.raises(error), session(compute, 3):
         draws()
         assert torch.get_num_threads() == 1

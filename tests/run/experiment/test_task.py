@@ -49,7 +49,8 @@ def problems(task: Any, **more: Any) -> dict[str, str]:
 def test_a_task_without_a_name_is_the_default() -> None:
     experiment = parsed({"name": "bake", "heat": "high"})
     assert experiment.settings.task == Bake(heat="high")
-    assert (experiment.settings.task.name, experiment.notes) == ("bake", ())
+    assert experiment.settings.task.name == "bake"
+    assert experiment.notes == ()
     # that it is the default is not inherited
     assert read_experiment(ROOT, TASKS)[0].settings.task == Cook()
     assert parsed({"minutes": 3}).settings.task == Cook(minutes=3)

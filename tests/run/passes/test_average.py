@@ -52,7 +52,8 @@ def test_the_sum_is_precise_over_many_batches() -> None:
 
 
 def test_a_batch_without_targets_does_not_count() -> None:
-    scores, target = torch.randn(2, 3, 5), torch.full((2, 3), IGNORED)
+    scores = torch.randn(2, 3, 5)
+    target = torch.full((2, 3), IGNORED)
     loss = LOSSES["next_token"](scores, target)
     assert float(loss) == 0
     average = Average(load_metrics(["loss", "accuracy"]))

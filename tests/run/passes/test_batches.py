@@ -41,7 +41,8 @@ def test_rows_in_memory_have_torch_s_order(limit: Any, starts: tuple[int, ...]) 
         assert fast._in_memory is not None
         slow._in_memory = None
         for epoch, start in enumerate(starts):
-            ours, theirs = list(fast.epoch(epoch, start)), list(slow.epoch(epoch, start))
+            ours = list(fast.epoch(epoch, start))
+            theirs = list(slow.epoch(epoch, start))
             assert len(ours) == len(theirs) == len(fast) - start
             for one, other in zip(ours, theirs, strict=True):
                 assert torch.equal(one.ids, other.ids)

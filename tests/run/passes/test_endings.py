@@ -62,7 +62,8 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (found.status["status"], found.status["reason"]) == ("interrupted", "interrupted by SIGTERM")
+    assert found.status["status"] == "interrupted"
+    assert found.status["reason"] == "interrupted by SIGTERM"
     assert found.status["exit_code"] == 143
     assert (found.path / "report.html").is_file()
 
@@ -85,7 +86,8 @@ def test_an_interruption_of_importing_torch_is_reported(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("policy", "status"), [("error", "failed"), ("stop", "stopped")])
 def test_a_failed_check_ends_the_run_with_what_it_found(run, hook, policy: str, status: str) -> None:
     found = run(*QUICK, hook(select="fc", hook="forward", action="check", max=0.01, policy=policy), code=3)
-    assert (found.status["status"], found.status["exit_code"]) == (status, 3)
+    assert found.status["status"] == status
+    assert found.status["exit_code"] == 3
     assert (found.path / "checkpoints/last.safetensors").exists() == (policy != "error")
     [record, *_] = found.stats
     assert record["ok"] is False
@@ -117,7 +119,8 @@ def test_a_resumed_run_has_the_same_best_weights(run, executed, hook) -> None:
     assert main([f"resume={stopped.path}"]) == 0, "it goes on after the step that it was stopped at"
     best = [found.path / "checkpoints/best.safetensors" for found in (whole, stopped)]
     one, other = (load_file(path) for path in best)
-    assert all(one[name].equal(other[name]) for name in one)
+    for name in one:
+        assert one[name].equal(other[name])
 
 
 def test_all_final_steps_run_before_an_error_is_raised(capsys) -> None:
@@ -188,7 +191,8 @@ HOOKS = [
 def test_a_failure_in_the_third_batch(
     run, own_model, monkeypatch: pytest.MonkeyPatch, capsys, error: str, code: int, status: str, reason: str
 ) -> None:
-    build, built = models.build, []
+    build = models.build
+    built = []
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         built.append(build(*args, **kwargs))
@@ -201,7 +205,8 @@ def test_a_failure_in_the_third_batch(
     hooks_of_all = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
     of_steps = [max(len(each), 1) for each in hooks_of_all]
     found = run(*own_model(TWO_LAYERS.format(error=error)), "train.log_every=1", *HOOKS, code=code)
-    assert (found.status["status"], found.status["exit_code"]) == (status, code)
+    assert found.status["status"] == status
+    assert found.status["exit_code"] == code
     assert found.status["reason"] == reason
     assert found.status["ended"] is not None
     assert installed(built[0]) == []
@@ -239,7 +244,8 @@ def test_jobs_of_a_sweep_keep_no_model(
     tmp_path: Path, executed, hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job of a sweep has the results that it has alone, and its model is freed when it ends."""
-    alive, build = [], models.build
+    alive = []
+    build = models.build
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         model = build(*args, **kwargs)

@@ -115,7 +115,8 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a command line that saves a state after its n-th batch, and is killed there or `later` batches after it."""
 
     def killed(*argv: str, after: int, later: int) -> None:
-        passed, real = [0], Resuming.point
+        passed = [0]
+        real = Resuming.point
 
         def point(self: Any, due: bool = False, **options: bool) -> None:
             passed[0] += 1
@@ -174,7 +175,8 @@ def test_a_comparison_is_resumed_at_the_next_row_of_tiles(monkeypatch) -> None:
     features = [Features(str(number), each, block_bytes=2**20) for number, each in enumerate(rows)]
     way = Way(by_features=False, tile=16, needed=0)
     expected = linear_cka_of_all(features, way)
-    computed, real = list[int](), cka.gram
+    computed = list[int]()
+    real = cka.gram
     monkeypatch.setattr(cka, "gram", lambda *args: computed.append(0) or real(*args))
     states = list[dict[str, Any]]()
     assert torch.equal(linear_cka_of_all(features, way, Results(save=killing(states, 0))), expected)
@@ -211,4 +213,6 @@ def test_states_that_take_long_to_save_are_saved_less_often(monkeypatch: pytest.
     assert saves(2.0) == 5
     made = Results({"a": 1}, save=lambda found: pytest.fail("not due"))
     made.add("b", 2, is_whole=False)
-    assert (made.get("a"), made.get("b"), made.get("c")) == (1, 2, None)
+    assert made.get("a") == 1
+    assert made.get("b") == 2
+    assert made.get("c") is None

@@ -70,7 +70,8 @@ SPLIT = ("model=mlp", "task=predict", "task.metrics=[accuracy]", SEEN)
 
 
 def test_a_pass_over_every_split_equals_passes_over_each(shared: Any, ready: Any) -> None:
-    whole, prepared = shared(*SPLIT, "task.split=all"), ready(*SPLIT)
+    whole = shared(*SPLIT, "task.split=all")
+    prepared = ready(*SPLIT)
     capture = whole.captures["seen"]["fc"]
     batches = [batch for split in ("train", "val") for batch in Batches(prepared, split).epoch(0)]
     with torch.no_grad():
@@ -137,7 +138,8 @@ def test_the_smallest_value_is_black_in_every_dtype(dtype: torch.dtype) -> None:
 def test_colours_share_one_scale() -> None:
     sample = torch.zeros(3, 2, 5, requires_grad=True)
     with torch.no_grad():
-        sample[0, 0, 1], sample[2, 1, 4] = 1.0, 2.0
+        sample[0, 0, 1] = 1.0
+        sample[2, 1, 4] = 2.0
     found = pixels(sample)
     assert found.shape == (2, 5, 3)
     assert found[0, 1].tolist() == [128, 0, 0]

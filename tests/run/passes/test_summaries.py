@@ -20,7 +20,8 @@ from hookrun.run.passes.progress import Screen, numbers
 def test_a_module_with_two_names_is_listed_once_with_both() -> None:
     shared = nn.Linear(2, 3)
     found = model_facts(nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)), weights="random")
-    assert (found["class"], found["weights"]) == ("Sequential", "random")
+    assert found["class"] == "Sequential"
+    assert found["weights"] == "random"
     assert [(each["path"], each["names"], each["parameters"]) for each in found["modules"]] == [
         ("", [""], 9), ("0", ["0", "2.0"], 9), ("1", ["1"], 0), ("2", ["2"], 9),
     ]  # fmt: skip
@@ -40,7 +41,8 @@ def test_a_training_ends_with_its_metrics(run, capsys) -> None:
     assert f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
     assert printed.count("loss ") == 2, "once each"
     assert kept == "checkpoints: best.safetensors, last.safetensors"
-    assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
+    assert where == f"run directory: {found.path}"
+    assert page == f"report: {found.path}/report.html"
 
 
 LINES = {
@@ -102,7 +104,8 @@ class ClosedPipe(io.StringIO):
 
 
 def test_a_closed_pipe_does_not_end_the_run() -> None:
-    screen, pipe = Screen(), ClosedPipe()
+    screen = Screen()
+    pipe = ClosedPipe()
     screen.console.file = pipe
     screen.say("a line")
     tried = pipe.tried
@@ -117,7 +120,9 @@ def test_a_bar_on_a_terminal_yields_each_batch(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for terminal in (True, False):
         monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
-        screen, file, shown = Screen(), io.StringIO(), {"loss": 0.5}
+        screen = Screen()
+        file = io.StringIO()
+        shown = {"loss": 0.5}
         screen.console.file = file
         assert list(screen.track("cd", 4, "epoch 1/1", shown, start=2)) == ["c", "d"]
         drawn = file.getvalue()

@@ -22,7 +22,8 @@ LOST = "[Rank 0] gloo/transport/tcp/pair.cc: Connection closed by peer"
 class Wire:
     """torch.distributed between threads, one for each rank."""
 
-    ReduceOp, DistError = distributed.ReduceOp, distributed.DistError
+    ReduceOp = distributed.ReduceOp
+    DistError = distributed.DistError
 
     def __init__(self, size: int) -> None:
         self.size, self.me, self.sent = size, local(), [torch.empty(0)] * size
@@ -86,7 +87,8 @@ def test_every_rank_has_the_numbers_of_all(wire: Wire) -> None:
 def test_tensors_of_rank_0_are_copied_in_place(wire: Wire) -> None:
     def act(ranks: RankGroup) -> Any:
         rows = torch.full((2, 3), float(ranks.rank), requires_grad=True)
-        flags, columns = torch.tensor([ranks.rank == 0]), torch.full((3, 2), ranks.rank).t()
+        flags = torch.tensor([ranks.rank == 0])
+        columns = torch.full((3, 2), ranks.rank).t()
         shared = torch.tensor([ranks.rank]).expand(4)
         ranks.from_main([rows, flags, columns, shared])
         summed = torch.tensor([1.0 + ranks.rank])

@@ -20,7 +20,8 @@ from hookrun.engine.hook_types import HOOK_TYPES
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "scripts" / "joint_training.py"
 ROWS = list(joint_table.rows())
-ALONE, RANKS = COLUMNS[0], [column for column in COLUMNS if column.ranks > 1]
+ALONE = COLUMNS[0]
+RANKS = [column for column in COLUMNS if column.ranks > 1]
 Found = dict[str, Any]
 
 
@@ -83,9 +84,11 @@ def alone() -> dict[int, list[Found]]:
 @pytest.fixture(scope="module")
 def found(free_port: Any, tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> list[Found]:
     """The results of each of two ranks, by column and row."""
-    port, folder = free_port(), tmp_path_factory.mktemp("joint")
+    port = free_port()
+    folder = tmp_path_factory.mktemp("joint")
     files = [folder / f"{rank}.json" for rank in range(2)]
-    program, paths = TRAINING.read_text(), (ROOT / "scripts",)
+    program = TRAINING.read_text()
+    paths = (ROOT / "scripts",)
     pair = [
         warm.start(program, rank, port, file, paths=paths, stdout=2, stderr=2)
         for rank, file in enumerate(files)
@@ -121,7 +124,8 @@ def test_ranks(column: Column, alone: dict[int, list[Found]], found: list[Found]
 
 def test_sharded_before_hooks_are_installed(alone: dict[int, list[Found]], found: list[Found]) -> None:
     """Equal, or refused: changes to the model itself come too late."""
-    wrong, refused = dict[str, list[str]](), set[str]()
+    wrong = dict[str, list[str]]()
+    refused = set[str]()
     for number, row in ((int(number), ROWS[int(number)]) for number in found[0]["sharded before"]):
         ranks = [each["sharded before"][str(number)] for each in found]
         if "refused" in ranks[0]:

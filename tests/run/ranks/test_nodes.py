@@ -297,7 +297,8 @@ def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
     (folder,) = (each for each in (start / "outputs").iterdir() if not each.is_symlink())
     assert f"torchrun has started the run again: it goes on in {folder}" in said
     assert "resumed from state_00000" in said
-    one, other = hookrun.open_run(start / "whole"), hookrun.open_run(folder)
+    one = hookrun.open_run(start / "whole")
+    other = hookrun.open_run(folder)
     assert other.status["status"] == "done"
     same.weights(one, other, atol=0.0)
     assert one.metrics == other.metrics

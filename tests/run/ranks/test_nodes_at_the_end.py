@@ -54,7 +54,8 @@ def test_done_means_that_the_files_of_all_nodes_are_there(
     argv = (*SMALL, f"compute.timeout={60 if comes == 'yes' else 8}", f"hydra.run.dir={disk.path}/run")
     program = (str(tmp_path / "late.py"),)
     with agents(disk, free_port(), *argv, own_disk=False, program=program, env={"COMES": comes}) as nodes:
-        codes, said = [node.wait() for node in nodes], [node.said() for node in nodes]
+        codes = [node.wait() for node in nodes]
+        said = [node.said() for node in nodes]
     run = hookrun.open_run(disk.folders[0] / "run")
     if comes == "yes":
         assert codes == [0, 0], said
@@ -92,7 +93,8 @@ def test_the_last_state_outlives_a_node_that_dies(
     with agents(disk, free_port(), *LONG, f"hydra.run.dir={disk.path}/run", own_disk=False) as nodes:
         wait_for(path, 2)
         nodes[dies].kill()
-        since, other = time.monotonic(), nodes[1 - dies]
+        since = time.monotonic()
+        other = nodes[1 - dies]
         assert other.wait() == 1, other.said()
         assert time.monotonic() - since < 60
         said = other.said()
@@ -107,7 +109,8 @@ def test_the_last_state_outlives_a_node_that_dies(
     ended = workers.run(tmp_path, f"resume={path}")
     assert ended.codes == [0, 0] and "resumed from state_0000" in ended.said[0], ended.said
     assert workers.run(tmp_path, *LONG, "hydra.run.dir=whole").codes == [0, 0]
-    resumed, whole = hookrun.open_run(path), hookrun.open_run(tmp_path / "whole")
+    resumed = hookrun.open_run(path)
+    whole = hookrun.open_run(tmp_path / "whole")
     same.weights(whole, resumed, atol=0.0)
     assert resumed.metrics == whole.metrics
     assert resumed.stats == whole.stats

@@ -38,7 +38,8 @@ def test_four_ranks_train_as_one(workers, same, cwd) -> None:
     assert main([*argv, "hydra.run.dir=one"]) == 0
     ended = workers.run(cwd, *argv, "compute.strategy=ddp", "hydra.run.dir=four", ranks=4)
     assert ended.codes == [0] * 4, ended.said
-    one, four = hookrun.open_run(cwd / "one"), hookrun.open_run(cwd / "four")
+    one = hookrun.open_run(cwd / "one")
+    four = hookrun.open_run(cwd / "four")
     same.weights(one, four)
     same.weights(one, four, "ema")
     same.metrics(one, four, rtol=1e-3)
@@ -54,7 +55,8 @@ def test_a_pass_of_two_ranks_has_the_metrics_of_one(workers, same, cwd) -> None:
     few = SEEN.replace("seen", "few").replace("}", ", max_bytes: 4000}")
     ended = workers.run(cwd, *argv, few, "compute.strategy=ddp", "hydra.run.dir=two")
     assert ended.codes == [0, 0], ended.said
-    one, two = hookrun.open_run(cwd / "one"), hookrun.open_run(cwd / "two")
+    one = hookrun.open_run(cwd / "one")
+    two = hookrun.open_run(cwd / "two")
     same.metrics(one, two)
     same.rows(one, two, hooks=["seen"])
     assert {line["of"] for line in two.metrics} == {"position", "sample", "epoch"}

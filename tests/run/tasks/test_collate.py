@@ -296,7 +296,10 @@ def test_training_on_graphs_is_the_plain_loop(executed) -> None:
 
 def test_a_label_for_each_node_gives_means_over_nodes(executed) -> None:
     found = executed(*GRAPHS, "task=evaluate", "data.collate=setpkg:join_nodes")
-    model, right, losses, nodes = seeded("GraphNet"), 0, 0.0, 0
+    model = seeded("GraphNet")
+    right = 0
+    losses = 0.0
+    nodes = 0
     for graphs, labels in of_split(module().Graphs("val"), module().join_nodes, 4):
         scores = model(graphs)
         right += int((scores.argmax(1) == labels).sum())
@@ -331,7 +334,8 @@ def test_a_resumed_run_ends_as_a_whole_one(run, tmp_path) -> None:
     resumed = hookrun.open_run(stopped.path)
     assert resumed.metrics == whole.metrics
     for name in ("inner", "outer"):
-        rows, same = resumed.captures["c"][name], whole.captures["c"][name]
+        rows = resumed.captures["c"][name]
+        same = whole.captures["c"][name]
         assert len(rows) == len(same)
         assert torch.equal(rows.sample_ids, same.sample_ids)
 
@@ -344,7 +348,8 @@ def test_a_detector_s_metric_gets_the_targets_themselves(executed) -> None:
     wanted = [index % 3 for index in range(7)]
     assert trained.metrics[-1]["boxes_wanted"] == pytest.approx(sum(wanted) / 7)
     found = executed(*SCENES, "task=predict", "data.collate=list")
-    model, scenes = seeded("Detector").eval(), module().Scenes("val")
+    model = seeded("Detector").eval()
+    scenes = module().Scenes("val")
     expected = [model([scenes[index][0]])[0]["boxes"] for index in range(7)]
     first = found.predictions["[0].boxes"]
     assert first.sample_ids.tolist() == [-1] * 4, "a list belongs to no single sample"
@@ -356,7 +361,8 @@ def test_a_detector_s_metric_gets_the_targets_themselves(executed) -> None:
 
 @pytest.mark.parametrize("batching", [("data.batch_size=3", "data.collate=list"), ("data.batch_size=null",)])
 def test_clouds_of_different_sizes_are_scored(executed, batching) -> None:
-    model, clouds = seeded("CloudNet"), module().Clouds("val")
+    model = seeded("CloudNet")
+    clouds = module().Clouds("val")
     scores = torch.stack([model(clouds[index][0]) for index in range(7)])
     labels = torch.tensor([index % 2 for index in range(7)])
     predicted = executed(*CLOUDS, "task=predict", *batching)
@@ -379,7 +385,8 @@ def test_conditions_on_labels_choose_samples_of_a_list(executed) -> None:
 def test_a_tuple_of_inputs_becomes_the_arguments(executed) -> None:
     own = ("model=python", "model.factory=setpkg:PairNet", "data=python", "data.factory=setpkg:Pairs")
     found = executed(*own, "task=predict", "data.batch_size=4")
-    model, pairs = seeded("PairNet"), module().Pairs("val")
+    model = seeded("PairNet")
+    pairs = module().Pairs("val")
     expected = torch.stack([model(*pairs[index][0]) for index in range(7)])
     torch.testing.assert_close(found.predictions[:], expected.detach())
 
@@ -387,7 +394,8 @@ def test_a_tuple_of_inputs_becomes_the_arguments(executed) -> None:
 def test_the_fields_of_a_dataclass_are_stacked_to_one_argument(executed) -> None:
     own = ("model=python", "model.factory=setpkg:EndsNet", "data=python", "data.factory=setpkg:PairsOfEnds")
     found = executed(*own, "task=predict", "data.batch_size=4")
-    model, pairs = seeded("EndsNet"), module().PairsOfEnds("val")
+    model = seeded("EndsNet")
+    pairs = module().PairsOfEnds("val")
     expected = torch.stack([model(pairs[index][0]) for index in range(7)])
     torch.testing.assert_close(found.predictions[:], expected.detach())
 
@@ -395,7 +403,8 @@ def test_the_fields_of_a_dataclass_are_stacked_to_one_argument(executed) -> None
 def test_an_object_of_ones_own_is_the_one_argument(executed) -> None:
     own = ("model=python", "model.factory=setpkg:RingNet", "data=python", "data.factory=setpkg:Rings")
     found = executed(*own, "task=evaluate", "data.batch_size=null")
-    model, rings = seeded("RingNet"), module().Rings("val")
+    model = seeded("RingNet")
+    rings = module().Rings("val")
     losses = [cross_entropy(model(rings[index][0]), torch.tensor([index % 2])).item() for index in range(7)]
     assert found.metrics[-1]["loss"] == pytest.approx(sum(losses) / 7)
 
@@ -477,7 +486,8 @@ def test_a_model_that_takes_another_form_names_the_key(fails) -> None:
 
 
 def test_a_mapping_becomes_keywords() -> None:
-    model, x = nn.Identity(), torch.zeros(2)
+    model = nn.Identity()
+    x = torch.zeros(2)
     packed = pack_sequence([torch.zeros(2, 1)])
     encoding = BatchEncoding({"input_ids": x})
     assert as_call((x, [x]), model) == ((x, [x]), {})

@@ -134,7 +134,8 @@ def test_the_class_of_an_image_is_its_folder(executed, refused, tmp_path) -> Non
 
 
 def test_a_number_is_not_a_class_without_names() -> None:
-    image, label = TensorInfo((1, 8, 8), torch.float32), TensorInfo((), torch.int64)
+    image = TensorInfo((1, 8, 8), torch.float32)
+    label = TensorInfo((), torch.int64)
     data = DataInfo("mine", image, label, None, {"train": 1, "val": 1})
     (problem,) = unknown_fields({"class": ["cat", 3], "label": [3]}, "when", data)
     assert problem.where == "when.class"

@@ -27,7 +27,8 @@ BLOCKS = 40
 
 def lines_of(work: Callable[[], Any]) -> int:
     """How many lines of hookrun `work` executes, each turn of a loop counted."""
-    count, before = 0, sys.gettrace()
+    count = 0
+    before = sys.gettrace()
 
     def step(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal count
@@ -89,7 +90,8 @@ def test_entering_a_block_is_linear_in_the_modules() -> None:
         with plans[blocks].install(models[blocks]) as hooks:
             assert len(hooks.sites) == 3 * blocks + 1
 
-    models, plans = dict[int, nn.Module](), dict[int, hookrun.Plan]()
+    models = dict[int, nn.Module]()
+    plans = dict[int, hookrun.Plan]()
     for blocks in (1, BLOCKS, 2 * BLOCKS, 4 * BLOCKS):
         models[blocks], plans[blocks] = compiled(blocks, "capture")
     enter(1)

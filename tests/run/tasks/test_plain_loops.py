@@ -48,7 +48,9 @@ class Plain:
 
     def train(self) -> nn.Module:
         prepared: Any = prepared_by(self.overrides)
-        settings, model, batches = prepared.settings.train, prepared.model, Batches(prepared, "train")
+        settings = prepared.settings.train
+        model = prepared.model
+        batches = Batches(prepared, "train")
         torch.manual_seed(0)  # the seed of a run
         optimizer = self.optimizer(model)
         schedule = self.schedule(optimizer) if self.schedule else None
@@ -106,7 +108,8 @@ def counts_of(model: nn.Module) -> dict[str, Tensor]:
 
 def same(run: Any, model: nn.Module, name: str = "last", *, tolerance: float = 0.0) -> None:
     """Compare results; tolerance: for convolutions, whose CPU kernels may round differently from call to call."""
-    found, expected = load_file(run.path / f"checkpoints/{name}.safetensors"), model.state_dict()
+    found = load_file(run.path / f"checkpoints/{name}.safetensors")
+    expected = model.state_dict()
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor.detach(), rtol=tolerance, atol=tolerance)
@@ -231,7 +234,8 @@ def test_hooks_on_gradients_run_before_clipping(executed) -> None:
     ]
     found = executed(*BASE, *SGD_SAYS, "train.steps=1", "train.clip_grad_value=0.001", *hooks)
     seen = {kind: found.captures[kind]["fc.bias"][0] for kind in ("grad", "post_accumulate_grad")}
-    assert all(each.abs().max() > 0.001 for each in seen.values())
+    for each in seen.values():
+        assert each.abs().max() > 0.001
     assert torch.equal(found.captures["optimizer_step_pre"]["fc.bias"][0], seen["grad"].clamp(-0.001, 0.001))
 
 

@@ -94,7 +94,8 @@ def test_containers_are_predicted_as_they_are(executed, own_model, hook) -> None
     found = executed(*own_model(CONTAINER), "task=predict", "train.limit_batches=2", see)
     samples = data.load(Data(name="digits"), "val", seed=0)
     images = torch.stack([samples[number][0] for number in range(128)]).flatten(1)
-    predicted, captured = found.predictions, found.captures["h"]["pair"]
+    predicted = found.predictions
+    captured = found.captures["h"]["pair"]
     assert set(predicted) == {"logits", "aux[0]"}
     torch.testing.assert_close(predicted["logits"][:], images.sum(1))
     assert torch.equal(predicted["aux[0]"][:], images[:, :3])
@@ -140,7 +141,8 @@ def test_a_reduced_capture_is_stored(executed) -> None:
     whole = found["whole"]["relu2"][:]
     torch.testing.assert_close(found["mean"]["relu2"][:], whole.mean((2, 3)))
     assert found["half"]["fc"].dtype == torch.float16
-    some, scores = found["some"]["fc"], found["fc"]["fc"][:]
+    some = found["some"]["fc"]
+    scores = found["fc"]["fc"][:]
     assert torch.equal(some["values"][:], scores.topk(3).values)
     assert torch.equal(some["indices"][:], scores.topk(3).indices)
     assert found["projected"]["flatten"].shape == (359, 16)

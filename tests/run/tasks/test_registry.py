@@ -101,7 +101,8 @@ def test_no_other_file_decides_by_the_name_of_a_task() -> None:
         assert list(decisions(ast.parse(path.read_text(encoding="utf-8")))) == [], path
 
 
-TRAIN, SIZES = {"name": "train"}, {"train": 95, "val": 45}
+TRAIN = {"name": "train"}
+SIZES = {"train": 95, "val": 45}
 
 
 def experiment(task: dict[str, Any], **sections: Any) -> Experiment:

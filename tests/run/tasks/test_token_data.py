@@ -84,7 +84,8 @@ def test_next_token_is_the_loss_of_transformers(executed, ready, text) -> None:
         own = value(executed(*common, "train.loss=output", "data.args.labels=true", *tokens))
         assert own == pytest.approx(value(executed(*common)), rel=1e-6)
     smoothed = ready(*common, "train.loss={name: next_token, label_smoothing: 0.1}").loss
-    scores, target = torch.randn(1, 5, 9), torch.tensor([[IGNORED, 3, 8, 0, 5]])
+    scores = torch.randn(1, 5, 9)
+    target = torch.tensor([[IGNORED, 3, 8, 0, 5]])
     expected = F.cross_entropy(scores[0], target[0], ignore_index=IGNORED, label_smoothing=0.1)
     torch.testing.assert_close(smoothed(scores, target), expected)
 
@@ -123,7 +124,8 @@ def test_the_logit_difference_is_behind_the_prompt(executed, ready, tmp_path, ki
     Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     data = ("data=prompts", "data.args.file=p.jsonl", f"data.args.tokenizer={folder}", "data.batch_size=2")
     common = ("task=evaluate", *TRANSFORMERS, *data, "task.metrics=[logit_difference]")
-    model, expected = ready(*common).model.eval(), list[float]()
+    model = ready(*common).model.eval()
+    expected = list[float]()
     for prompt, *answers in pairs:
         start = [0, *tokenizer.encode(prompt, add_special_tokens=False).ids]
         with torch.no_grad():

@@ -87,7 +87,8 @@ def test_a_value_of_a_file_takes_a_factor(file: str) -> None:
 def test_at_same_reads_the_part_that_index_selects(file: str, index: str) -> None:
     """For every action: the part is that of the whole edit, the rest and its gradient are unchanged."""
     items = eval(f"np.s_[{index}]", {"np": np})  # the text as NumPy indexes
-    a, x = tensors(file)[0], torch.randn(2, 3, 4, 5)
+    a = tensors(file)[0]
+    x = torch.randn(2, 3, 4, 5)
     value = {"file": file, "key": "a", "at": "same"}
     edits: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
         "replace": ({"value": value}, lambda x: a.expand_as(x)),
@@ -102,7 +103,8 @@ def test_at_same_reads_the_part_that_index_selects(file: str, index: str) -> Non
             mask[items] = True
             return torch.where(mask, change(x), x)
 
-        found, wanted = edited(x, action=action, index=index, **keys), by_hand(x, expected)
+        found = edited(x, action=action, index=index, **keys)
+        wanted = by_hand(x, expected)
         assert_close(found, wanted, msg=f"{action} {index}")
 
 
@@ -117,7 +119,8 @@ def test_at_same_with_infinite_values_elsewhere_gives_no_nan(tmp_path: Path) -> 
 
 def test_bounds_may_differ_by_channel() -> None:
     x = torch.randn(2, 3, 4, 4)
-    low, high = torch.tensor([-1.0, -0.5, 0]).view(3, 1, 1), torch.tensor([0.2, 0.5, 1]).view(3, 1, 1)
+    low = torch.tensor([-1.0, -0.5, 0]).view(3, 1, 1)
+    high = torch.tensor([0.2, 0.5, 1]).view(3, 1, 1)
     nested = [each.tolist() for each in (low, high)]
     found = edited(x, action="clamp", min=nested[0], max=nested[1])
     assert_close(found, by_hand(x, lambda x: torch.where(x < low, low, torch.where(x > high, high, x))))
@@ -214,7 +217,8 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
     found = executed(
         *BASE, "seed=5", own, patch(clean, "sample: same, at: same", hook), BETWEEN, zero, picked, AFTER
     )
-    expected, theirs = found.captures["own"]["layers.1"][:], clean.captures["seen"]["layers.1"][:]
+    expected = found.captures["own"]["layers.1"][:]
+    theirs = clean.captures["seen"]["layers.1"][:]
     assert not torch.allclose(expected, theirs)
     for name in ("between", "after"):
         expected[:, [1, 5, 6]] = theirs[:, [1, 5, 6]]
@@ -229,7 +233,8 @@ def test_rows_by_sample_take_an_index(executed: Any, refused: Any, clean: Run) -
     found = executed(
         *BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER
     )
-    own, theirs = found.captures["after"]["layers.1"], clean.captures["seen"]["layers.1"]
+    own = found.captures["after"]["layers.1"]
+    theirs = clean.captures["seen"]["layers.1"]
     assert_close(own[:2], theirs[:2])
     assert not torch.allclose(own[2], theirs[2])
 
@@ -265,7 +270,8 @@ def test_rows_of_one_token_are_written_at_their_token(executed: Any) -> None:
     task = ("task=evaluate", *base, "task.metrics=[kl]")
     assert executed(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
     assert executed(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9
-    places, value = place.replace("-1", "'1:'"), f"{{run: '{clean.path}', capture: seen, sample: same}}"
+    places = place.replace("-1", "'1:'")
+    value = f"{{run: '{clean.path}', capture: seen, sample: same}}"
     edit = f"+hooks.put={{{places}, action: replace, value: {value}}}"
     after = f"+hooks.after={{{places}, action: capture, priority: 1}}"
     rows = executed("task=predict", *base, edit, after).captures["after"]["blocks.0.attn.z"]

@@ -29,7 +29,8 @@ from hookrun.run.training.loop import train
 from hookrun.run.training.nonfinite import BeforeStep, NonFiniteTracer, source_of
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
-SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
+SKIP = "train.on_nonfinite=skip"
+STOP = "train.on_nonfinite=stop"
 
 
 UNWRITTEN = """
@@ -81,7 +82,8 @@ def test_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -
     assert found.status["status"] == "stopped"
     assert "step 2: the loss is nan" in found.status["reason"]
     saved = load_file(found.path / "checkpoints/last.safetensors")
-    assert all(tensor.isfinite().all() for tensor in saved.values())
+    for tensor in saved.values():
+        assert tensor.isfinite().all()
     assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
 
     fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16", "data.batch_size=4")
@@ -109,7 +111,8 @@ def test_the_last_hook_on_gradients_is_checked_in(precision: str, executed) -> N
     assert [line["step"] for line in steps] == [0, 2]
     assert epoch["skipped_steps"] == 1
     weights = load_file(found.path / "checkpoints/last.safetensors")
-    assert all(tensor.isfinite().all() for tensor in weights.values())
+    for tensor in weights.values():
+        assert tensor.isfinite().all()
 
 
 def test_a_check_that_stops_comes_first(performed) -> None:
@@ -119,7 +122,8 @@ def test_a_check_that_stops_comes_first(performed) -> None:
     assert "hook 'c' on fc" in str(performed(train, task={"name": "train"}, hooks={"b": bad, "c": check}))
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 class Normed(nn.Module):
@@ -152,7 +156,8 @@ def asked(
     torch.manual_seed(0)
     model = Normed()
     with hookrun.hooked(model, hooks) as installed, torch.no_grad():
-        installed.clock.step, installed.clock.epoch = 3, 2
+        installed.clock.step = 3
+        installed.clock.epoch = 2
         spoil(model)
         before = BeforeStep(model, installed, own_code=True)
         before.take()
@@ -163,8 +168,10 @@ def asked(
         )  # fmt: skip
         torch.rand(3)  # as the step did
         state = [each.clone() for each in model.state_dict().values()], torch.get_rng_state()
-        records, fired = list(installed.records), dict(installed.fired)
-        python, numpy = random.getstate(), np.random.get_state()[1].tolist()
+        records = list(installed.records)
+        fired = dict(installed.fired)
+        python = random.getstate()
+        numpy = np.random.get_state()[1].tolist()
         with torch.enable_grad():
             said = source_of(context, before, group, wrong)
         assert random.getstate() == python
@@ -173,7 +180,8 @@ def asked(
             assert torch.equal(old.nan_to_num(), new.nan_to_num())
         assert torch.equal(torch.get_rng_state(), state[1])
         assert all(each.grad is None for each in model.parameters())
-        assert (installed.records, installed.fired) == (records, fired)
+        assert installed.records == records
+        assert installed.fired == fired
         assert installed.clock.samples is None
     return said
 
@@ -286,8 +294,11 @@ def traced(
         loss = loss_of(output).sum()
         tracer.follow_backward(loss, "the loss")
         loss.backward()
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
-    forward, backward = tracer.forward.origin, tracer.backward.origin
+    for each in model.modules():
+        assert not (each._forward_hooks)
+        assert not (each._forward_pre_hooks)
+    forward = tracer.forward.origin
+    backward = tracer.backward.origin
     assert forward is None or forward.path is not None
     return forward.text if forward else "", backward.text if backward else ""
 

@@ -126,7 +126,9 @@ def after_epochs(
     monkeypatch: pytest.MonkeyPatch, values: list[Values], scheduler: Any = None
 ) -> tuple[list[int], list[float]]:
     """The epochs whose weights are saved as the best, and the rates after each, if validations give these values."""
-    saved, rates, context = list[int](), list[float](), MagicMock(stopped=False)
+    saved = list[int]()
+    rates = list[float]()
+    context = MagicMock(stopped=False)
     context.evaluate.side_effect = values
     context.settings.train = SimpleNamespace(
         epochs=len(values),
@@ -195,7 +197,8 @@ def test_without_epochs_the_initial_model_is_saved(executed, ready) -> None:
 
 @pytest.mark.parametrize("keys", ["keep=2", "keep=3", "keep_done=true"])
 def test_each_state_that_is_kept_is_written(keys: str, executed, monkeypatch) -> None:
-    saved, write = list[int](), resuming.write_state
+    saved = list[int]()
+    write = resuming.write_state
 
     def counted(executed: Any, about: str, *args: Any, **options: Any) -> Any:
         saved.append(json.loads(about)["at"]["step"])
@@ -282,7 +285,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_finding_a_nonfinite_tensor_changes_none(kind: str) -> None:
-    wrong, right, largest = KINDS[kind], torch.ones(2), torch.tensor([torch.finfo(torch.float32).max])
+    wrong = KINDS[kind]
+    right = torch.ones(2)
+    largest = torch.tensor([torch.finfo(torch.float32).max])
     assert not all_finite([right, wrong, largest])
     assert not all_finite([wrong])
     assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])])

@@ -161,11 +161,14 @@ def test_attributions_of_tokens_are_those_of_each_sequence_alone(executed, ready
     ).attributions
     prepared = ready("task=evaluate", *data, "data.batch_size=4")
     (batch, *_) = Batches(prepared, "val").epoch(0)
-    model, ids, mask = prepared.model.eval(), batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    model = prepared.model.eval()
+    ids = batch.inputs["input_ids"]
+    mask = batch.inputs["attention_mask"]
     embedding = next(module for module in model.modules() if isinstance(module, nn.Embedding))
     for row in range(4):
         tokens = ids[row][mask[row] != 0][None]
-        embedded, total = embedding(tokens).detach(), 0
+        embedded = embedding(tokens).detach()
+        total = 0
         for node, weight in zip(*np.polynomial.legendre.leggauss(8), strict=True):
             leaf = (embedded * (1 + node) / 2).float().requires_grad_()
             handle = embedding.register_forward_hook(lambda *_, leaf=leaf: leaf)

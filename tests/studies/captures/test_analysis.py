@@ -58,14 +58,16 @@ def test_probes_of_a_run(analysed: Any) -> None:
 def test_similarity_of_a_run(analysed: Any) -> None:
     table = {(line["module"], line["other"]): line["cka"] for line in analysed("similarity").metrics}
     assert len(table) == 9
-    assert all(table[name, name] == pytest.approx(1) for name in ("flatten", "layers.1", "fc"))
+    for name in ("flatten", "layers.1", "fc"):
+        assert table[name, name] == pytest.approx(1)
     assert table["flatten", "fc"] == pytest.approx(table["fc", "flatten"])
     assert table["layers.1", "fc"] > table["flatten", "fc"]
 
 
 def test_wide_rows_are_projected_on_request_with_a_note(executed, captured, analysed, capsys) -> None:
     compared = analysed("similarity")
-    assert not any("projection" in line for line in compared.metrics)
+    for line in compared.metrics:
+        assert "projection" not in line
     found = executed("task=similarity", *seen(captured), "task.project=48")
     for ours, theirs in zip(found.metrics, compared.metrics, strict=True):
         assert ours["cka"] == pytest.approx(theirs["cka"], abs=0.2)
@@ -185,7 +187,8 @@ def test_a_killed_analysis_is_resumed_with_its_next_part(
 ) -> None:
     """Recorded parts are not computed again, also after the last one."""
     expected = recorded(analysed(task).path)
-    calls, left = list[str](), [part]
+    calls = list[str]()
+    left = [part]
     for module, name in ((probing, "fit"), (cka, "_by_samples"), (cka, "_by_features")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, real=real: calls.append("") or real(*args))

@@ -108,7 +108,8 @@ def test_the_method_depends_on_the_allowed_memory() -> None:
 
 @pytest.mark.parametrize("width", [300, 9], ids=["more features than samples", "fewer"])
 def test_a_probe_equals_that_of_scikit_learn(width: int) -> None:
-    x, labels = normal(80, width).double() * torch.linspace(0.1, 9, width) + 3, torch.arange(80) % 3
+    x = normal(80, width).double() * torch.linspace(0.1, 9, width) + 3
+    labels = torch.arange(80) % 3
     x[:, 7] = 0.1  # constant
     for y in (labels, torch.stack([x[:, :4].sum(1), x[:, 1]], dim=1)):
         line, weights = fit(features_of(x, 8 * width * 7), y, torch.arange(80), seed=4)

@@ -56,7 +56,8 @@ def test_a_probe_of_tokens_leaves_out_rows_without_a_label(executed: Any, shared
     assert 0 <= line["control"] <= 1
     assert line["majority"] == pytest.approx(0.5, abs=0.11)
     (every,) = executed("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
-    assert (every["samples"], every["rows"]) == (20, 50)
+    assert every["samples"] == 20
+    assert every["rows"] == 50
     assert "control" in capsys.readouterr().out
 
 
@@ -127,9 +128,12 @@ def test_numbers_of_a_file_are_classes_if_they_are_whole(shared: Any) -> None:
 
 def test_rows_of_a_sample_are_never_in_both_parts() -> None:
     samples = torch.arange(40).repeat_interleave(5)
-    x, labels = normal(40, 60)[samples], (torch.arange(40) % 2)[samples]  # a probe could know each sample
+    x = normal(40, 60)[samples]
+    labels = (torch.arange(40) % 2)[samples]  # a probe could know each sample
     line, _ = fit(Features("x", x, block_bytes=2**20), labels, samples, seed=0)
-    assert (line["train_accuracy"], line["samples"], line["rows"]) == (1, 40, 200)
+    assert line["train_accuracy"] == 1
+    assert line["samples"] == 40
+    assert line["rows"] == 200
     assert line["accuracy"] < 0.9
     assert (line["accuracy_low"], line["accuracy_high"]) == wilson(line["accuracy"], 10)
 

@@ -68,7 +68,8 @@ def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tu
         assert float(row["cosine"]) == pytest.approx((left * right).sum() / norms[0] / norms[1])
         assert float(row["relative_l2"]) == pytest.approx(np.linalg.norm(apart) / norms[0])
         assert float(row["largest"]) == apart.max()
-        x, y = left - left.mean(0), right - right.mean(0)
+        x = left - left.mean(0)
+        y = right - right.mean(0)
         norms = np.linalg.norm(x.T @ x), np.linalg.norm(y.T @ y)
         assert float(row["cka"]) == pytest.approx(np.linalg.norm(y.T @ x) ** 2 / norms[0] / norms[1])
         if apart.any():
@@ -195,7 +196,9 @@ def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys:
 
 
 def test_values_not_finite_on_both_sides_do_not_differ() -> None:
-    nan, inf, low = math.nan, math.inf, torch.finfo(torch.float32).min
+    nan = math.nan
+    inf = math.inf
+    low = torch.finfo(torch.float32).min
     left = torch.tensor([[nan, 1.0], [nan, 1.0], [inf, 1.0], [inf, 1.0], [low, 1.0], [low, 1.0]])
     right = torch.tensor([[nan, 1.0], [0.0, 1.0], [inf, 1.0], [-inf, 1.0], [low, 1.0], [low, 1.1]])
     sums, apart, differs = measured(left, right, 1e-3)

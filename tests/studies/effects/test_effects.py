@@ -447,7 +447,8 @@ def test_cells_without_a_finite_metric_are_told(run, capsys) -> None:
     seen = "+hooks.seen={select: fc, hook: forward, action: stats}"
     made = run(*words(hook, "{factor: [1, 3e38]}", *DIGITS, larger, seen))
     assert made.effects.faults == ["factor=3e+38: loss (exact) is NaN or infinite for 15 samples"]
-    said, page = capsys.readouterr().out, (made.path / "report.html").read_text()
+    said = capsys.readouterr().out
+    page = (made.path / "report.html").read_text()
     assert made.effects.faults[0] in said
     assert f'<li class="mono">{made.effects.faults[0]}' in page
     assert "seen: in the pass without h only" in said

@@ -57,11 +57,13 @@ def test_each_new_token_is_another_draw() -> None:
     choosing = NextTokens(Sampling(), range(5), stop=(), most=4)
     for _ in range(4):
         choosing.choose(torch.zeros(5, 30))
-    assert all(len(set(tokens)) > 1 for tokens in choosing.tokens)
+    for tokens in choosing.tokens:
+        assert len(set(tokens)) > 1
 
 
 def test_draws_follow_the_distribution() -> None:
-    ordered, places = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]), torch.tensor([2, 0, 4, 3, 1])
+    ordered = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
+    places = torch.tensor([2, 0, 4, 3, 1])
     logits = ordered[places].repeat(3000, 1)
     for sampling, of_ordered in (
         (Sampling(), ordered.softmax(-1)),
@@ -94,7 +96,8 @@ def test_a_prompt_without_tokens_is_named() -> None:
 
 
 def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
-    ids, scores = torch.zeros(2, 3, dtype=torch.int64), torch.randn(2, 3, 5)
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    scores = torch.randn(2, 3, 5)
     for output in (scores, {"logits": scores}, (scores, None)):
         assert torch.equal(next_scores(output, ids), scores[:, -1])
     assert next_scores(scores.bfloat16(), ids).dtype == torch.float32
@@ -147,9 +150,14 @@ def test_a_record_has_the_reason_of_its_end() -> None:
     now = Continuation([0], True, torch.tensor([5.0, 0, 0]))
     without = Continuation([1, 2], False, torch.zeros(3))
     found = record_of([8, 9], now, Texts(None), without)
-    assert (found["prompt_ids"], found["ids"], found["reason"], found["text"]) == ([8, 9], [0], "end", None)
-    assert (found["ids_without"], found["reason_without"]) == ([1, 2], "length")
-    p, q = torch.full((3,), 1 / 3).double(), torch.tensor([5.0, 0, 0]).double().softmax(0)
+    assert found["prompt_ids"] == [8, 9]
+    assert found["ids"] == [0]
+    assert found["reason"] == "end"
+    assert found["text"] is None
+    assert found["ids_without"] == [1, 2]
+    assert found["reason_without"] == "length"
+    p = torch.full((3,), 1 / 3).double()
+    q = torch.tensor([5.0, 0, 0]).double().softmax(0)
     assert found["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
     assert found["next"][0][0] == 0
     assert not {"ids_without", "kl_first"} & record_of([7], now, Texts(None)).keys()
@@ -169,7 +177,9 @@ def shown(sums: Sums, width: int, *, compared: bool = True) -> list[str]:
 
 
 def test_lines_fit_the_terminal() -> None:
-    first, later, nothing = Sums(), Sums(), Sums()
+    first = Sums()
+    later = Sums()
+    nothing = Sums()
     first.add(record(3, kl=math.log(2)))
     later.add(record(4, without="b"))
     nothing.add(record(5))
@@ -181,4 +191,5 @@ def test_lines_fit_the_terminal() -> None:
     assert "the hooks changed neither" in shown(nothing, 100)[0]
     assert shown(nothing, 100, compared=False) == ["  val 5: 'one two 5'", "      →  'a'"]
     for sums in (first, later, nothing):
-        assert all(len(each) <= 30 for each in shown(sums, 30))
+        for each in shown(sums, 30):
+            assert len(each) <= 30

@@ -96,7 +96,8 @@ def test_greedy_decoding_equals_that_of_transformers(generate: Runs) -> None:
         assert out[0, ids.shape[1] :].tolist() == line["ids"]
         probabilities = model(ids).logits[0, -1].double().softmax(-1)
         token, text, probability = line["next"][0]
-        assert (token, text) == (line["ids"][0], data.info.tokenizer.tokens([token])[0])
+        assert token == line["ids"][0]
+        assert text == data.info.tokenizer.tokens([token])[0]
         assert probability == pytest.approx(float(probabilities[token]), rel=1e-4)
         assert [p for _, _, p in line["next"]] == sorted((p for _, _, p in line["next"]), reverse=True)
 

@@ -109,11 +109,9 @@ def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed, tmp_pa
                     kls[path].append(line["kl_to_output"])
                 assert list(lines[0]) == [*KEYS, "kl_to_output"]
                 assert list(lines[-1]) == [*KEYS, *OF_ANSWER, "kl_to_output"]
-                assert (lines[0]["split"], lines[0]["kind"], lines[0]["layer"]) == (
-                    "val",
-                    "residual",
-                    int(path[7]),
-                )
+                assert lines[0]["split"] == "val"
+                assert lines[0]["kind"] == "residual"
+                assert lines[0]["layer"] == int(path[7])
                 assert lines[-1]["logit_difference"] == lines[-1]["answer_logit"] - lines[-1]["wrong_logit"]
                 assert lines[-1]["answer_logit"] == pytest.approx(
                     float(logits[count - 1, target[count - 1]]), abs=1e-4

@@ -46,7 +46,8 @@ def test_a_model_in_inference_mode_is_observed_alike() -> None:
     expected, _ = observed(model)
     model.forward = torch.inference_mode()(model.forward)
     seen, _ = observed(model)
-    assert all(torch.equal(rows, expected.outputs[path]) for path, rows in seen.outputs.items())
+    for path, rows in seen.outputs.items():
+        assert torch.equal(rows, expected.outputs[path])
 
 
 def test_nothing_is_seen_outside_of_observe() -> None:
@@ -102,7 +103,8 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize(("told", "name"), [(0.25, "blocks.1.attn"), (1.0, "blocks.1")])
 def test_a_block_that_scales_otherwise_than_it_says_is_one_part(told: float, name: str) -> None:
-    model, places = decoder(), places_of(decoder(), heads=())
+    model = decoder()
+    places = places_of(decoder(), heads=())
     model.blocks[1] = Scaled(told)
     seen, _ = observed(model, places)
     found = list(contributions(model, places, sources_of(model, places), seen))
@@ -111,7 +113,8 @@ def test_a_block_that_scales_otherwise_than_it_says_is_one_part(told: float, nam
 
 
 def test_embeddings_that_do_not_add_up_are_one_part() -> None:
-    model, places = decoder(), places_of(decoder(), heads=())
+    model = decoder()
+    places = places_of(decoder(), heads=())
     seen, _ = observed(model, places)
     seen.outputs["embed"] *= 2  # as if the model divided it by two
     sources = find_sources(model, places, seen, ["embed", "pos_embed"])
@@ -122,7 +125,8 @@ def test_embeddings_that_do_not_add_up_are_one_part() -> None:
 
 
 def test_heads_that_no_block_adds_are_refused() -> None:
-    model, places = decoder(), places_of(decoder())
+    model = decoder()
+    places = places_of(decoder())
     model.blocks[1].residual_multiplier = 0.5
     with pytest.raises(HookrunError, match=r"task.heads: blocks.1.attn.out is not part"):
         sources_of(model, places)
@@ -201,7 +205,9 @@ FOUR = torch.zeros(4, dtype=torch.int64), torch.arange(4)
 READ_AT = ScoredPositions(FOUR, torch.tensor([5, IGNORED, 6, 7]), torch.tensor([8, IGNORED, IGNORED, 9]))
 
 
-A, A_HEAD, B = Part("a", 0), Part("a", 0, 1), Part("b", 0)
+A = Part("a", 0)
+A_HEAD = Part("a", 0, 1)
+B = Part("b", 0)
 
 
 def read_at_four(*, kl: bool = True, factor: float = 1.0) -> Reading:

@@ -44,7 +44,9 @@ class Plain(nn.Module):
 
 def test_known_decoders_need_no_places() -> None:
     ours = found(decoder(), by_head=True)
-    assert (ours.blocks, ours.final_norm, ours.unembed) == (("blocks.0", "blocks.1"), "ln_final", "unembed")
+    assert ours.blocks == ("blocks.0", "blocks.1")
+    assert ours.final_norm == "ln_final"
+    assert ours.unembed == "unembed"
     heads = HeadsPlace("blocks.0.attn.heads", "blocks.0.attn.out", "blocks.0.attn.out.bias", 2)
     assert ours.heads[0] == heads
     assert heads.by_output
@@ -52,8 +54,10 @@ def test_known_decoders_need_no_places() -> None:
     for bias in (True, False):
         theirs = Plain(o_proj=nn.Linear(8, 4, bias=bias))
         theirs.config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4)  # type: ignore[assignment]
-        places, path = found(theirs, by_head=True), "model.layers.1.attn.o_proj"
-        assert (places.blocks, places.final_norm) == (("model.layers.0", "model.layers.1"), "model.norm")
+        places = found(theirs, by_head=True)
+        path = "model.layers.1.attn.o_proj"
+        assert places.blocks == ("model.layers.0", "model.layers.1")
+        assert places.final_norm == "model.norm"
         assert places.unembed == "lm_head"
         assert not places.heads[1].by_output
         assert places.heads[1] == HeadsPlace(path, path, f"{path}.bias" if bias else "", 4)

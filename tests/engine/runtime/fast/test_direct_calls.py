@@ -76,7 +76,8 @@ def test_it_is_called_directly_until_the_hooks_are_removed() -> None:
                 called(model[0], X), nn.functional.linear(X, model[0].weight, model[0].bias) * 2 + 1
             )
     assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
-    first, second = hookrun.hooked(model, DOUBLE), hookrun.hooked(model, PLUS)
+    first = hookrun.hooked(model, DOUBLE)
+    second = hookrun.hooked(model, PLUS)
     plain = called(model[0], X)
     with ExitStack() as stack:
         first.__enter__()
@@ -111,7 +112,8 @@ def test_hooks_of_others_run_in_order(kind: str) -> None:
     """As beside a hand-written hook, whenever they are registered and removed."""
     found = []
     for ours in (True, False):
-        model, seen = net(), list[Any]()
+        model = net()
+        seen = list[Any]()
         with ExitStack() as stack:
             if ours:
                 stack.enter_context(hookrun.hooked(model, DOUBLE))
@@ -137,7 +139,8 @@ def test_hooks_that_change_while_the_forward_runs() -> None:
                 self.change()
             return x + 1
 
-    model, seen = Changing(), list[Tensor]()
+    model = Changing()
+    seen = list[Tensor]()
     hooks = hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "scale", "factor": 2.0}})
     with hooks:
         assert torch.equal(called(model, X), (X + 1) * 2)
@@ -216,14 +219,16 @@ def test_calls_by_keyword_see_the_hook() -> None:
             assert hooks.fired["double", "0"] == hooks.fired["seen", "0"] == number
         with pytest.raises(TypeError, match="positional arguments"):
             model[1](X, X)
-        assert all(each.equal(X.relu()) for each in hooks.captures["seen"]["1"])
+        for each in hooks.captures["seen"]["1"]:
+            assert each.equal(X.relu())
         assert hooks.fired["seen", "1"] == len(hooks.captures["seen"]["1"]) == 3
 
 
 @pytest.mark.parametrize("change", ["nothing", "inplace", "forward"])
 def test_captures_share_no_memory(change: str) -> None:
     """Also if a layer starts to write in place, or is given another forward, after the hooks."""
-    model, given = net(), torch.empty(3, 4)
+    model = net()
+    given = torch.empty(3, 4)
     array = given.numpy()
     with torch.no_grad(), hookrun.hooked(model, SEEN) as hooks:
         called(model, X)
@@ -282,7 +287,8 @@ def test_copied_attributes_cause_no_direct_call() -> None:
 
 
 def test_a_replacement_of_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, original = list[str](), nn.Module._call_impl
+    seen = list[str]()
+    original = nn.Module._call_impl
 
     def replaced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         seen.append(type(self).__name__)
@@ -333,9 +339,11 @@ def test_gradients_equal_those_of_a_hook_on_the_output() -> None:
     """Tensors of two and three dimensions, written in place afterwards or not, with another hook on the tensor."""
     for shape in ((3, 4), (2, 3, 4)):
         for in_place in (False, True):
-            x, found = torch.randn(shape), list[list[Tensor | None]]()
+            x = torch.randn(shape)
+            found = list[list[Tensor | None]]()
             for ours in (True, False):
-                model, seen = net(), list[Tensor]()
+                model = net()
+                seen = list[Tensor]()
                 with ExitStack() as stack:
                     if ours:
                         spec = {"select": "{0,1}", "hook": "output_grad", "action": "scale", "factor": 3.0}

@@ -83,7 +83,8 @@ def test_it_is_the_value_when_the_hook_fired(grad: bool) -> None:
     assert out.requires_grad == grad
     buffers = hooks.sink._statistics._buffers  # type: ignore[attr-defined]
     assert buffers
-    assert not any(buffer._rows.requires_grad for buffer in buffers.values())
+    for buffer in buffers.values():
+        assert not buffer._rows.requires_grad
 
 
 def test_inference_mode_shares_buffers_with_its_loop() -> None:
@@ -109,7 +110,8 @@ def test_other_kinds_of_tensors_are_measured_at_once() -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
 def test_traces_do_not_use_the_buffers() -> None:
     parts = {"inner": nn.Identity(), "constant": nn.Buffer(torch.arange(4.0))}
-    model, x = Net(lambda m, x: m.inner(x) + m.inner(m.constant), **parts), torch.ones(4)
+    model = Net(lambda m, x: m.inner(x) + m.inner(m.constant), **parts)
+    x = torch.ones(4)
     with hookrun.hooked(model, one_hook("inner", "forward_pre", "stats", of=["mean", "std"])) as hooks:
         model(x)
         graphs = [make_fx(lambda x: model(x), pre_dispatch=early)(x * 2) for early in (False, True)]

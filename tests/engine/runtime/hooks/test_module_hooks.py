@@ -55,7 +55,8 @@ def test_leaves_get_no_nodes() -> None:
     assert not takes_nodes(torch.ones(1))
     assert takes_nodes(leaf * 1)
     assert takes_nodes((leaf * 1)[:1])
-    assert not any(takes_nodes(each) for each in (leaf * 1).unbind())
+    for each in (leaf * 1).unbind():
+        assert not takes_nodes(each)
 
 
 def test_each_hook_type_has_one_class() -> None:

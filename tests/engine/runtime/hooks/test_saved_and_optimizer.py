@@ -48,7 +48,8 @@ class OnThreadOfAccelerator(nn.Module):
     """Computes on another thread with torch's saved-tensor hooks of this one, as a backward inside a forward does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        hooks, results = torch._C._autograd._top_saved_tensors_default_hooks(False), list[Tensor]()
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        results = list[Tensor]()
 
         def compute() -> None:
             with torch.autograd.graph.saved_tensors_hooks(*hooks):
@@ -64,7 +65,8 @@ def test_what_another_thread_saves_for_the_call_is_seen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), OnThreadOfAccelerator())
     with saved(model, action="capture") as hooks:
         output = model(X)
-    assert all(torch.equal(hooks.captures["h"][path][-1], output) for path in ("", "1"))
+    for path in ("", "1"):
+        assert torch.equal(hooks.captures["h"][path][-1], output)
 
 
 @pytest.mark.parametrize("parameters", [False, True])
@@ -87,7 +89,8 @@ def masking() -> nn.Sequential:
 
 def test_saved_integers_are_offloaded_too(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    by_hand, plain = [], gradients(masking())
+    by_hand = []
+    plain = gradients(masking())
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: by_hand.append(tensor) or tensor, lambda x: x
     ):
@@ -137,7 +140,8 @@ def test_after_the_step_the_parameters_are_edited() -> None:
 
 
 def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
-    model, other = net(), net()
+    model = net()
+    other = net()
     gradients(other)
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
     with hookrun.hooked(model, one_hook("**", "optimizer_step_pre", "scale", factor=0)) as hooks:

@@ -48,7 +48,8 @@ def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
 
 def require_equal(found: list[Tensor], expected: list[Tensor]) -> None:
     assert len(found) == len(expected)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    for pair in zip(found, expected, strict=True):
+        assert torch.equal(*pair)
 
 
 class Through(torch.autograd.Function):
@@ -97,7 +98,8 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("name", EDITS)
 def test_outputs_are_those_of_functional_call(name: str) -> None:
     hook, edit = EDITS[name]
-    model, plain = net(), net()
+    model = net()
+    plain = net()
     with hooked(model, **hook):
         found = results(model, lambda: model(X))
         of_parameters = functional_call(model, {"0.weight": plain[0].weight.detach() * 2}, X)
@@ -110,7 +112,8 @@ def test_outputs_are_those_of_functional_call(name: str) -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "autocast", "inference"])
 def test_precisions_are_those_of_functional_call(kind: str) -> None:
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    model, plain = net().to(dtype), net().to(dtype)
+    model = net().to(dtype)
+    plain = net().to(dtype)
     inside = torch.inference_mode(kind == "inference")
     with inside, torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
         with hooked(model, action="scale", factor=0.3):
@@ -119,7 +122,8 @@ def test_precisions_are_those_of_functional_call(kind: str) -> None:
 
 
 def test_the_stored_parameter_is_trained() -> None:
-    model, plain = net(), net()
+    model = net()
+    plain = net()
     ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain))
     with hooked(model, action="scale", factor=0.3) as hooks:
         for _ in range(3):
@@ -135,14 +139,16 @@ def test_the_stored_parameter_is_trained() -> None:
 
 def tied() -> Net:
     torch.manual_seed(0)
-    embed, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    embed = nn.Embedding(7, 4)
+    head = nn.Linear(4, 7, bias=False)
     head.weight = embed.weight
     return Net(lambda m, ids: m.head(m.embed(ids)), embed=embed, head=head)
 
 
 @pytest.mark.parametrize("readers", [["embed.weight"], ["head.weight"], ["embed.weight", "head.weight"]])
 def test_each_reader_of_a_tied_weight_has_its_own_edit(readers: list[str]) -> None:
-    model, ids = tied(), torch.arange(6)
+    model = tied()
+    ids = torch.arange(6)
     weight = model.embed.weight
     read = [weight * 0.5 if name in readers else weight for name in ("embed.weight", "head.weight")]
     expected = nn.functional.linear(nn.functional.embedding(ids, read[0]), read[1])
@@ -186,8 +192,10 @@ def test_what_the_forward_does_not_read_is_refused() -> None:
 
 def test_recurrent_layers_keep_their_own_weights() -> None:
     torch.manual_seed(0)
-    model, x = nn.LSTM(3, 4), torch.ones(2, 5, 3)
-    plain, before = copy.deepcopy(model), model(x)[0]
+    model = nn.LSTM(3, 4)
+    x = torch.ones(2, 5, 3)
+    plain = copy.deepcopy(model)
+    before = model(x)[0]
     with hooked(model, "weight_ih_l0", action="scale", factor=2):
         found = results(model, lambda: model(x)[0])
         copy.deepcopy(model)
@@ -250,7 +258,8 @@ def test_after_an_exception_the_module_reads_its_own_parameter(error: type[BaseE
 
 
 def test_two_threads_in_one_module_are_refused() -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    inside = threading.Event()
+    go_on = threading.Event()
 
     def waits(model: Any, x: Tensor) -> Tensor:
         if not inside.is_set():
@@ -363,9 +372,11 @@ def test_gradients_of_samples_pass_through_a_constant() -> None:
 
 
 def test_two_installations_edit_one_after_the_other() -> None:
-    model, plain = net(), net()
+    model = net()
+    plain = net()
     parametrizations.orthogonal(model[2])
-    both, scale = ["0.weight", "2.weight"], {"action": "scale"}
+    both = ["0.weight", "2.weight"]
+    scale = {"action": "scale"}
     with hooked(model, both, **scale, factor=2), hooked(model, both, **scale, factor=3):
         found = model(X)
     weight = model[2].weight * 2 * 3

@@ -156,7 +156,8 @@ def test_random_globs_match_as_an_independent_matcher() -> None:
     chance = random.Random(0)
     matched = 0
     for _ in range(2000):
-        tree, segments = random_tree(chance), random_glob(chance)
+        tree = random_tree(chance)
+        segments = random_glob(chance)
         expected = [path for path in tree.nodes if fits(segments, path.split(".") if path else [], "", tree)]
         assert parse_selector(written(segments)).select(tree) == expected, written(segments)
         matched += bool(expected)

@@ -48,13 +48,15 @@ def test_classification_losses_take_labels_or_probabilities() -> None:
 
 
 def test_a_loss_of_pixels_takes_one_label_for_each() -> None:
-    scores, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
+    scores = torch.randn(2, 3, 4, 4)
+    labels = torch.randint(0, 3, (2, 4, 4))
     assert torch.equal(LOSSES["cross_entropy"](scores, labels), F.cross_entropy(scores, labels))
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "smooth_l1", "huber", "bce"])
 def test_integer_targets_take_the_form_of_the_output(name: str) -> None:
-    column, targets = torch.tensor([[0.5], [0.25]]), torch.tensor([1, 0])
+    column = torch.tensor([[0.5], [0.25]])
+    targets = torch.tensor([1, 0])
     same = LOSSES[name](column, targets.float()[:, None])
     assert torch.equal(LOSSES[name](column, targets), same)
     assert same.shape == ()
@@ -153,7 +155,9 @@ def test_losses_take_torchs_arguments() -> None:
 def test_a_loss_says_whether_it_is_a_sum() -> None:
     for name, sums in (("cross_entropy", False), ("output_sum", True), ("output", False)):
         found = load_loss(Named(name=name))
-        assert (found.name, found.sums, found.code) == (name, sums, None)
+        assert found.name == name
+        assert found.sums == sums
+        assert found.code is None
     own = load_loss(Named(name="ownlosses:mine"))
     assert own.name == "mine"
     assert own.code is not None
@@ -161,7 +165,8 @@ def test_a_loss_says_whether_it_is_a_sum() -> None:
 
 
 def test_targets_of_tokens_mean_the_next_token_loss() -> None:
-    scores, target = SCORES[None], torch.tensor([[0, -100]])
+    scores = SCORES[None]
+    target = torch.tensor([[0, -100]])
     found = load_loss(Named(name="cross_entropy", label_smoothing=0.1), tokens=True)
     expected = F.cross_entropy(SCORES[:1], LABELS[:1], label_smoothing=0.1)
     assert found.name == "next_token"
@@ -224,10 +229,8 @@ FEW = ("data.batch_size=4", "train.limit_batches=1")
 
 
 def test_the_loss_is_the_mean_of_the_part(executed, hook) -> None:
-    see, double = (
-        "+hooks.seen={select: conv2, hook: forward, action: capture}",
-        hook(select="conv1", hook="forward", action="scale", factor=2),
-    )
+    see = "+hooks.seen={select: conv2, hook: forward, action: capture}"
+    double = hook(select="conv1", hook="forward", action="scale", factor=2)
     loss = "train.loss={name: activation, module: conv2, index: ':, 5', maximize: true}"
     found = executed("task=evaluate", *FEW, loss, see, double)
     expected = -found.captures["seen"]["conv2"][:][:, 5].mean()

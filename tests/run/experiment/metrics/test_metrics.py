@@ -53,7 +53,8 @@ def by_hand(*overrides: str) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, 
             logits = model(**batch.inputs)
         last = (batch.target != IGNORED).nonzero()
         for row, (sample, place) in enumerate(last.tolist()):
-            scores, answer = logits[sample, place], batch.target[sample, place]
+            scores = logits[sample, place]
+            answer = batch.target[sample, place]
             yield int(batch.ids[row]), scores.log_softmax(0), scores, answer, batch.wrong[row]
 
 
@@ -172,7 +173,8 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_metrics_are_computed_from_scores_in_at_least_float32(dtype: torch.dtype) -> None:
-    scores, target = torch.randn(1, 5, 4).to(dtype), torch.tensor([[3, IGNORED, 1, 0, 2]])
+    scores = torch.randn(1, 5, 4).to(dtype)
+    target = torch.tensor([[3, IGNORED, 1, 0, 2]])
     found = of_tokens(scores, target, target > IGNORED, torch.arange(5)[None])
     assert found is not None
     for rows in (found, of_samples(scores[0], target[0])):
@@ -181,7 +183,8 @@ def test_metrics_are_computed_from_scores_in_at_least_float32(dtype: torch.dtype
 
 
 def test_samples_have_a_row_of_the_main_tensor() -> None:
-    scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
+    scores = torch.ones(2, 3, requires_grad=True)
+    labels = torch.tensor([0, 1])
     found = of_samples({"aux": labels, "logits": scores}, labels).scores
     assert found is not None
     assert torch.equal(found, scores)
@@ -191,7 +194,8 @@ def test_samples_have_a_row_of_the_main_tensor() -> None:
 
 
 def test_scores_of_tokens_are_always_the_logits() -> None:
-    first, second = torch.ones(1, 2, 3, requires_grad=True), torch.zeros(1, 2, 3)
+    first = torch.ones(1, 2, 3, requires_grad=True)
+    second = torch.zeros(1, 2, 3)
     for output in (first, (first, second), {"hidden": second, "logits": first}):
         found = own_token_scores(output)
         assert found is not None
@@ -208,7 +212,8 @@ def test_scores_of_tokens_are_always_the_logits() -> None:
 
 
 def test_one_sample_is_a_batch_of_one_in_float32() -> None:
-    hidden, shared = torch.randn(2, 3).half(), torch.ones(3)
+    hidden = torch.randn(2, 3).half()
+    shared = torch.ones(3)
     output = {"logits": hidden, "shared": shared, "ids": torch.tensor([7, 8]), "none": None}
     output["loss"] = torch.ones(())
     found, target = of_samples(output, torch.tensor([5, 6])).of_sample(1)

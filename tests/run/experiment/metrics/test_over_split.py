@@ -88,7 +88,8 @@ def by_average(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["auroc", "average_precision"])
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
 def test_the_ranks_of_class_scores_are_those_of_their_softmax(name: str, average: str) -> None:
-    scores, targets = drawn(61, 4) * 3, torch.arange(61) % 4
+    scores = drawn(61, 4) * 3
+    targets = torch.arange(61) % 4
     truth = np.eye(4)[targets.numpy()]
     score = sklearn.roc_auc_score if name == "auroc" else sklearn.average_precision_score
     wanted = score(truth, scores.double().softmax(1).numpy(), average=None if average == "none" else average)
@@ -99,13 +100,15 @@ def test_the_ranks_of_class_scores_are_those_of_their_softmax(name: str, average
 
 
 def test_auroc_of_classes_is_scikit_learns_one_against_the_rest() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     wanted = sklearn.roc_auc_score(targets, scores.double().softmax(1).numpy(), multi_class="ovr")
     close(over_split(["auroc"], scores, targets)[0], {"auroc": wanted})
 
 
 def test_probabilities_are_taken_as_they_are() -> None:
-    scores, targets = drawn(61, 4).mul(5).softmax(1), torch.arange(61) % 4
+    scores = drawn(61, 4).mul(5).softmax(1)
+    targets = torch.arange(61) % 4
     found, notes = over_split(["auroc"], scores, targets)
     close(found, {"auroc": sklearn.roc_auc_score(np.eye(4)[targets], scores.numpy())})
     assert notes == ["auroc: the scores of each row add up to 1, and are taken as probabilities"]
@@ -113,7 +116,8 @@ def test_probabilities_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize("shape", [(61,), (61, 1), (61, 2)])
 def test_two_classes_may_have_one_score_or_two(shape: tuple[int, ...]) -> None:
-    scores, targets = drawn(*shape), (drawn(61, 1, 1).flatten() > 0.3).long()
+    scores = drawn(*shape)
+    targets = (drawn(61, 1, 1).flatten() > 0.3).long()
     one = (scores[:, 1] - scores[:, 0] if shape[-1] == 2 else scores.flatten()).numpy()
     wanted = {
         "auroc": sklearn.roc_auc_score(targets, one),
@@ -131,13 +135,15 @@ def test_two_classes_may_have_one_score_or_two(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_targets_of_one_score_may_be_floats_or_bools(dtype: torch.dtype) -> None:
-    scores, targets = drawn(61, 1), drawn(61, 1, 1)[..., 0] > 0
+    scores = drawn(61, 1)
+    targets = drawn(61, 1, 1)[..., 0] > 0
     wanted = sklearn.roc_auc_score(targets, scores.numpy())
     close(over_split(["auroc"], scores, targets.to(dtype))[0], {"auroc": wanted})
 
 
 def test_a_threshold_decides_where_there_is_one_score() -> None:
-    scores, targets = drawn(61).sigmoid(), (drawn(61, 1).flatten() > 0).long()
+    scores = drawn(61).sigmoid()
+    targets = (drawn(61, 1).flatten() > 0).long()
     entries = [{"name": name, "threshold": 0.4} for name in ("f1", "balanced_accuracy")]
     found, notes = over_split(entries, scores, targets)
     predicted = scores > 0.4
@@ -152,7 +158,8 @@ def test_a_threshold_decides_where_there_is_one_score() -> None:
 
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
 def test_several_labels_of_a_sample_are_columns(average: str) -> None:
-    scores, targets = drawn(61, 3), (drawn(61, 3, 1)[..., 0] > 0.4).float()
+    scores = drawn(61, 3)
+    targets = (drawn(61, 3, 1)[..., 0] > 0.4).float()
     way = None if average == "none" else average
     wanted = {
         "auroc": sklearn.roc_auc_score(targets, scores, average=way),
@@ -166,7 +173,8 @@ def test_several_labels_of_a_sample_are_columns(average: str) -> None:
 
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
 def test_f1_is_that_of_predicted_classes(average: str) -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 3
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 3
     scores[:, 3] = -9.0  # of class 3 there is no row, and none is predicted
     predicted = scores.argmax(1)
     way = None if average == "none" else average
@@ -182,7 +190,8 @@ def test_f1_is_that_of_predicted_classes(average: str) -> None:
 
 @pytest.mark.parametrize("shapes", [((61,), (61,)), ((61, 1), (61,)), ((61,), (61, 1)), ((61, 3), (61, 3))])
 def test_values_have_a_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    scores, targets = drawn(*shapes[0]), drawn(*shapes[1], 1)[..., 0]
+    scores = drawn(*shapes[0])
+    targets = drawn(*shapes[1], 1)[..., 0]
     columns, truth = (each.reshape(61, -1).double().numpy() for each in (scores, targets))
     correlations = [spearmanr(column, of_truth).statistic for column, of_truth in zip(columns.T, truth.T)]  # noqa: B905
     wanted = {"r2": sklearn.r2_score(truth, columns), "spearman": np.mean(correlations)}
@@ -190,7 +199,8 @@ def test_values_have_a_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int
 
 
 def test_rows_without_a_label_are_left_out() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     targets[::5] = -100
     there = targets >= 0
     wanted = sklearn.balanced_accuracy_score(targets[there], scores[there].argmax(1))
@@ -213,7 +223,8 @@ def test_a_value_that_is_not_defined_is_nan_with_a_note(
 ) -> None:
     found, notes = over_split(names, scores, targets)
     assert list(found) == names
-    assert all(math.isnan(value) for value in found.values())
+    for value in found.values():
+        assert math.isnan(value)
     assert len(notes) == len(names)
     for name, note in zip(names, notes, strict=True):
         assert note.startswith(f"{name}: not defined, because ")
@@ -254,7 +265,8 @@ def test_a_key_that_a_metric_does_not_take_is_refused(entry: dict[str, Any], whe
 
 
 def test_the_rows_of_several_ranks_go_on_in_one() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     metrics = load_metrics(["auroc"])
     states = []
     for rank in range(2):
@@ -277,8 +289,10 @@ ALL = "[auroc,average_precision,{name: f1, average: none},balanced_accuracy]"
 
 def of_digits(run: Run) -> dict[str, float]:
     """The metrics of the stored predictions."""
-    scores, labels = run.predictions[:], run.labels_of(run.predictions)
-    truth, shares = np.eye(10)[labels], scores.double().softmax(1).numpy()
+    scores = run.predictions[:]
+    labels = run.labels_of(run.predictions)
+    truth = np.eye(10)[labels]
+    shares = scores.double().softmax(1).numpy()
     by_class = sklearn.f1_score(labels, scores.argmax(1), average=None, labels=range(10), zero_division=0)
     return {
         "auroc": sklearn.roc_auc_score(truth, shares),
@@ -362,7 +376,8 @@ def values(tmp_path: Any) -> Callable[..., tuple[str, ...]]:
 def test_a_binary_split_of_floats(executed: Runs, values: Any) -> None:
     data = values((drawn(40) > 0).float())
     found = executed("task=predict", *data, "task.metrics=[auroc,f1]")
-    scores, targets = found.predictions[:].flatten(), (drawn(40) > 0).long()
+    scores = found.predictions[:].flatten()
+    targets = (drawn(40) > 0).long()
     wanted = {
         "auroc": sklearn.roc_auc_score(targets, scores),
         "f1": sklearn.f1_score(targets, scores > 0, average="macro"),
@@ -429,7 +444,8 @@ def test_a_function_that_declares_it_gets_the_whole_split(executed: Runs) -> Non
 
 @pytest.mark.usefixtures("own")
 def test_its_rows_are_in_the_order_of_the_samples_split_by_split() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     average = Average(load_metrics(["ownmetrics:ordered"]))
     for ids in torch.randperm(61).split(7):
         for split, there in (("val", scores), ("train", -scores)):

@@ -42,7 +42,8 @@ def test_the_environment_is_the_user_s_also_after_an_exception(monkeypatch: pyte
     monkeypatch.setenv("HOOKRUN_TEST_ONE", "mine")
     monkeypatch.delenv("HOOKRUN_TEST_TWO", raising=False)
     with pytest.raises(ZeroDivisionError), unless_set(HOOKRUN_TEST_ONE="ours", HOOKRUN_TEST_TWO="ours"):
-        assert (os.environ["HOOKRUN_TEST_ONE"], os.environ["HOOKRUN_TEST_TWO"]) == ("mine", "ours")
+        assert os.environ["HOOKRUN_TEST_ONE"] == "mine"
+        assert os.environ["HOOKRUN_TEST_TWO"] == "ours"
         raise ZeroDivisionError
     assert os.environ["HOOKRUN_TEST_ONE"] == "mine"
     assert "HOOKRUN_TEST_TWO" not in os.environ

@@ -90,7 +90,8 @@ def test_a_server_of_the_user_s_gets_all_the_directory_nothing(library, tmp_path
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     MLflow(LoggedRun(tmp_path, {}))
-    assert (library.uri, library.experiments) == ("http://localhost:5000", {"mine": None})
+    assert library.uri == "http://localhost:5000"
+    assert library.experiments == {"mine": None}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -81,10 +81,13 @@ def test_captures_are_histograms_on_the_logged_steps(executed, hook) -> None:
     for event in histograms:
         batch = rows[64 * event.step : 64 * event.step + 64].double()
         seen = event.histogram_value
-        assert (seen.num, seen.min, seen.max) == (640, pytest.approx(batch.min()), pytest.approx(batch.max()))
+        assert seen.num == 640
+        assert seen.min == pytest.approx(batch.min())
+        assert seen.max == pytest.approx(batch.max())
         assert seen.sum == pytest.approx(float(batch.sum()), rel=1e-5)
     [first, _] = written.Images("h/relu2/eval/maps")
-    assert (first.height, first.width) == (8 * 5 + 1, 8 * 5 + 1)
+    assert first.height == 8 * 5 + 1
+    assert first.width == 8 * 5 + 1
     assert written.Tags()["images"] == ["h/relu2/eval/maps"]
 
 

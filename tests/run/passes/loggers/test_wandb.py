@@ -23,7 +23,8 @@ def test_wandb_writes_into_the_run_directory(executed) -> None:
     found = executed(*QUICK, "task.loggers=[wandb]", "experiment=clip_fc")
     (record,) = found.path.glob("wandb/offline-run-*/run-*.wandb")
     content = record.read_bytes()
-    assert all(word in content for word in (b"train/loss", b"val/accuracy", b"clip_fc", b"train/lr"))
+    for word in (b"train/loss", b"val/accuracy", b"clip_fc", b"train/lr"):
+        assert word in content
     assert verify(found.path).bad == []
 
 
@@ -59,8 +60,11 @@ def test_it_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None
         monkeypatch.setenv("WANDB_PROJECT", project)
         WeightsAndBiases(run)
         asked = library.asked
-        assert (asked["mode"], asked["project"]) == (mode or "offline", project or "hookrun")
-        assert (asked["dir"], asked["name"], asked["config"]) == (str(tmp_path), run.name, {"seed": 3})
+        assert asked["mode"] == (mode or "offline")
+        assert asked["project"] == (project or "hookrun")
+        assert asked["dir"] == str(tmp_path)
+        assert asked["name"] == run.name
+        assert asked["config"] == {"seed": 3}
         assert asked["reinit"] == "create_new"
         assert asked["settings"]["console"] == "off"
         private = dict.fromkeys(("disable_git", "x_disable_meta", "x_disable_machine_info"), True)
