@@ -22,10 +22,6 @@ CODE = {
 }
 
 
-def build_wheel(folder: Path, version: str) -> Path:
-    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=[version])))
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"), "standard")
@@ -40,12 +36,6 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target
-
-
-def run_from(site: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True
-    )
 
 
 def test_a_wheel_holds_package_with_configuration_only(wheel: Path) -> None:
@@ -90,3 +80,13 @@ def test_an_installed_hookrun_finds_its_own_configuration(site: Path, tmp_path: 
     assert command.returncode == 0
     assert command.stdout == module.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def build_wheel(folder: Path, version: str) -> Path:
+    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=[version])))
+
+
+def run_from(site: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )

@@ -16,76 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ["scripts/hookrun", "scripts/test", "scripts/_env.sh", ".ci/run"]
 TOOLS = "bash cat dirname env find flock grep head ln ls mkdir readlink sed sh sort tail timeout"
 
-# A fake Python: creates environments that contain itself, logs what it was asked to run and where, fails at the
-# modules named in $FAILING, kills its caller at the one named in $KILLED. Other questions go to a real Python.
-PYTHON = f"""#!/bin/sh
-case "$1 $2" in
--I*) exec "{sys.executable}" "$@" ;;
-"-m venv") mkdir -p "$3/bin" && ln -s "$SELF" "$3/bin/python" ;;
-*)
-    echo "$PWD: $*" >> "$LOG"
-    case " $FAILING " in *" $2 "*) exit 9 ;; esac
-    [ "$2" != "$KILLED" ] || kill -KILL $PPID
-    [ "$2" != pytest ] || echo "stdin: $(cat)" ;;
-esac
-"""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A copy of the scripts, and a PATH with a few tools and the Pythons that a test puts there."""
-
-    folder: Path
-
-    @property
-    def checkout(self) -> Path:
-        return self.folder / "check out"
-
-    def put(self, name: str, program: str) -> None:
-        command = self.folder / "bin" / name
-        command.unlink(missing_ok=True)
-        command.write_text(program)
-        command.chmod(0o755)
-
-    def start(self, *command: str | Path, **env: str) -> subprocess.Popen[str]:
-        given = {"LOG": self.folder / "log", "SELF": self.folder / "python", "PATH": self.folder / "bin"}
-        return subprocess.Popen(
-            [str(part) for part in command], cwd=self.folder / "work",
-            env={"FAILING": "", "KILLED": ""} | {key: str(value) for key, value in given.items()} | env,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def run(self, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*command, **env)
-        out, err = process.communicate("somebody types")
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-    def script(self, name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return self.run(self.checkout / name, *arguments, **env)
-
-    def bash(self, program: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs a line of bash after the shared functions were sourced."""
-        shared = self.checkout / "scripts/_env.sh"
-        return self.run("bash", "-c", f'set -euo pipefail; source "$0"; {program}', shared, **env)
-
-    def is_ready(self, extra: str = "") -> bool:
-        return self.bash(f'is_ready "{extra}"').returncode == 0
-
-    def log(self) -> list[str]:
-        """What Python was asked to run since the last call, after the folder of each command."""
-        log = self.folder / "log"
-        lines = log.read_text().splitlines() if log.exists() else []
-        log.unlink(missing_ok=True)
-        return lines
-
-    def asked(self) -> list[str]:
-        return [line.split(": ", 1)[1].removeprefix("-m ") for line in self.log()]
-
-    def install(self, extra: str = "") -> None:
-        done = self.bash(f'ensure_env "{extra}"')
-        assert done.returncode == 0 and self.is_ready(extra), done.stderr
-        self.asked()
-
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Machine:
@@ -110,11 +40,6 @@ def machine(bare: Machine) -> Machine:
     """A fresh clone on a machine with a suitable Python."""
     (bare.folder / "bin/python3").symlink_to(bare.folder / "python")
     return bare
-
-
-def other_python(version: str) -> str:
-    """A Python that reports another version."""
-    return f'#!/bin/sh\nexec "{sys.executable}" "$1" "import sys; sys.version_info = {version}; $2"\n'
 
 
 def test_each_script_parses() -> None:
@@ -350,3 +275,79 @@ def test_other_versions_are_tested_in_environments_of_their_own(machine: Machine
     assert [name for name, lowest in bounds.items() if len(lowest) != 1] == [], "each has one lower bound"
     fixed = (machine.checkout / ".venv-oldest/constraints.txt").read_text().splitlines()
     assert fixed == sorted(f"{name}=={lowest}" for name, (lowest,) in bounds.items())
+
+
+# A fake Python: creates environments that contain itself, logs what it was asked to run and where, fails at the
+# modules named in $FAILING, kills its caller at the one named in $KILLED. Other questions go to a real Python.
+PYTHON = f"""#!/bin/sh
+case "$1 $2" in
+-I*) exec "{sys.executable}" "$@" ;;
+"-m venv") mkdir -p "$3/bin" && ln -s "$SELF" "$3/bin/python" ;;
+*)
+    echo "$PWD: $*" >> "$LOG"
+    case " $FAILING " in *" $2 "*) exit 9 ;; esac
+    [ "$2" != "$KILLED" ] || kill -KILL $PPID
+    [ "$2" != pytest ] || echo "stdin: $(cat)" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A copy of the scripts, and a PATH with a few tools and the Pythons that a test puts there."""
+
+    folder: Path
+
+    @property
+    def checkout(self) -> Path:
+        return self.folder / "check out"
+
+    def put(self, name: str, program: str) -> None:
+        command = self.folder / "bin" / name
+        command.unlink(missing_ok=True)
+        command.write_text(program)
+        command.chmod(0o755)
+
+    def start(self, *command: str | Path, **env: str) -> subprocess.Popen[str]:
+        given = {"LOG": self.folder / "log", "SELF": self.folder / "python", "PATH": self.folder / "bin"}
+        return subprocess.Popen(
+            [str(part) for part in command], cwd=self.folder / "work",
+            env={"FAILING": "", "KILLED": ""} | {key: str(value) for key, value in given.items()} | env,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*command, **env)
+        out, err = process.communicate("somebody types")
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def script(self, name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run(self.checkout / name, *arguments, **env)
+
+    def bash(self, program: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Runs a line of bash after the shared functions were sourced."""
+        shared = self.checkout / "scripts/_env.sh"
+        return self.run("bash", "-c", f'set -euo pipefail; source "$0"; {program}', shared, **env)
+
+    def is_ready(self, extra: str = "") -> bool:
+        return self.bash(f'is_ready "{extra}"').returncode == 0
+
+    def log(self) -> list[str]:
+        """What Python was asked to run since the last call, after the folder of each command."""
+        log = self.folder / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return lines
+
+    def asked(self) -> list[str]:
+        return [line.split(": ", 1)[1].removeprefix("-m ") for line in self.log()]
+
+    def install(self, extra: str = "") -> None:
+        done = self.bash(f'ensure_env "{extra}"')
+        assert done.returncode == 0 and self.is_ready(extra), done.stderr
+        self.asked()
+
+
+def other_python(version: str) -> str:
+    """A Python that reports another version."""
+    return f'#!/bin/sh\nexec "{sys.executable}" "$1" "import sys; sys.version_info = {version}; $2"\n'

@@ -29,35 +29,6 @@ CHOICES = [
     for path in FILES
     if len(path.parts) > 1 and path.parts[0] not in ("hydra", "experiment")
 ]
-PUBLIC = """
-baseline
-compute.capture_buffer compute.compile compute.deterministic compute.device
-compute.fsdp.mixed_precision compute.fsdp.reshard_after_forward compute.fsdp.wrap compute.precision compute.strategy
-compute.threads compute.timeout
-data.args data.batch_size data.collate data.name data.root data.train_transforms data.transforms data.workers
-hooked
-hooks
-model.name model.strip_prefix model.weights
-objective.direction
-objective.metric
-objective.of objective.over
-seed
-strict
-tags
-task.loggers task.max_rows task.metrics task.name task.tensorboard task.tokens
-train.accumulate train.checkpoint.every.epochs
-train.checkpoint.every.minutes train.checkpoint.every.steps train.checkpoint.keep train.checkpoint.keep_done
-train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
-train.limit_batches train.log_every train.loss train.on_nonfinite
-train.optimizer.groups train.optimizer.lr train.optimizer.name train.output
-train.parameters train.scheduler train.shuffle train.steps
-"""
-
-
-def leaves(node: Any, path: str = "") -> list[str]:
-    if not isinstance(node, dict) or not node:
-        return [path]
-    return [leaf for key in node for leaf in leaves(node[key], f"{path}.{key}".lstrip("."))]
 
 
 def test_public_keys_are_overridden_without_a_plus() -> None:
@@ -139,3 +110,34 @@ def test_files_hold_no_code(path: Path) -> None:
     assert "_target_" not in text
     for key in yaml.safe_load(text) or {}:
         assert key not in ("on", "off", True, False)
+
+
+PUBLIC = """
+baseline
+compute.capture_buffer compute.compile compute.deterministic compute.device
+compute.fsdp.mixed_precision compute.fsdp.reshard_after_forward compute.fsdp.wrap compute.precision compute.strategy
+compute.threads compute.timeout
+data.args data.batch_size data.collate data.name data.root data.train_transforms data.transforms data.workers
+hooked
+hooks
+model.name model.strip_prefix model.weights
+objective.direction
+objective.metric
+objective.of objective.over
+seed
+strict
+tags
+task.loggers task.max_rows task.metrics task.name task.tensorboard task.tokens
+train.accumulate train.checkpoint.every.epochs
+train.checkpoint.every.minutes train.checkpoint.every.steps train.checkpoint.keep train.checkpoint.keep_done
+train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
+train.limit_batches train.log_every train.loss train.on_nonfinite
+train.optimizer.groups train.optimizer.lr train.optimizer.name train.output
+train.parameters train.scheduler train.shuffle train.steps
+"""
+
+
+def leaves(node: Any, path: str = "") -> list[str]:
+    if not isinstance(node, dict) or not node:
+        return [path]
+    return [leaf for key in node for leaf in leaves(node[key], f"{path}.{key}".lstrip("."))]

@@ -28,42 +28,6 @@ from hookrun.store.reader import Run, open_run
 
 KINDS: dict[str, tuple[int, list[str]]] = {"run": (8, []), "sweep": (3, ["-m"])}
 """How many start at once, and what is typed."""
-# One process forks a child for each start; they wait for the same moment.
-RACE = """
-import errno, fcntl, json, os, sys, time
-
-from hookrun.cli import main
-
-
-def refuse(*_):
-    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-
-if sys.argv[2] == "without locks":
-    fcntl.flock = refuse
-
-ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
-
-
-def run(kind, seed, more):
-    log = os.open(f"{kind}-{seed}.log", os.O_CREAT | os.O_WRONLY)
-    os.dup2(log, 1), os.dup2(log, 2)
-    return main([*ARGV, *more, f"seed={seed}", f"hydra.{kind}.dir={kind}"])
-
-
-codes = {}
-for kind, (starts, more) in json.loads(sys.argv[1]).items():
-    start = time.time() + 0.5
-    children = []
-    for seed in range(starts):
-        child = os.fork()
-        if child == 0:
-            time.sleep(max(start - time.time(), 0))
-            os._exit(run(kind, seed, more))
-        children.append(child)
-    codes[kind] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-print(json.dumps(codes))
-"""
 
 HOLDER = """
 import sys, time
@@ -73,12 +37,6 @@ with sole_writer(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-def program(text: str, *arguments: object) -> list[str]:
-    root = Path(__file__).resolve().parents[2]
-    head = f"import sys; sys.path.insert(0, {str(root)!r})\n"
-    return [sys.executable, "-c", head + text, *map(str, arguments)]
 
 
 @pytest.fixture(scope="module")
@@ -353,3 +311,47 @@ def test_a_note_says_that_a_killed_run_was_cut_off(killed: list[Killed]) -> None
         ), each
         if run.status["status"] == "running":
             assert run.notes[0].endswith("it was cut off"), each
+
+
+# One process forks a child for each start; they wait for the same moment.
+RACE = """
+import errno, fcntl, json, os, sys, time
+
+from hookrun.cli import main
+
+
+def refuse(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+if sys.argv[2] == "without locks":
+    fcntl.flock = refuse
+
+ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
+
+
+def run(kind, seed, more):
+    log = os.open(f"{kind}-{seed}.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1), os.dup2(log, 2)
+    return main([*ARGV, *more, f"seed={seed}", f"hydra.{kind}.dir={kind}"])
+
+
+codes = {}
+for kind, (starts, more) in json.loads(sys.argv[1]).items():
+    start = time.time() + 0.5
+    children = []
+    for seed in range(starts):
+        child = os.fork()
+        if child == 0:
+            time.sleep(max(start - time.time(), 0))
+            os._exit(run(kind, seed, more))
+        children.append(child)
+    codes[kind] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(json.dumps(codes))
+"""
+
+
+def program(text: str, *arguments: object) -> list[str]:
+    root = Path(__file__).resolve().parents[2]
+    head = f"import sys; sys.path.insert(0, {str(root)!r})\n"
+    return [sys.executable, "-c", head + text, *map(str, arguments)]

@@ -39,17 +39,6 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-@contextmanager
-def files_limited_to(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: a longer write is cut short and then fails, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.fixture
 def read_only() -> Iterator[Path]:
     """A run directory that may be read but not written to; as root, the test switches to the user nobody."""
@@ -68,10 +57,6 @@ def read_only() -> Iterator[Path]:
                 os.seteuid(0)
             os.chmod(path, 0o755)
             os.chmod(path / "checkpoints", 0o755)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_full_disk_keeps_every_shard_before_it(tmp_path: Path) -> None:
@@ -412,3 +397,18 @@ def test_each_part_of_a_removed_directory_names_its_path(tmp_path: Path) -> None
     with pytest.raises(StoreError, match="was removed during the run"):
         run.close()
     assert not run.path.exists()
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: a longer write is cut short and then fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

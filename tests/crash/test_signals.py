@@ -12,41 +12,6 @@ from warm_processes import WarmProcesses
 from hookrun.store.reader import open_run
 from hookrun.store.verify import verify
 
-# One process forks a child for each run; a signal is sent once the run has logged a metric.
-PROGRAM = """
-import json, os, signal, sys, time
-
-from hookrun.cli import main
-
-for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):  # whatever the tests were started in
-    signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
-HOOK = "+hooks.h={select: relu2, hook: forward, action: capture}"
-ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "train.epochs=1000", HOOK]
-
-
-def started(name, more):
-    child = os.fork()
-    if child == 0:
-        os.setpgrp()  # as a terminal does with what is typed at it
-        log = os.open(f"{name}.log", os.O_CREAT | os.O_WRONLY)
-        os.dup2(log, 1), os.dup2(log, 2)
-        os._exit(main([*ARGV, *more]))
-    return child
-
-
-codes = {}
-for name, (more, awaited, signals) in json.loads(sys.argv[1]).items():
-    child = started(name, more)
-    while not (os.path.exists(awaited) and os.path.getsize(awaited)):
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), open(f"{name}.log").read()
-        time.sleep(0.01)
-    for pause, number in signals:
-        time.sleep(pause)
-        os.killpg(child, number)  # Ctrl-C and schedulers reach the workers too
-    codes[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-print(json.dumps(codes))
-"""
-
 
 class Case(NamedTuple):
     """Overrides, the file to wait for, and (seconds of pause, signal)."""
@@ -72,14 +37,6 @@ CASES = {
     for name, signals in SIGNALS.items()
 } | {"sweep": Case(["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"], "sweep/0/metrics.jsonl", [(0, TERM)])}
 CASES["HUP"].more.append("data.workers=1")
-
-
-class Ended(NamedTuple):
-    folder: Path
-    codes: dict[str, int]
-
-    def said(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +79,47 @@ def test_a_signalled_sweep_starts_no_further_job(ended: Ended) -> None:
     assert "not started: #1 (seed=2), #2 (seed=3)" in said
     assert (ended.folder / "sweep/report.html").is_file()
     assert "Traceback" not in said
+
+
+# One process forks a child for each run; a signal is sent once the run has logged a metric.
+PROGRAM = """
+import json, os, signal, sys, time
+
+from hookrun.cli import main
+
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):  # whatever the tests were started in
+    signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+HOOK = "+hooks.h={select: relu2, hook: forward, action: capture}"
+ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "train.epochs=1000", HOOK]
+
+
+def started(name, more):
+    child = os.fork()
+    if child == 0:
+        os.setpgrp()  # as a terminal does with what is typed at it
+        log = os.open(f"{name}.log", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1), os.dup2(log, 2)
+        os._exit(main([*ARGV, *more]))
+    return child
+
+
+codes = {}
+for name, (more, awaited, signals) in json.loads(sys.argv[1]).items():
+    child = started(name, more)
+    while not (os.path.exists(awaited) and os.path.getsize(awaited)):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), open(f"{name}.log").read()
+        time.sleep(0.01)
+    for pause, number in signals:
+        time.sleep(pause)
+        os.killpg(child, number)  # Ctrl-C and schedulers reach the workers too
+    codes[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps(codes))
+"""
+
+
+class Ended(NamedTuple):
+    folder: Path
+    codes: dict[str, int]
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()

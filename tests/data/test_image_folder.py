@@ -25,30 +25,6 @@ from hookrun.errors import HookrunError, Problem, SpecError
 RESIZE = {"resize": {"size": [4, 6]}}
 
 
-def section(root: Path, name: str = "image_folder", **args: Any) -> Data:
-    return Data(name=name, root=str(root), args=args, transforms=RESIZE)
-
-
-def problem(config: Data, split: Split = "train") -> Problem:
-    """The problem, which is the same when describing and when loading."""
-    found = []
-    for use in (lambda: describe(config, split), lambda: load(config, split, seed=0)):
-        with pytest.raises(SpecError) as caught:
-            use()
-        found += caught.value.errors
-    assert len(found) == 2
-    assert found[0] == found[1]
-    return found[0]
-
-
-def labels(samples: Samples) -> list[int]:
-    return [int(samples[i][1]) for i in range(len(samples))]
-
-
-def files(samples: Samples) -> list[str]:
-    return [samples.file(i) for i in range(len(samples))]
-
-
 @pytest.fixture
 def split_root(tmp_path: Path, write_images: Any) -> Path:
     """Classes b and a, three images each for training, one each for validation."""
@@ -388,3 +364,27 @@ def test_images_of_different_sizes_can_stay_as_they_are_in_lists(pictures: Path)
 def test_imagenet_is_read_as_torchvision_reads_it() -> None:
     assert ImageNet().exif is False
     assert ImageFolder().exif is True
+
+
+def section(root: Path, name: str = "image_folder", **args: Any) -> Data:
+    return Data(name=name, root=str(root), args=args, transforms=RESIZE)
+
+
+def problem(config: Data, split: Split = "train") -> Problem:
+    """The problem, which is the same when describing and when loading."""
+    found = []
+    for use in (lambda: describe(config, split), lambda: load(config, split, seed=0)):
+        with pytest.raises(SpecError) as caught:
+            use()
+        found += caught.value.errors
+    assert len(found) == 2
+    assert found[0] == found[1]
+    return found[0]
+
+
+def labels(samples: Samples) -> list[int]:
+    return [int(samples[i][1]) for i in range(len(samples))]
+
+
+def files(samples: Samples) -> list[str]:
+    return [samples.file(i) for i in range(len(samples))]

@@ -27,22 +27,6 @@ from hookrun.errors import Problem, SpecError
 ROWS = 10
 
 
-def section(root: Path, transforms: dict[str, Any] | None = None, **args: Any) -> Data:
-    return Data(name="tensors", root=str(root), args=args, transforms=transforms or {})
-
-
-def problems(config: Data, split: Split = "train") -> list[tuple[str, str]]:
-    with pytest.raises(SpecError) as caught:
-        describe(config, split)
-    with pytest.raises(SpecError):
-        load(config, split, seed=0)
-    return [(problem.where, problem.what) for problem in caught.value.errors]
-
-
-def wheres(config: Data, split: Split = "train") -> list[str]:
-    return [where for where, _ in problems(config, split)]
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """x.safetensors and x.npz: row i of `input` is [i, i], its `target` i mod 3; and tensors of other kinds."""
@@ -56,11 +40,6 @@ def root(tmp_path: Path) -> Path:
     save_file(tensors, tmp_path / "x.safetensors")
     np.savez(tmp_path / "x.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
     return tmp_path
-
-
-def first_values(config: Data, split: Split) -> list[int]:
-    samples = load(config, split, seed=0)
-    return [int(samples[i][0][0]) for i in range(len(samples))]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("file", ["x.safetensors", "x.npz"])
@@ -432,3 +411,24 @@ def test_an_array_that_packs_well_is_read(tmp_path: Path) -> None:
     samples = load(section(tmp_path, file="y.npz", target=None, val_fraction=0), "train", seed=0)
     assert len(samples) == 4
     assert not samples[0][0].any()
+
+
+def section(root: Path, transforms: dict[str, Any] | None = None, **args: Any) -> Data:
+    return Data(name="tensors", root=str(root), args=args, transforms=transforms or {})
+
+
+def problems(config: Data, split: Split = "train") -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as caught:
+        describe(config, split)
+    with pytest.raises(SpecError):
+        load(config, split, seed=0)
+    return [(problem.where, problem.what) for problem in caught.value.errors]
+
+
+def wheres(config: Data, split: Split = "train") -> list[str]:
+    return [where for where, _ in problems(config, split)]
+
+
+def first_values(config: Data, split: Split) -> list[int]:
+    samples = load(config, split, seed=0)
+    return [int(samples[i][0][0]) for i in range(len(samples))]  # type: ignore[index]

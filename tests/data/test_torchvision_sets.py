@@ -25,17 +25,6 @@ CIFAR_LIKE = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
 WriteIdx = Callable[[Path, np.ndarray], None]
 
 
-def section(name: str, root: Path, download: bool = False) -> Data:
-    return Data(name=name, root=str(root), args={"download": download})
-
-
-def problem(use: Callable[[], object]) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        use()
-    (found,) = caught.value.errors
-    return found
-
-
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """No network; the list gets the time limit that each attempt would have had."""
@@ -198,3 +187,14 @@ def test_a_failed_download_says_how_to_do_without(tmp_path, name: str, offline) 
 def test_existing_files_are_not_downloaded_again(name: str, mnist_root, cifar_root, offline) -> None:
     assert len(load(section(name, mnist_root, download=True), "train", seed=0)) in (6, 10)
     assert offline == []
+
+
+def section(name: str, root: Path, download: bool = False) -> Data:
+    return Data(name=name, root=str(root), args={"download": download})
+
+
+def problem(use: Callable[[], object]) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        use()
+    (found,) = caught.value.errors
+    return found

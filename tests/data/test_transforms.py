@@ -42,14 +42,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], torch.nn.Module]] = {
 IMAGE = torch.rand(3, 8, 10, generator=torch.Generator().manual_seed(0))
 
 
-def transform(name: str, **args: Any) -> Transform:
-    return make_transform(name, args, f"data.transforms.{name}")
-
-
-def misfit(name: str, shape: tuple[int, ...], **args: Any) -> str | None:
-    return transform(name, **args).misfit(TensorInfo(shape, torch.float32))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_transforms_equal_torchvision_s_own(name: str) -> None:
     args, theirs = EXAMPLES[name]
@@ -241,3 +233,11 @@ def test_fitting_does_not_change_torchs_random_state() -> None:
     before = torch.get_rng_state()
     fitted(ANY_IMAGE, random_crop={"size": 4}, color_jitter={"hue": 0.1})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def transform(name: str, **args: Any) -> Transform:
+    return make_transform(name, args, f"data.transforms.{name}")
+
+
+def misfit(name: str, shape: tuple[int, ...], **args: Any) -> str | None:
+    return transform(name, **args).misfit(TensorInfo(shape, torch.float32))

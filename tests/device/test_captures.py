@@ -32,48 +32,6 @@ AT = {"epoch": 0, "step": 0, "call": 0}
 is_second = pytest.mark.skipif(os.environ.get("HOOKRUN_TEST_DEVICE", "second") != "second", reason="second")
 
 
-def tensors() -> dict[str, Tensor]:
-    """Module name -> a batch of six rows, or something else."""
-    numbers = torch.randn(6, 3, dtype=torch.complex64)
-    return {
-        "floats": torch.randn(6, 5),
-        "doubles": torch.randn(6, 3).double(),
-        "halves": torch.randn(6, 7).bfloat16(),
-        "eighths": torch.randn(6, 3).to(torch.float8_e4m3fn),
-        "truth": torch.randn(6, 3) > 0,
-        "integers": torch.arange(6),
-        "complex": numbers,
-        "conjugate": numbers.conj(),
-        "negative": numbers.conj().imag,
-        "transposed": torch.randn(5, 6).t(),
-        "expanded": torch.randn(6, 1).expand(6, 9),
-        "channels last": torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last),
-        "no elements": torch.empty(6, 0),
-        "no rows": torch.empty(0, 3),
-        "one number": torch.tensor(3.0),
-        "two long rows": torch.randn(2, 5_000),
-    }
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """What a writer has written: the name of each file and its bytes."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def write_all(folder: Path, device: torch.device | str, shard_bytes: int = 2**20) -> second_device.Seen:
-    """Write three batches of `tensors`; what the second device has seen until the last one was added."""
-    torch.manual_seed(0)
-    moved = {name: tensor.to(device) for name, tensor in tensors().items()}
-    writer = CaptureWriter(folder, shard_bytes)
-    with second_device.watch() as seen:
-        for step in range(3):
-            for name, tensor in moved.items():
-                samples = range(len(tensor)) if tensor.dim() else None
-                writer.add("h", name, tensor, sample_ids=samples, epoch=0, step=step, call=0)
-    writer.close()
-    return seen
-
-
 @pytest.mark.parametrize("shard_bytes", [2**20, 8_000])
 def test_the_files_are_those_that_the_cpu_writes(
     tmp_path: Path, device: torch.device, shard_bytes: int
@@ -374,3 +332,45 @@ def test_a_run_killed_while_writing_a_shard_is_resumed(tmp_path, monkeypatch, de
     assert torch.equal(found[:], whole[:])
     assert torch.equal(found.sample_ids, whole.sample_ids)
     assert len(shards(Path("killed/captures"))) > 3
+
+
+def tensors() -> dict[str, Tensor]:
+    """Module name -> a batch of six rows, or something else."""
+    numbers = torch.randn(6, 3, dtype=torch.complex64)
+    return {
+        "floats": torch.randn(6, 5),
+        "doubles": torch.randn(6, 3).double(),
+        "halves": torch.randn(6, 7).bfloat16(),
+        "eighths": torch.randn(6, 3).to(torch.float8_e4m3fn),
+        "truth": torch.randn(6, 3) > 0,
+        "integers": torch.arange(6),
+        "complex": numbers,
+        "conjugate": numbers.conj(),
+        "negative": numbers.conj().imag,
+        "transposed": torch.randn(5, 6).t(),
+        "expanded": torch.randn(6, 1).expand(6, 9),
+        "channels last": torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last),
+        "no elements": torch.empty(6, 0),
+        "no rows": torch.empty(0, 3),
+        "one number": torch.tensor(3.0),
+        "two long rows": torch.randn(2, 5_000),
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a writer has written: the name of each file and its bytes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def write_all(folder: Path, device: torch.device | str, shard_bytes: int = 2**20) -> second_device.Seen:
+    """Write three batches of `tensors`; what the second device has seen until the last one was added."""
+    torch.manual_seed(0)
+    moved = {name: tensor.to(device) for name, tensor in tensors().items()}
+    writer = CaptureWriter(folder, shard_bytes)
+    with second_device.watch() as seen:
+        for step in range(3):
+            for name, tensor in moved.items():
+                samples = range(len(tensor)) if tensor.dim() else None
+                writer.add("h", name, tensor, sample_ids=samples, epoch=0, step=step, call=0)
+    writer.close()
+    return seen

@@ -32,10 +32,6 @@ TRAIN = (
 )
 
 
-class Killed(BaseException):
-    """Raised where the process is killed."""
-
-
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a command line that saves a state after its n-th batch, and is killed a batch later."""
@@ -101,3 +97,7 @@ def test_a_state_of_another_device_goes_on_when_asked(
     ended = hookrun.open_run(tmp_path / "moved")
     assert ended.status["status"] == "done"
     assert ended.env["device"] == then
+
+
+class Killed(BaseException):
+    """Raised where the process is killed."""

@@ -29,38 +29,6 @@ EPOCHS = 2
 RATE = 0.5
 
 
-class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-    def _loss(self, batch: Any) -> Any:
-        inputs, target = (
-            (batch.inputs.flatten(1)[:, :4], batch.target % 3) if hasattr(batch, "ids") else batch
-        )
-        return nn.functional.cross_entropy(self.net(inputs), target)
-
-    def training_step(self, batch: Any, number: int) -> Any:
-        loss = self._loss(batch)
-        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4)
-        return loss
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        self.log("val_loss", self._loss(batch), batch_size=len(batch[0]) if isinstance(batch, list) else 4)
-
-    test_step = validation_step
-
-    def on_train_epoch_end(self) -> None:
-        self.log("late", float(self.current_epoch) + 0.5)
-
-    def predict_step(self, batch: Any, number: int) -> Any:
-        return self.net(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=RATE)
-
-
 @pytest.fixture(autouse=True)
 def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
@@ -69,13 +37,6 @@ def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", hookrun.HookrunWarning)
         yield
-
-
-def trainer(*callbacks: Any, **options: Any) -> Any:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    base = {"accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE, "log_every_n_steps": 1}
-    options = {"max_epochs": EPOCHS, **options}
-    return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})
 
 
 @pytest.fixture
@@ -251,3 +212,42 @@ def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, lo
     trainer(callback, max_epochs=1, num_sanity_val_steps=1, limit_val_batches=2).fit(module, loader, loader)
     assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2}
     assert module.copies == 3
+
+
+class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def _loss(self, batch: Any) -> Any:
+        inputs, target = (
+            (batch.inputs.flatten(1)[:, :4], batch.target % 3) if hasattr(batch, "ids") else batch
+        )
+        return nn.functional.cross_entropy(self.net(inputs), target)
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        loss = self._loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4)
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("val_loss", self._loss(batch), batch_size=len(batch[0]) if isinstance(batch, list) else 4)
+
+    test_step = validation_step
+
+    def on_train_epoch_end(self) -> None:
+        self.log("late", float(self.current_epoch) + 0.5)
+
+    def predict_step(self, batch: Any, number: int) -> Any:
+        return self.net(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+def trainer(*callbacks: Any, **options: Any) -> Any:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    base = {"accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE, "log_every_n_steps": 1}
+    options = {"max_epochs": EPOCHS, **options}
+    return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})

@@ -31,30 +31,6 @@ EPOCHS = 2
 RATE = 0.5
 
 
-class Model(nn.Module):
-    def __init__(self, fails_at: int | None = None) -> None:
-        torch.manual_seed(0)
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        self.calls, self.fails_at = 0, fails_at
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        self.calls += 1
-        if self.calls == self.fails_at:
-            raise ValueError("boom")
-        output = self.net(x)
-        return {"loss": nn.functional.cross_entropy(output, labels), "logits": output}
-
-
-class Plain(Trainer):  # type: ignore[misc]
-    def create_optimizer(self, *_: Any) -> Any:
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
-        return self.optimizer
-
-    def _get_train_sampler(self, *_: Any) -> None:
-        return None  # no shuffling
-
-
 @pytest.fixture
 def trainer(tmp_path: Path, samples, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
@@ -153,3 +129,27 @@ def test_a_check_stops_the_trainer(tmp_path: Path, trainer) -> None:
     made.train()
     assert made.state.global_step == 1
     assert hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
+
+
+class Model(nn.Module):
+    def __init__(self, fails_at: int | None = None) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.calls, self.fails_at = 0, fails_at
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise ValueError("boom")
+        output = self.net(x)
+        return {"loss": nn.functional.cross_entropy(output, labels), "logits": output}
+
+
+class Plain(Trainer):  # type: ignore[misc]
+    def create_optimizer(self, *_: Any) -> Any:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        return self.optimizer
+
+    def _get_train_sampler(self, *_: Any) -> None:
+        return None  # no shuffling

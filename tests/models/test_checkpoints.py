@@ -30,42 +30,6 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
 
-def lightning(path: Path, state: dict[str, Tensor], **more: Any) -> str:
-    """A checkpoint as Lightning lays it out."""
-    optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-    content = {
-        "epoch": 1,
-        "global_step": 3,
-        "pytorch-lightning_version": "2.6.1",
-        "state_dict": state,
-        "loops": {"fit_loop": {"state_dict": {}}},
-        "callbacks": {
-            "ModelCheckpoint": {"best_model_score": torch.tensor(0.5), "best_model_path": "x.ckpt"}
-        },
-        "optimizer_states": [optimizer],
-        "lr_schedulers": [],
-        "hparams_name": "kwargs",
-        "hyper_parameters": {"lr": 0.1},
-    }
-    torch.save({**content, **more}, path)
-    return str(path)
-
-
-def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: tensor for name, tensor in state.items()}
-
-
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def refused(act: Callable[[], object]) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        act()
-    [problem] = caught.value.errors
-    return problem
-
-
 # --- Lightning
 
 
@@ -351,3 +315,39 @@ def test_a_file_of_an_old_version_of_torch_is_read(tmp_path: Path) -> None:
     torch.save(source.state_dict(), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     assert load_weights(model, str(tmp_path / "old.bin")) == {}
     assert equal(model.state_dict(), source.state_dict())
+
+
+def lightning(path: Path, state: dict[str, Tensor], **more: Any) -> str:
+    """A checkpoint as Lightning lays it out."""
+    optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    content = {
+        "epoch": 1,
+        "global_step": 3,
+        "pytorch-lightning_version": "2.6.1",
+        "state_dict": state,
+        "loops": {"fit_loop": {"state_dict": {}}},
+        "callbacks": {
+            "ModelCheckpoint": {"best_model_score": torch.tensor(0.5), "best_model_path": "x.ckpt"}
+        },
+        "optimizer_states": [optimizer],
+        "lr_schedulers": [],
+        "hparams_name": "kwargs",
+        "hyper_parameters": {"lr": 0.1},
+    }
+    torch.save({**content, **more}, path)
+    return str(path)
+
+
+def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def refused(act: Callable[[], object]) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        act()
+    [problem] = caught.value.errors
+    return problem

@@ -15,32 +15,6 @@ from hookrun.models.settings import Model
 
 PACKAGE = "hookrun_test_pkg"
 TRUSTED = frozenset({PACKAGE})
-SOURCE = """
-from os import getcwd
-from torch import nn
-import torch.nn as not_ours
-
-WIDTH = 3
-
-def build(width=2, depth=1):
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
-
-def build_any(**kwargs):
-    return nn.Linear(**kwargs)
-
-def build_list():
-    return []
-
-def build_later():
-    from hookrun_test_sibling import SIZE
-    return nn.Linear(SIZE, SIZE)
-
-def needs(width):
-    return nn.Linear(width, width)
-
-class Net(nn.Module):
-    pass
-"""
 
 
 @pytest.fixture
@@ -60,22 +34,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("hookrun_test_")]:
         del sys.modules[name]
-
-
-def model(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> nn.Module:
-    config = Model(name="python", factory=f"{PACKAGE}.{factory}", args=args)
-    return build(config, sample_shape=(1, 8, 8), num_classes=10, trust=trust)
-
-
-def problem(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        model(factory, trust, **args)
-    [found] = caught.value.errors
-    return found
-
-
-def imported() -> bool:
-    return any(name.startswith(PACKAGE) for name in sys.modules)
 
 
 # --- trust
@@ -146,3 +104,47 @@ def test_an_error_in_the_factory_is_shown_with_its_line(folder: Path) -> None:
     assert found.where == "model.args"
     assert f"(at {folder / PACKAGE / 'models.py'}:{line})" in found.what
     assert "TypeError" in found.what
+
+
+SOURCE = """
+from os import getcwd
+from torch import nn
+import torch.nn as not_ours
+
+WIDTH = 3
+
+def build(width=2, depth=1):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+def build_any(**kwargs):
+    return nn.Linear(**kwargs)
+
+def build_list():
+    return []
+
+def build_later():
+    from hookrun_test_sibling import SIZE
+    return nn.Linear(SIZE, SIZE)
+
+def needs(width):
+    return nn.Linear(width, width)
+
+class Net(nn.Module):
+    pass
+"""
+
+
+def model(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> nn.Module:
+    config = Model(name="python", factory=f"{PACKAGE}.{factory}", args=args)
+    return build(config, sample_shape=(1, 8, 8), num_classes=10, trust=trust)
+
+
+def problem(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        model(factory, trust, **args)
+    [found] = caught.value.errors
+    return found
+
+
+def imported() -> bool:
+    return any(name.startswith(PACKAGE) for name in sys.modules)

@@ -19,41 +19,6 @@ from hookrun.models import applied_hooks, load_weights
 from hookrun.models.settings import Model
 from hookrun.models.weights import SUFFIXES, is_path, require_weights
 
-
-def net(width: int = 3) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width))
-
-
-def config(path: Path | str) -> Model:
-    return Model(name="cnn", weights=str(path))
-
-
-def saved(path: Path, content: object) -> Path:
-    if path.suffix == ".safetensors":
-        assert isinstance(content, dict)
-        save_file(content, path)
-    elif path.name.endswith(".index.json"):
-        assert isinstance(content, dict)
-        files = {name: f"part-{number % 2}.bin" for number, name in enumerate(content)}
-        for file in set(files.values()):
-            saved(path.with_name(file), {name: content[name] for name in files if files[name] == file})
-        path.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    else:
-        torch.save(content, path)
-    return path
-
-
-def problems(model: nn.Module, path: Path | str) -> list[Problem]:
-    with pytest.raises(SpecError) as caught:
-        require_weights(config(path), published=False)
-        load_weights(model, str(path))
-    return caught.value.errors
-
-
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 # --- a path or a name
 
 
@@ -261,3 +226,37 @@ def test_metadata_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     save_file(net().state_dict(), path, {"applied": "[" * 100_000 + "]" * 100_000})
     with pytest.raises(SpecError, match="nested too deeply"):
         applied_hooks(str(path))
+
+
+def net(width: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width))
+
+
+def config(path: Path | str) -> Model:
+    return Model(name="cnn", weights=str(path))
+
+
+def saved(path: Path, content: object) -> Path:
+    if path.suffix == ".safetensors":
+        assert isinstance(content, dict)
+        save_file(content, path)
+    elif path.name.endswith(".index.json"):
+        assert isinstance(content, dict)
+        files = {name: f"part-{number % 2}.bin" for number, name in enumerate(content)}
+        for file in set(files.values()):
+            saved(path.with_name(file), {name: content[name] for name in files if files[name] == file})
+        path.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    else:
+        torch.save(content, path)
+    return path
+
+
+def problems(model: nn.Module, path: Path | str) -> list[Problem]:
+    with pytest.raises(SpecError) as caught:
+        require_weights(config(path), published=False)
+        load_weights(model, str(path))
+    return caught.value.errors
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

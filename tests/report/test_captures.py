@@ -23,31 +23,6 @@ MODULE = {"path": "layer", "names": ["layer"], "class": "Tanh", "parameters": 0}
 VECTORS = ["distribution", "mean of 10 rows", "rows"]
 
 
-def captured(
-    folder: Path, *batches: torch.Tensor, by_sample: bool = True, shard_bytes: int = 2**20
-) -> StoredCapture:
-    """The capture of batches, or of firings."""
-    writer = CaptureWriter(folder, shard_bytes=shard_bytes)
-    first = 0
-    for step, batch in enumerate(batches):
-        ids = range(first, first + len(batch)) if by_sample else None
-        writer.add("h", "layer", batch, sample_ids=ids, epoch=0, step=step, call=0)
-        first += len(batch)
-    writer.close()
-    [capture] = stored_captures(folder)
-    return capture
-
-
-def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: str = "forward") -> Any:
-    facts = Facts(
-        folder,
-        status={},
-        plan=PlanRecord.model_validate({"hooks": [{"name": "h", "hook": hook}]}),
-        model=ModelRecord.model_validate({"modules": [MODULE]}),
-    )
-    return view_capture(captured(folder, *batches, by_sample=by_sample), facts)
-
-
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
@@ -210,3 +185,28 @@ def test_a_shard_is_closed_when_its_rows_were_read(tmp_path: Path) -> None:
 def test_captures_of_firings_have_no_samples(tmp_path: Path) -> None:
     of_firings = captured(tmp_path, random(2, 3), by_sample=False)
     assert list(rows_of_samples(of_firings, 3, set(), 10)) == []
+
+
+def captured(
+    folder: Path, *batches: torch.Tensor, by_sample: bool = True, shard_bytes: int = 2**20
+) -> StoredCapture:
+    """The capture of batches, or of firings."""
+    writer = CaptureWriter(folder, shard_bytes=shard_bytes)
+    first = 0
+    for step, batch in enumerate(batches):
+        ids = range(first, first + len(batch)) if by_sample else None
+        writer.add("h", "layer", batch, sample_ids=ids, epoch=0, step=step, call=0)
+        first += len(batch)
+    writer.close()
+    [capture] = stored_captures(folder)
+    return capture
+
+
+def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: str = "forward") -> Any:
+    facts = Facts(
+        folder,
+        status={},
+        plan=PlanRecord.model_validate({"hooks": [{"name": "h", "hook": hook}]}),
+        model=ModelRecord.model_validate({"modules": [MODULE]}),
+    )
+    return view_capture(captured(folder, *batches, by_sample=by_sample), facts)

@@ -29,30 +29,6 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@dataclass
-class Screens:
-    """The pages that are open, what they logged, and what they asked for.
-
-    loaded: directory -> its page at the usual size, for tests that only look at it
-    """
-
-    browser: Any
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    contexts: list[Any] = field(default_factory=list)
-    loaded: dict[Path, Any] = field(default_factory=dict)
-
-    def open(self, path: Path, colours: str, at: str) -> Any:
-        view = {"width": 1200, "height": 800}
-        self.contexts.append(self.browser.new_context(viewport=view, color_scheme=colours))
-        page = self.contexts[-1].new_page()
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.goto((path / "report.html").as_uri() + at)
-        return page
-
-
 @pytest.fixture(scope="module")
 def screens(browser: Any) -> Iterator[Screens]:
     screens = Screens(browser)
@@ -79,17 +55,6 @@ def look(screens: Screens, show: Callable[..., Any]) -> Callable[[Path], Any]:
         return screens.loaded[path]
 
     return look
-
-
-def cells(page: Any, column: str) -> list[str]:
-    return page.evaluate(  # type: ignore[no-any-return]
-        """name => {
-            const at = document.querySelector(`th[data-sort="${name}"]`).cellIndex;
-            return [...document.querySelectorAll("table[data-jobs] tbody tr")]
-                .filter(row => !row.hidden).map(row => row.cells[at].textContent.trim());
-        }""",
-        column,
-    )
 
 
 def test_every_picture_is_drawn(observed: Path, look) -> None:
@@ -319,3 +284,38 @@ def test_no_script_runs_from_names(observed: Path, tmp_path: Path, show) -> None
         assert page.evaluate("window.pwned") is None
         assert EVIL[:30] in page.inner_text("body")
         assert page.locator("script").count() == 1
+
+
+@dataclass
+class Screens:
+    """The pages that are open, what they logged, and what they asked for.
+
+    loaded: directory -> its page at the usual size, for tests that only look at it
+    """
+
+    browser: Any
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
+    loaded: dict[Path, Any] = field(default_factory=dict)
+
+    def open(self, path: Path, colours: str, at: str) -> Any:
+        view = {"width": 1200, "height": 800}
+        self.contexts.append(self.browser.new_context(viewport=view, color_scheme=colours))
+        page = self.contexts[-1].new_page()
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.goto((path / "report.html").as_uri() + at)
+        return page
+
+
+def cells(page: Any, column: str) -> list[str]:
+    return page.evaluate(  # type: ignore[no-any-return]
+        """name => {
+            const at = document.querySelector(`th[data-sort="${name}"]`).cellIndex;
+            return [...document.querySelectorAll("table[data-jobs] tbody tr")]
+                .filter(row => !row.hidden).map(row => row.cells[at].textContent.trim());
+        }""",
+        column,
+    )

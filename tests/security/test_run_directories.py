@@ -57,27 +57,6 @@ def secret(tmp_path: Path) -> Iterator[Path]:
     assert path.read_text() == SECRET
 
 
-def read(folder: Path) -> fuzz_runs.Outcome:
-    """Read everything: only results and hookrun's errors, within limited memory, and nothing of the secret."""
-    fuzz_runs.reset_peak()
-    before = fuzz_runs.peak()
-    outcome = fuzz_runs.read_everything(folder)
-    assert outcome.unexpected == {}
-    assert fuzz_runs.peak() - before < MEMORY
-    for error in outcome.refused.values():
-        assert SECRET not in str(error)
-    page = folder / "report.html"
-    assert not page.exists() or SECRET not in page.read_text()
-    return outcome
-
-
-def is_bad(folder: Path) -> bool:
-    try:
-        return bool(verify(folder).bad)
-    except HookrunError:
-        return True
-
-
 # ---- what is not a regular file
 
 
@@ -437,3 +416,24 @@ def test_a_randomly_changed_directory_reads_or_is_refused(good: Path, tmp_path: 
     assert fuzz_runs.peak() - before < MEMORY
     assert refused > FUZZED / 3
     assert slowest < fuzz_runs.HANGS
+
+
+def read(folder: Path) -> fuzz_runs.Outcome:
+    """Read everything: only results and hookrun's errors, within limited memory, and nothing of the secret."""
+    fuzz_runs.reset_peak()
+    before = fuzz_runs.peak()
+    outcome = fuzz_runs.read_everything(folder)
+    assert outcome.unexpected == {}
+    assert fuzz_runs.peak() - before < MEMORY
+    for error in outcome.refused.values():
+        assert SECRET not in str(error)
+    page = folder / "report.html"
+    assert not page.exists() or SECRET not in page.read_text()
+    return outcome
+
+
+def is_bad(folder: Path) -> bool:
+    try:
+        return bool(verify(folder).bad)
+    except HookrunError:
+        return True

@@ -22,23 +22,6 @@ IDS = torch.arange(6).reshape(2, 3) % 5
 each_kind = pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
 
 
-def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
-    """The gradients of the input and of every parameter with the hooks, and the installation."""
-    model.zero_grad()
-    x = x.clone().requires_grad_(x.is_floating_point())
-    with hookrun.hooked(model, hooks_of) as hooks:
-        summed(model(x)).backward()
-    return [x.grad, *(p.grad for p in model.parameters())], hooks
-
-
-def summed(value: Any) -> Tensor:
-    """The sum of all elements of a value, each with another weight."""
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return sum(
-        ((x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum() for x in tensors), torch.zeros(())
-    )
-
-
 # ---- in-place operations before and after the hooked module
 
 
@@ -535,3 +518,20 @@ def test_an_outer_module_sees_the_gradient_before_the_inner_one(last: nn.Module,
         model(torch.ones(2, 3)).sum().backward()
     assert torch.equal(hooks.captures["outer_seen"]["0"][0], torch.full((2, 3), 2.0))
     assert torch.equal(hooks.captures["inner_seen"]["0.1"][0], torch.full((2, 3), 20.0))
+
+
+def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
+    """The gradients of the input and of every parameter with the hooks, and the installation."""
+    model.zero_grad()
+    x = x.clone().requires_grad_(x.is_floating_point())
+    with hookrun.hooked(model, hooks_of) as hooks:
+        summed(model(x)).backward()
+    return [x.grad, *(p.grad for p in model.parameters())], hooks
+
+
+def summed(value: Any) -> Tensor:
+    """The sum of all elements of a value, each with another weight."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return sum(
+        ((x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum() for x in tensors), torch.zeros(())
+    )

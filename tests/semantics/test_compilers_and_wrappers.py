@@ -57,10 +57,6 @@ def _nothing_compiled_before() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def graphs() -> int:
-    return counters["stats"]["unique_graphs"]
-
-
 POINTWISE: dict[str, dict[str, Any]] = {
     "scale": {"select": "first", "hook": "forward", "action": "scale", "factor": 3},
     "scale by a list": {"select": "first", "hook": "forward", "action": "scale", "factor": [1, 2, 3, 4]},
@@ -81,13 +77,6 @@ POINTWISE: dict[str, dict[str, Any]] = {
     "seen gradients": {"select": "first", "hook": "grad", "action": "capture"},
     "freeze": {"select": "first", "hook": "apply", "action": "freeze"},
 }  # fmt: skip
-
-
-def trained(call: Any, model: nn.Module) -> tuple[Tensor, list[Tensor | None]]:
-    model.zero_grad()
-    output = call(INPUT)
-    output.square().sum().backward()
-    return output.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("name", POINTWISE)
@@ -545,3 +534,14 @@ def test_statistics_of_meta_tensors_are_refused() -> None:
     said = r"hook 'h'.*on 0.*meta tensor has no values"
     with hookrun.hooked(model, on("stats")), pytest.raises(hookrun.HookError, match=said):
         model(x)
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def trained(call: Any, model: nn.Module) -> tuple[Tensor, list[Tensor | None]]:
+    model.zero_grad()
+    output = call(INPUT)
+    output.square().sum().backward()
+    return output.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]

@@ -63,29 +63,7 @@ class Config(dict[str, Any]):
     note = "kept"
 
 
-def outer() -> nn.Module:
-    """A model whose module returns its argument."""
-    return nn.Sequential(OrderedDict(inner=nn.Identity()))
-
-
 DOUBLE = {"select": "inner", "hook": "forward", "action": "scale", "factor": 2}
-
-
-def edited(value: Any, **keys: Any) -> Any:
-    model = outer()
-    with hookrun.hooked(model, {"h": {**DOUBLE, **keys}}):
-        return model(value)
-
-
-def kept_of(value: Any, change: Callable[[Any], object] = lambda value: None) -> Any:
-    """The capture of a value that is changed afterwards."""
-    model = nn.Identity()
-    with hookrun.hooked(model, one_hook()) as hooks:
-        model(value)
-        with torch.no_grad():
-            change(value)
-    (kept,) = hooks.captures["h"][""]
-    return kept
 
 
 # ---- every type
@@ -114,15 +92,6 @@ VALUES: dict[str, Make] = {
     "torch's own": lambda t: torch.stack([t(1), t(3)]).max(dim=0),
     "mixture": lambda t: {"x": [Typed(t(1), Frozen(t(2), (None, t(3))))], "y": (Plain(t(4)), "text", 5)},
 }
-
-
-def assert_all_doubled(make: Make) -> None:
-    """Assert that an edit doubles each tensor of a value, keeps all types, and does not write to the value."""
-    value = make(t)
-    found = edited(value)
-    assert type(found) is type(value)
-    assert repr(found) == repr(make(lambda number: t(2 * number)))
-    assert repr(value) == repr(make(t))
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -531,3 +500,34 @@ def test_an_edit_replaces_no_attribute_of_unknown_objects() -> None:
     refused = pytest.raises(hookrun.HookError, match=r"'logits' is not in the Opaque")
     with hookrun.hooked(model, one_hook("", "forward", "scale", factor=2.0, target="logits")), refused:
         model(torch.ones(2))
+
+
+def outer() -> nn.Module:
+    """A model whose module returns its argument."""
+    return nn.Sequential(OrderedDict(inner=nn.Identity()))
+
+
+def edited(value: Any, **keys: Any) -> Any:
+    model = outer()
+    with hookrun.hooked(model, {"h": {**DOUBLE, **keys}}):
+        return model(value)
+
+
+def kept_of(value: Any, change: Callable[[Any], object] = lambda value: None) -> Any:
+    """The capture of a value that is changed afterwards."""
+    model = nn.Identity()
+    with hookrun.hooked(model, one_hook()) as hooks:
+        model(value)
+        with torch.no_grad():
+            change(value)
+    (kept,) = hooks.captures["h"][""]
+    return kept
+
+
+def assert_all_doubled(make: Make) -> None:
+    """Assert that an edit doubles each tensor of a value, keeps all types, and does not write to the value."""
+    value = make(t)
+    found = edited(value)
+    assert type(found) is type(value)
+    assert repr(found) == repr(make(lambda number: t(2 * number)))
+    assert repr(value) == repr(make(t))

@@ -39,22 +39,6 @@ WAYS = {"deepcopy": copy.deepcopy, "pickle": COPIES["pickle"], "torch.save": by_
 """Those of a model."""
 
 
-def net() -> Any:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-
-
-def step(model: nn.Module) -> Tensor | None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    output = model(X.clone().requires_grad_())
-    if output is None:  # a hook stops the forward
-        return None
-    output.square().sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return output.detach()
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_of_a_hooked_model_has_no_hooks(alone: dict[str, Any], way: str) -> None:
     model = net()
@@ -225,3 +209,19 @@ def test_counts_of_a_plan_come_back_from_a_process() -> None:
         ((fired, records),) = pool.map(fired_in_a_process, [plan])
     assert fired["kept", "0"] == 1
     assert {record["hook"] for record in records} == {"seen", "checked"}
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def step(model: nn.Module) -> Tensor | None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    output = model(X.clone().requires_grad_())
+    if output is None:  # a hook stops the forward
+        return None
+    output.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return output.detach()

@@ -21,46 +21,8 @@ X = normal(5, 4)
 Y = normal(5, 4, seed=1)
 
 
-class Part(nn.Module):
-    """Runs `layer` twice, then `last`, which writes its input in place if `in_place`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.in_place = False
-        self.reentrant: bool | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.reentrant is None:
-            return self.run(x)
-        return checkpoint(self.run, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
-
-    def run(self, x: Tensor) -> Tensor:
-        x = self.layer(torch.tanh(self.layer(x)))
-        return self.last(x.mul_(2) if self.in_place else x)  # type: ignore[no-any-return]
-
-
-class Pair(nn.Module):
-    """Two parts, which its own methods call; like a LightningModule it has no forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.image, self.text = Part(), Part()
-
-    def encode(self, x: Tensor) -> Tensor:
-        return self.image(x)  # type: ignore[no-any-return]
-
-    def training_step(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.encode(x) * self.text(y)).sum()
-
-
 def hook(select: str | list[str] = "*.layer", action: str = "capture", **keys: Any) -> dict[str, Any]:
     return {"select": select, "hook": "forward", "action": action, **keys}
-
-
-def calls(hooks: Any, path: str) -> int:
-    return len(hooks.captures["second"][path])
 
 
 SECOND = {"second": hook(when={"call": [1]})}
@@ -362,3 +324,41 @@ def test_arguments_without_names_are_read_at_the_outermost_call() -> None:
         for ids in (IDS, IDS[:, :2]):
             model["net"](ids)
     assert hooks.captures["seen"]["net.1"].token_ids.tolist() == [4, 7, 3, 6]
+
+
+class Part(nn.Module):
+    """Runs `layer` twice, then `last`, which writes its input in place if `in_place`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.in_place = False
+        self.reentrant: bool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return self.run(x)
+        return checkpoint(self.run, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+    def run(self, x: Tensor) -> Tensor:
+        x = self.layer(torch.tanh(self.layer(x)))
+        return self.last(x.mul_(2) if self.in_place else x)  # type: ignore[no-any-return]
+
+
+class Pair(nn.Module):
+    """Two parts, which its own methods call; like a LightningModule it has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text = Part(), Part()
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.image(x)  # type: ignore[no-any-return]
+
+    def training_step(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.encode(x) * self.text(y)).sum()
+
+
+def calls(hooks: Any, path: str) -> int:
+    return len(hooks.captures["second"][path])

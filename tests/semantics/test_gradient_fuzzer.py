@@ -67,6 +67,12 @@ BETWEEN: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("start", range(0, MODELS, 50))
+def test_random_models_agree_with_identities_written_by_hand(start: int) -> None:
+    refused = sum(compare(seed) == "refused" for seed in range(start, start + 50))
+    assert refused <= 5, "what is refused is the exception"
+
+
 class Model(nn.Module):
     """A sequence of steps, one module each; `in_place=False`: the same function without in-place operations.
 
@@ -200,9 +206,3 @@ def compare(seed: int) -> str:
         # there the gradients of a call arrive in another order
         assert_close(in_order(captured(hooks, hooked)), in_order(seen))
     return "same"
-
-
-@pytest.mark.parametrize("start", range(0, MODELS, 50))
-def test_random_models_agree_with_identities_written_by_hand(start: int) -> None:
-    refused = sum(compare(seed) == "refused" for seed in range(start, start + 50))
-    assert refused <= 5, "what is refused is the exception"

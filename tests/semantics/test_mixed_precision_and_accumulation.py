@@ -25,51 +25,6 @@ ON_MODULE = ["output_grad", "backward", "backward_pre"]
 ON_PARAMETER = ["grad", "post_accumulate_grad", "optimizer_step_pre"]
 
 
-def net(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
-
-
-def selected(kind: str) -> str:
-    return "2" if kind in ON_MODULE else "2.weight"
-
-
-def scaled_step(
-    model: nn.Module, scaler: GradScaler | None, factor: float = 1.0, *, unscale: bool = False
-) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = model(X).sum() * factor
-    if scaler is None:
-        loss.backward()
-        optimizer.step()
-        return
-    scaler.scale(loss).backward()
-    if unscale:
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def with_and_without(scaler: GradScaler, spec: dict[str, Any], *, unscale: bool = False) -> tuple[Any, Any]:
-    """A step with the scaler and one without, which must train the same; returns both installations."""
-    installed = list[Any]()
-    for given in (scaler, None):
-        model = net()
-        with hookrun.compile(spec, model).install(model, scaler=given) as hooks:
-            scaled_step(model, given, unscale=unscale)
-        installed.append(hooks)
-    require_equal_weights(*(hooks._model for hooks in installed))
-    return installed[0], installed[1]
-
-
-def require_equal_weights(found: nn.Module, expected: nn.Module, **within: float) -> None:
-    assert_close(found.state_dict(), expected.state_dict(), **within)
-
-
-def tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [leaf for leaf in tree_leaves(value) if leaf is not None]
-
-
 @pytest.mark.parametrize("kind", ON_MODULE + ON_PARAMETER)
 def test_under_a_gradient_scaler_hooks_see_the_true_gradients(kind: str) -> None:
     """PyTorch's own hooks see 65536 for a gradient of 1."""
@@ -342,3 +297,48 @@ def test_a_post_hook_sees_the_step_that_it_ends() -> None:
         for _ in range(3):
             scaled_step(model, None)
     assert [record["step"] for record in hooks.records] == [0, 1, 2]
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+
+
+def selected(kind: str) -> str:
+    return "2" if kind in ON_MODULE else "2.weight"
+
+
+def scaled_step(
+    model: nn.Module, scaler: GradScaler | None, factor: float = 1.0, *, unscale: bool = False
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(X).sum() * factor
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+        return
+    scaler.scale(loss).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def with_and_without(scaler: GradScaler, spec: dict[str, Any], *, unscale: bool = False) -> tuple[Any, Any]:
+    """A step with the scaler and one without, which must train the same; returns both installations."""
+    installed = list[Any]()
+    for given in (scaler, None):
+        model = net()
+        with hookrun.compile(spec, model).install(model, scaler=given) as hooks:
+            scaled_step(model, given, unscale=unscale)
+        installed.append(hooks)
+    require_equal_weights(*(hooks._model for hooks in installed))
+    return installed[0], installed[1]
+
+
+def require_equal_weights(found: nn.Module, expected: nn.Module, **within: float) -> None:
+    assert_close(found.state_dict(), expected.state_dict(), **within)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [leaf for leaf in tree_leaves(value) if leaf is not None]

@@ -96,65 +96,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 SMALL = [name for name in MODELS if name != "resnet18"]
 
 
-def everywhere(model: nn.Module) -> dict[str, Any]:
-    """Every observer on every hook type, on every module that can carry it."""
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    in_forward = {
-        f"{action}_{hook}": {"select": "**", "hook": hook, "action": action, **keys}
-        for hook in ("forward_pre", "forward")
-        for action, keys in {
-            "capture": {"when": {"probability": 0.2}},
-            "stats": {"when": {"step": {"every": 5}}},
-            "print": {"when": {"step": [3]}},
-            "check": {"finite": True, "policy": "warn"},
-        }.items()
-    }
-    on_parameters = {
-        f"{action}_{hook}": {
-            "select": trained,
-            "hook": hook,
-            "action": action,
-            "when": {"step": {"every": 5}},
-        }
-        for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
-        for action in ("capture", "stats", "check")
-    }
-    more = {
-        "saved": {"select": "", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
-        "out": {"select": "", "hook": "output_grad", "action": "capture", "when": {"step": {"every": 5}}},
-    }
-    return {**in_forward, **on_parameters, **more}
-
-
-def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:
-    """Train; returns the final state, and the outputs and gradients of every step."""
-    images = isinstance(model, torchvision.models.ResNet)
-    shape = (2, 3, 8, 8) if images else (2, 6)
-    batch = torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
-    torch.manual_seed(1)
-    seen = list[Tensor]()
-    with hookrun.hooked(model, hooks_of or {}) as hooks:
-        for _ in range(IMAGE_STEPS if images else STEPS):
-            x = batch.clone().requires_grad_()
-            optimizer.zero_grad()
-            output = model(x)
-            output.square().mean().backward()
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            seen += [output.detach().clone(), x.grad if x.grad is not None else torch.empty(0)]
-            seen += [torch.stack([g.double().norm() for g in gradients]), gradients[0].clone()]
-            optimizer.step()
-            hooks.step()
-    fired = sum(hooks.fired.values())
-    return {"seen": seen, "state": model.state_dict(), "rng": torch.get_rng_state(), "fired": fired}
-
-
-def pair(name: str) -> tuple[nn.Module, nn.Module]:
-    torch.manual_seed(0)
-    model = MODELS[name]()
-    return model, copy.deepcopy(model)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_observed_outputs_are_bit_equal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain, observed = pair(name)
@@ -218,3 +159,62 @@ def with_gradient(model: nn.Module) -> Any:
 
 def _requires(value: Any) -> bool:
     return any(leaf.requires_grad for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def everywhere(model: nn.Module) -> dict[str, Any]:
+    """Every observer on every hook type, on every module that can carry it."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    in_forward = {
+        f"{action}_{hook}": {"select": "**", "hook": hook, "action": action, **keys}
+        for hook in ("forward_pre", "forward")
+        for action, keys in {
+            "capture": {"when": {"probability": 0.2}},
+            "stats": {"when": {"step": {"every": 5}}},
+            "print": {"when": {"step": [3]}},
+            "check": {"finite": True, "policy": "warn"},
+        }.items()
+    }
+    on_parameters = {
+        f"{action}_{hook}": {
+            "select": trained,
+            "hook": hook,
+            "action": action,
+            "when": {"step": {"every": 5}},
+        }
+        for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
+        for action in ("capture", "stats", "check")
+    }
+    more = {
+        "saved": {"select": "", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+        "out": {"select": "", "hook": "output_grad", "action": "capture", "when": {"step": {"every": 5}}},
+    }
+    return {**in_forward, **on_parameters, **more}
+
+
+def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:
+    """Train; returns the final state, and the outputs and gradients of every step."""
+    images = isinstance(model, torchvision.models.ResNet)
+    shape = (2, 3, 8, 8) if images else (2, 6)
+    batch = torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
+    torch.manual_seed(1)
+    seen = list[Tensor]()
+    with hookrun.hooked(model, hooks_of or {}) as hooks:
+        for _ in range(IMAGE_STEPS if images else STEPS):
+            x = batch.clone().requires_grad_()
+            optimizer.zero_grad()
+            output = model(x)
+            output.square().mean().backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            seen += [output.detach().clone(), x.grad if x.grad is not None else torch.empty(0)]
+            seen += [torch.stack([g.double().norm() for g in gradients]), gradients[0].clone()]
+            optimizer.step()
+            hooks.step()
+    fired = sum(hooks.fired.values())
+    return {"seen": seen, "state": model.state_dict(), "rng": torch.get_rng_state(), "fired": fired}
+
+
+def pair(name: str) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    return model, copy.deepcopy(model)

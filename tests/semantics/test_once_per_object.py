@@ -21,55 +21,6 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 import hookrun
 
 
-class Block(nn.Module):
-    """Calls its children in the order of their names, some of them twice."""
-
-    def __init__(self, again: bool) -> None:
-        super().__init__()
-        self.again = again
-
-    def forward(self, x: Tensor) -> Tensor:
-        for module in self._modules.values():
-            x = module(x)  # type: ignore[misc]
-        if self.again and self._modules:
-            x = next(iter(self._modules.values()))(x)  # type: ignore[misc]
-        return x
-
-
-def random_tree(seed: int) -> nn.Module:
-    """A tree of blocks and layers; some are children of several parents, or have two names in one parent."""
-    draw = random.Random(seed)
-    made: list[nn.Module] = []
-
-    def grow(depth: int) -> nn.Module:
-        if made and draw.random() < 0.3:
-            return draw.choice(made)
-        if depth == 0 or draw.random() < 0.3:
-            module: nn.Module = draw.choice([nn.Identity, nn.Tanh, lambda: nn.Linear(2, 2)])()
-        else:
-            module = Block(draw.random() < 0.3)
-            for number in range(draw.randint(1, 3)):
-                module.add_module(draw.choice("abc") + str(number), grow(depth - 1))
-        made.append(module)
-        return module
-
-    root = Block(False)
-    for number in range(draw.randint(1, 3)):
-        root.add_module(f"m{number}", grow(3))
-    return root
-
-
-def calls_by_hand(model: nn.Module) -> Counter[int]:
-    """Module object -> how often it runs in one forward, counted by PyTorch's own hooks."""
-    calls = Counter[int]()
-    modules = list(model.modules())  # each object once
-    handles = [module.register_forward_hook(lambda m, *_: calls.update([id(m)])) for module in modules]
-    model(torch.ones(1, 2))
-    for handle in handles:
-        handle.remove()
-    return calls
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
     for seed in range(part * 50, part * 50 + 50):
@@ -326,3 +277,52 @@ def test_an_observer_keeps_the_savings_of_checkpointing(early: bool) -> None:
         return found
 
     assert alive(one_hook("**", "saved_tensors", "stats", of=["bytes"])) == alive({}) <= 1
+
+
+class Block(nn.Module):
+    """Calls its children in the order of their names, some of them twice."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self._modules.values():
+            x = module(x)  # type: ignore[misc]
+        if self.again and self._modules:
+            x = next(iter(self._modules.values()))(x)  # type: ignore[misc]
+        return x
+
+
+def random_tree(seed: int) -> nn.Module:
+    """A tree of blocks and layers; some are children of several parents, or have two names in one parent."""
+    draw = random.Random(seed)
+    made: list[nn.Module] = []
+
+    def grow(depth: int) -> nn.Module:
+        if made and draw.random() < 0.3:
+            return draw.choice(made)
+        if depth == 0 or draw.random() < 0.3:
+            module: nn.Module = draw.choice([nn.Identity, nn.Tanh, lambda: nn.Linear(2, 2)])()
+        else:
+            module = Block(draw.random() < 0.3)
+            for number in range(draw.randint(1, 3)):
+                module.add_module(draw.choice("abc") + str(number), grow(depth - 1))
+        made.append(module)
+        return module
+
+    root = Block(False)
+    for number in range(draw.randint(1, 3)):
+        root.add_module(f"m{number}", grow(3))
+    return root
+
+
+def calls_by_hand(model: nn.Module) -> Counter[int]:
+    """Module object -> how often it runs in one forward, counted by PyTorch's own hooks."""
+    calls = Counter[int]()
+    modules = list(model.modules())  # each object once
+    handles = [module.register_forward_hook(lambda m, *_: calls.update([id(m)])) for module in modules]
+    model(torch.ones(1, 2))
+    for handle in handles:
+        handle.remove()
+    return calls

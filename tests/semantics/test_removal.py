@@ -24,56 +24,9 @@ import hookrun.engine.runtime.optimizers
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
-def seven_calls(model: Any, x: Tensor) -> Tensor:
-    """Of the modules and the model; one region is checkpointed."""
-    x = checkpoint(model.block, model.a(x), use_reentrant=False)
-    return model.b(model.a(x))  # type: ignore[no-any-return]
-
-
-def hooked_state(model: nn.Module) -> list[Any]:
-    """The contents of all hook dictionaries of PyTorch, and of the attributes of all modules."""
-    state: list[Any] = [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)]
-    state.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
-    for path, module in model.named_modules():
-        state.append((path, sorted(module.__dict__)))
-        state += [
-            (path, name, list(value.items()))
-            for name, value in sorted(module.__dict__.items())
-            if "hooks" in name and isinstance(value, dict)
-        ]
-    for name, parameter in model.named_parameters():
-        state.append((name, list((parameter._backward_hooks or {}).items())))
-        state.append((name, list((parameter._post_accumulate_grad_hooks or {}).items())))
-    return state
-
-
-def foreign(model: Any) -> list[str]:
-    """Register a user's own hooks on the same modules and parameters; returns the list of what they see."""
-    seen: list[str] = []
-    model.a.register_forward_hook(lambda *_: seen.append("forward"))
-    model.a.register_forward_pre_hook(lambda *_: seen.append("pre"), with_kwargs=False)
-    model.b.register_full_backward_hook(lambda *_: seen.append("backward"))
-    model.b.weight.register_hook(lambda _g: seen.append("grad"))
-    model.a.weight.register_post_accumulate_grad_hook(lambda _p: seen.append("accumulated"))
-    return seen
-
-
-def net() -> Net:
-    torch.manual_seed(0)
-    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
-    return Net(seven_calls, a=nn.Linear(4, 4), block=block, b=nn.Linear(4, 4))
-
-
 @pytest.fixture
 def model() -> Net:
     return net()
-
-
-def step(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(X.clone().requires_grad_()).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def test_hooks_are_removed_after_success(model: Any) -> None:
@@ -381,3 +334,50 @@ def test_threads_install_on_one_model_in_turn() -> None:
         sys.setswitchinterval(interval)
     assert len(sites) == 1
     assert hooked_state(model) == before
+
+
+def seven_calls(model: Any, x: Tensor) -> Tensor:
+    """Of the modules and the model; one region is checkpointed."""
+    x = checkpoint(model.block, model.a(x), use_reentrant=False)
+    return model.b(model.a(x))  # type: ignore[no-any-return]
+
+
+def hooked_state(model: nn.Module) -> list[Any]:
+    """The contents of all hook dictionaries of PyTorch, and of the attributes of all modules."""
+    state: list[Any] = [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)]
+    state.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
+    for path, module in model.named_modules():
+        state.append((path, sorted(module.__dict__)))
+        state += [
+            (path, name, list(value.items()))
+            for name, value in sorted(module.__dict__.items())
+            if "hooks" in name and isinstance(value, dict)
+        ]
+    for name, parameter in model.named_parameters():
+        state.append((name, list((parameter._backward_hooks or {}).items())))
+        state.append((name, list((parameter._post_accumulate_grad_hooks or {}).items())))
+    return state
+
+
+def foreign(model: Any) -> list[str]:
+    """Register a user's own hooks on the same modules and parameters; returns the list of what they see."""
+    seen: list[str] = []
+    model.a.register_forward_hook(lambda *_: seen.append("forward"))
+    model.a.register_forward_pre_hook(lambda *_: seen.append("pre"), with_kwargs=False)
+    model.b.register_full_backward_hook(lambda *_: seen.append("backward"))
+    model.b.weight.register_hook(lambda _g: seen.append("grad"))
+    model.a.weight.register_post_accumulate_grad_hook(lambda _p: seen.append("accumulated"))
+    return seen
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    return Net(seven_calls, a=nn.Linear(4, 4), block=block, b=nn.Linear(4, 4))
+
+
+def step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(X.clone().requires_grad_()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()

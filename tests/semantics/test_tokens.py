@@ -27,43 +27,6 @@ HEADS = 4
 WIDTH = 3
 
 
-class Block(nn.Module):
-    """Attention with a module for its pattern and one for its concatenated heads."""
-
-    num_heads = HEADS
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q = nn.Linear(12, 12)
-        self.pattern = nn.Identity()
-        self.out = nn.Linear(12, 12)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        heads = self.q(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
-        scores = (heads @ heads.transpose(2, 3)).masked_fill(~mask[:, None, None].bool(), -1e9)
-        mixed = self.pattern(scores.softmax(-1)) @ heads
-        return x + self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class Encoder(nn.Module):
-    """Takes ids and a mask, with the argument names of transformers."""
-
-    def __init__(self, *, checkpointed: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(20, 12)
-        self.first = Block()
-        self.second = Block()
-        self.checkpointed = checkpointed
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        x = self.first(self.embed(input_ids), mask)
-        if self.checkpointed:
-            return checkpoint(self.second, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
-        return self.second(x, mask)  # type: ignore[no-any-return]
-
-
 PROMPTS = [torch.tensor([3, 4, 5, 6]), torch.tensor([7, 8]), torch.tensor([9, 5, 11])]
 
 
@@ -80,26 +43,8 @@ def padded(side: str) -> tuple[Tensor, Tensor]:
 BATCHES = {side: padded(side) for side in ("right", "left")}
 
 
-@contextmanager
-def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) -> Iterator[Installation]:
-    """Compile the hooks with an example, then install them."""
-    ids, mask = BATCHES["right"]
-    call = ((), {"input_ids": ids, "attention_mask": mask})
-    with hookrun.compile(hooks, model, example=call if example else None).install(model) as installed:
-        yield installed
-
-
 def hook(select: str, action: str, tokens: Any, hook: str = "forward", **keys: Any) -> dict[str, Any]:
     return {"select": select, "hook": hook, "action": action, "tokens": tokens, **keys}
-
-
-def capture(select: str, **keys: Any) -> dict[str, Any]:
-    return {"select": select, "hook": "forward", "action": "capture", **keys}
-
-
-def columns(mask: Tensor, row: int) -> Tensor:
-    """The columns of the real tokens of a row, in order."""
-    return mask[row].nonzero().squeeze(1)
 
 
 WANTED: Mapping[str, tuple[Any, Callable[[Tensor], list[int]]]] = {
@@ -753,3 +698,58 @@ def test_a_users_own_loop_calls_hooks_tokens_once_per_prompt() -> None:
         for width in (4, 5):
             model(batch["input_ids"][:, :width])
     assert [len(each) for each in hooks.captures["all"]["embed"]] == [12, 15]
+
+
+class Block(nn.Module):
+    """Attention with a module for its pattern and one for its concatenated heads."""
+
+    num_heads = HEADS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(12, 12)
+        self.pattern = nn.Identity()
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        heads = self.q(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        scores = (heads @ heads.transpose(2, 3)).masked_fill(~mask[:, None, None].bool(), -1e9)
+        mixed = self.pattern(scores.softmax(-1)) @ heads
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Encoder(nn.Module):
+    """Takes ids and a mask, with the argument names of transformers."""
+
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 12)
+        self.first = Block()
+        self.second = Block()
+        self.checkpointed = checkpointed
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.first(self.embed(input_ids), mask)
+        if self.checkpointed:
+            return checkpoint(self.second, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
+        return self.second(x, mask)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) -> Iterator[Installation]:
+    """Compile the hooks with an example, then install them."""
+    ids, mask = BATCHES["right"]
+    call = ((), {"input_ids": ids, "attention_mask": mask})
+    with hookrun.compile(hooks, model, example=call if example else None).install(model) as installed:
+        yield installed
+
+
+def capture(select: str, **keys: Any) -> dict[str, Any]:
+    return {"select": select, "hook": "forward", "action": "capture", **keys}
+
+
+def columns(mask: Tensor, row: int) -> Tensor:
+    """The columns of the real tokens of a row, in order."""
+    return mask[row].nonzero().squeeze(1)

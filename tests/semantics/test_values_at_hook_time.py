@@ -40,64 +40,6 @@ WRITERS: list[Callable[..., Tensor]] = [
 """They write to their argument or to its base, or return a view."""
 
 
-class Late(nn.Module):
-    """Runs its layers, then writes to the output of one of them."""
-
-    def __init__(self, layers: list[nn.Module], late: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.late = late
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = None
-        for number, layer in enumerate(self.layers):
-            x = layer(x)
-            if number == self.late:
-                kept = x
-        total = x * 1
-        if kept is not None:
-            with torch.no_grad():
-                kept.detach().fill_(9)
-        return total
-
-
-def random_model(seed: int) -> nn.Module:
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    make: list[Callable[[], nn.Module]] = [
-        lambda: nn.Linear(WIDTH, WIDTH),
-        lambda: nn.ReLU(inplace=True),
-        lambda: nn.Hardtanh(inplace=True),
-        lambda: nn.Dropout(0.3, inplace=True),
-        lambda: nn.Identity(),
-        lambda: nn.LayerNorm(WIDTH),
-        lambda: nn.Flatten(),
-        *[lambda: Net(draw.choice(WRITERS))] * 2,
-    ]
-    layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
-    layers += [draw.choice(make)() for _ in range(draw.randint(2, 7))]
-    return Late(layers, draw.randint(-1, len(layers) - 1)).train(draw.random() < 0.5)
-
-
-def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, list[Tensor]]]:
-    """The values that hand-written hooks clone."""
-    seen: dict[str, dict[str, list[Tensor]]] = {"out": defaultdict(list), "pre": defaultdict(list)}
-    handles = list[Any]()
-    for path, module in model.named_modules():
-        if module._modules:
-            continue
-        pre = seen["pre"][path]
-        out = seen["out"][path]
-        handles += [
-            module.register_forward_pre_hook(lambda _m, args, pre=pre: pre.append(args[0].detach().clone())),
-            module.register_forward_hook(lambda _m, _a, y, out=out: out.append(y.detach().clone())),
-        ]
-    run()
-    for handle in handles:
-        handle.remove()
-    return seen
-
-
 CAPTURES = {
     "pre": {"select": {"path": "**", "leaf": True}, "hook": "forward_pre", "action": "capture"},
     "out": {"select": {"path": "**", "leaf": True}, "hook": "forward", "action": "capture"},
@@ -541,3 +483,61 @@ def test_max_bytes_cuts_after_keep_has_chosen_samples(keep: dict[str, int]) -> N
     (kept,) = hooks.captures["h"][""]
     assert kept.shape == (3, 1)
     assert "reservoir" in keep or kept.flatten().tolist() == [0.0, 2.0, 4.0]
+
+
+class Late(nn.Module):
+    """Runs its layers, then writes to the output of one of them."""
+
+    def __init__(self, layers: list[nn.Module], late: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.late = late
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = None
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if number == self.late:
+                kept = x
+        total = x * 1
+        if kept is not None:
+            with torch.no_grad():
+                kept.detach().fill_(9)
+        return total
+
+
+def random_model(seed: int) -> nn.Module:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    make: list[Callable[[], nn.Module]] = [
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda: nn.ReLU(inplace=True),
+        lambda: nn.Hardtanh(inplace=True),
+        lambda: nn.Dropout(0.3, inplace=True),
+        lambda: nn.Identity(),
+        lambda: nn.LayerNorm(WIDTH),
+        lambda: nn.Flatten(),
+        *[lambda: Net(draw.choice(WRITERS))] * 2,
+    ]
+    layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
+    layers += [draw.choice(make)() for _ in range(draw.randint(2, 7))]
+    return Late(layers, draw.randint(-1, len(layers) - 1)).train(draw.random() < 0.5)
+
+
+def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, list[Tensor]]]:
+    """The values that hand-written hooks clone."""
+    seen: dict[str, dict[str, list[Tensor]]] = {"out": defaultdict(list), "pre": defaultdict(list)}
+    handles = list[Any]()
+    for path, module in model.named_modules():
+        if module._modules:
+            continue
+        pre = seen["pre"][path]
+        out = seen["out"][path]
+        handles += [
+            module.register_forward_pre_hook(lambda _m, args, pre=pre: pre.append(args[0].detach().clone())),
+            module.register_forward_hook(lambda _m, _a, y, out=out: out.append(y.detach().clone())),
+        ]
+    run()
+    for handle in handles:
+        handle.remove()
+    return seen

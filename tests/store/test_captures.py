@@ -26,24 +26,6 @@ from hookrun.store.records import checked
 AT = {"epoch": 0, "step": 0, "call": 0}
 
 
-def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
-    return read_captures(folder, read_index(folder), aliases or {})
-
-
-def recorded(
-    folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None
-) -> StoredCapture:
-    """The capture of `values`, one per step, two steps per epoch, in shards of a few rows."""
-    writer = CaptureWriter(folder, shard_bytes=2_500)
-    for step, value in enumerate(values):
-        samples = None if ids is None else ids[step]
-        writer.add("f", "m", value, sample_ids=samples, epoch=step // 2, step=step, call=0)
-    writer.close()
-    capture = read(folder)["f"]["m"]
-    assert isinstance(capture, StoredCapture)
-    return capture
-
-
 def batches(order: Sequence[int], size: int) -> tuple[list[Tensor], list[list[int]]]:
     """Batches whose rows hold their sample's number three times, and the samples of each batch."""
     ids = [list(order[start : start + size]) for start in range(0, len(order), size)]
@@ -390,3 +372,21 @@ def test_a_shard_in_two_lines_is_named(line: str, said: str, tmp_path: Path) -> 
         (tmp_path / name).write_text(f"{content}\n")
     with pytest.raises(StoreError, match=rf"index_1\.jsonl, line 1: {said}"):
         read_index(tmp_path)
+
+
+def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
+    return read_captures(folder, read_index(folder), aliases or {})
+
+
+def recorded(
+    folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None
+) -> StoredCapture:
+    """The capture of `values`, one per step, two steps per epoch, in shards of a few rows."""
+    writer = CaptureWriter(folder, shard_bytes=2_500)
+    for step, value in enumerate(values):
+        samples = None if ids is None else ids[step]
+        writer.add("f", "m", value, sample_ids=samples, epoch=step // 2, step=step, call=0)
+    writer.close()
+    capture = read(folder)["f"]["m"]
+    assert isinstance(capture, StoredCapture)
+    return capture

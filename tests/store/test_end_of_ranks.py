@@ -22,36 +22,6 @@ SHARD = "captures/1_000000.safetensors"
 BOTH = pytest.mark.parametrize("name", [INDEX, SHARD])
 
 
-class Two(Ranks):
-    """One of two ranks: rank 1 puts what it sends into the list `sent`, from which rank 0 takes it later."""
-
-    size = 2
-    several = True
-
-    def __init__(self, rank: int, sent: list[Any]) -> None:
-        self.rank, self._sent = rank, sent
-
-    def gathered(self, plain: Any) -> list[Any]:
-        if not self.is_main:
-            self._sent.append(plain)
-            return [plain, plain]
-        return [plain, self._sent.pop(0)]
-
-
-def captured(main: RunDir, sent: list[Any], **more: Any) -> RunDir:
-    """Both ranks capture four rows and close the directory; rank 1 has sent its position and what it wrote."""
-    other = RunDir(main.path, ranks=Two(1, sent), **more)
-    main.set_status("running")
-    for run in (main, other):
-        run.captures.add("h", "m", torch.ones(4, 100), sample_ids=range(4), epoch=0, step=0, call=0)
-    counts_of_all(other.captures.counts, other.ranks)
-    counts_of_all(main.captures.counts, main.ranks)
-    other.close()
-    main.close()
-    other.see_ranks(0)
-    return main
-
-
 @pytest.fixture
 def main(tmp_path: Path) -> RunDir:
     """The directory of rank 0 when the ranks have closed it."""
@@ -133,3 +103,33 @@ def test_the_index_of_a_former_rank_is_required(tmp_path) -> None:
     (tmp_path / INDEX).unlink()
     with pytest.raises(StoreError, match=f"has lost files that were written to it: {INDEX}"):
         again.write_manifest()
+
+
+class Two(Ranks):
+    """One of two ranks: rank 1 puts what it sends into the list `sent`, from which rank 0 takes it later."""
+
+    size = 2
+    several = True
+
+    def __init__(self, rank: int, sent: list[Any]) -> None:
+        self.rank, self._sent = rank, sent
+
+    def gathered(self, plain: Any) -> list[Any]:
+        if not self.is_main:
+            self._sent.append(plain)
+            return [plain, plain]
+        return [plain, self._sent.pop(0)]
+
+
+def captured(main: RunDir, sent: list[Any], **more: Any) -> RunDir:
+    """Both ranks capture four rows and close the directory; rank 1 has sent its position and what it wrote."""
+    other = RunDir(main.path, ranks=Two(1, sent), **more)
+    main.set_status("running")
+    for run in (main, other):
+        run.captures.add("h", "m", torch.ones(4, 100), sample_ids=range(4), epoch=0, step=0, call=0)
+    counts_of_all(other.captures.counts, other.ranks)
+    counts_of_all(main.captures.counts, main.ranks)
+    other.close()
+    main.close()
+    other.see_ranks(0)
+    return main

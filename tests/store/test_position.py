@@ -22,59 +22,9 @@ from hookrun.store.verify import verify
 BUFFER = 3 * 2600  # bytes, of which a third is a shard: two batches
 
 
-def record(run: RunDir, number: int) -> None:
-    """Write the records of a run for the batch with that number."""
-    at: dict[str, Any] = {"sample_ids": [2 * number, 2 * number + 1], "epoch": 0, "step": number, "call": 0}
-    run.captures.add("h", "fc", torch.full((2, 5), float(number)), split="val", **at)
-    run.predictions.add("predictions", "output", torch.full((2, 3), -float(number)), split="val", **at)
-    run.log_metrics(step=number, split="val", loss=number / 3)
-    run.append(STATS, [{"hook": "h", "module": "fc", "step": number}])
-    run.append(SAMPLES, [{"split": "val", "sample": number}])
-
-
-def recorded(path: Path) -> dict[str, Any]:
-    """Everything that a reader finds."""
-    run = open_run(path)
-    assert verify(path).bad == []
-    rows = [(run.captures["h"]["fc"], "h"), (run.predictions, "p")]
-    return {
-        **{name: (each[:].tolist(), each.sample_ids.tolist(), each.steps.tolist()) for each, name in rows},
-        **{name: (path / f"{name}.jsonl").read_text() for name in ("metrics", "stats", "samples")},
-        "files": sorted(each.name for each in path.iterdir()),
-    }
-
-
-def whole(path: Path, batches: int = 7) -> RunDir:
-    run = RunDir.create(path, BUFFER)
-    run.set_status("running")
-    for number in range(batches):
-        record(run, number)
-    return run
-
-
-def ended(run: RunDir) -> dict[str, Any]:
-    counts = dict(run.captures.counts)
-    run.close()
-    run.write_manifest()
-    run.set_status("done")
-    return {**recorded(run.path), "counts": counts}
-
-
 @pytest.fixture
 def expected(tmp_path: Path) -> dict[str, Any]:
     return ended(whole(tmp_path / "whole"))
-
-
-def tear(path: Path) -> None:
-    """Partly written files, as a process that is killed while writing may leave."""
-    for name in ("metrics.jsonl", "captures/index.jsonl"):
-        with open(path / name, "ab") as file:
-            file.write(b'{"step": 1')
-    (path / "captures" / "000900.safetensors").write_bytes(b"torn")
-    (path / "captures" / ".000901.safetensors.7.tmp").write_bytes(b"torn")
-    (path / ".status.json.7.tmp").write_bytes(b"{")
-    for name in ("manifest.json", "hooks.json"):
-        (path / name).write_text("{}")
 
 
 def test_the_end_equals_that_of_an_uninterrupted_run(tmp_path: Path, expected: dict[str, Any]) -> None:
@@ -231,3 +181,53 @@ def test_a_position_names_the_folders_of_all_ranks(tmp_path: Path) -> None:
         found = RunDir(tmp_path, ranks=ranks, position=before).position()["captures"]
         assert found | {"others": []} == own, "a folder to which nothing is added keeps its position"
         assert [part["index"] for part in found["others"]] == others
+
+
+def record(run: RunDir, number: int) -> None:
+    """Write the records of a run for the batch with that number."""
+    at: dict[str, Any] = {"sample_ids": [2 * number, 2 * number + 1], "epoch": 0, "step": number, "call": 0}
+    run.captures.add("h", "fc", torch.full((2, 5), float(number)), split="val", **at)
+    run.predictions.add("predictions", "output", torch.full((2, 3), -float(number)), split="val", **at)
+    run.log_metrics(step=number, split="val", loss=number / 3)
+    run.append(STATS, [{"hook": "h", "module": "fc", "step": number}])
+    run.append(SAMPLES, [{"split": "val", "sample": number}])
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """Everything that a reader finds."""
+    run = open_run(path)
+    assert verify(path).bad == []
+    rows = [(run.captures["h"]["fc"], "h"), (run.predictions, "p")]
+    return {
+        **{name: (each[:].tolist(), each.sample_ids.tolist(), each.steps.tolist()) for each, name in rows},
+        **{name: (path / f"{name}.jsonl").read_text() for name in ("metrics", "stats", "samples")},
+        "files": sorted(each.name for each in path.iterdir()),
+    }
+
+
+def whole(path: Path, batches: int = 7) -> RunDir:
+    run = RunDir.create(path, BUFFER)
+    run.set_status("running")
+    for number in range(batches):
+        record(run, number)
+    return run
+
+
+def ended(run: RunDir) -> dict[str, Any]:
+    counts = dict(run.captures.counts)
+    run.close()
+    run.write_manifest()
+    run.set_status("done")
+    return {**recorded(run.path), "counts": counts}
+
+
+def tear(path: Path) -> None:
+    """Partly written files, as a process that is killed while writing may leave."""
+    for name in ("metrics.jsonl", "captures/index.jsonl"):
+        with open(path / name, "ab") as file:
+            file.write(b'{"step": 1')
+    (path / "captures" / "000900.safetensors").write_bytes(b"torn")
+    (path / "captures" / ".000901.safetensors.7.tmp").write_bytes(b"torn")
+    (path / ".status.json.7.tmp").write_bytes(b"{")
+    for name in ("manifest.json", "hooks.json"):
+        (path / name).write_text("{}")

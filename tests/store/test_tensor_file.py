@@ -31,31 +31,6 @@ dtypes = st.sampled_from(sorted(DTYPES, key=str))
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
-def some(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Random bytes 0 and 1, which are valid in every dtype."""
-    size = torch.Size(shape).numel() * dtype.itemsize
-    return torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def same(left: Tensor, right: Tensor) -> bool:
-    """Equal in dtype, shape and bytes: not every dtype can be compared, and NaN is not equal to itself."""
-    kinds = [(value.dtype, value.shape) for value in (left, right)]
-    data = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
-    return kinds[0] == kinds[1] and torch.equal(*data)
-
-
-def written(tensors: Mapping[str, Tensor | Chunks]) -> dict[str, Tensor]:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "x.safetensors"
-        with path.open("wb") as file:
-            digest = hashlib.sha256()
-            size = write_tensors(file, tensors, digest=digest)
-        assert hashlib.sha256(path.read_bytes()).digest() == digest.digest()
-        assert path.stat().st_size == size
-        with safe_open(path, framework="pt") as opened:
-            return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-
-
 @given(st.lists(st.tuples(dtypes, shapes), min_size=1, max_size=5))
 def test_the_library_reads_every_dtype(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
     tensors = {str(number): some(*kind) for number, kind in enumerate(kinds)}
@@ -148,3 +123,28 @@ def test_a_shape_that_torch_does_not_have_is_an_error(shape: list[int], tmp_path
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(StoreError, match=f"{path}: the tensor 'x' cannot be read: TypeError"):
         read_tensors(path)
+
+
+def some(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Random bytes 0 and 1, which are valid in every dtype."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    """Equal in dtype, shape and bytes: not every dtype can be compared, and NaN is not equal to itself."""
+    kinds = [(value.dtype, value.shape) for value in (left, right)]
+    data = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
+    return kinds[0] == kinds[1] and torch.equal(*data)
+
+
+def written(tensors: Mapping[str, Tensor | Chunks]) -> dict[str, Tensor]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.safetensors"
+        with path.open("wb") as file:
+            digest = hashlib.sha256()
+            size = write_tensors(file, tensors, digest=digest)
+        assert hashlib.sha256(path.read_bytes()).digest() == digest.digest()
+        assert path.stat().st_size == size
+        with safe_open(path, framework="pt") as opened:
+            return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118

@@ -30,42 +30,6 @@ from hookrun.store.captures.write import CaptureWriter, Count
 from hookrun.store.files import StoreError
 
 
-def interrupted_at(line: int) -> bool:
-    """Pass three pieces, with KeyboardInterrupt at the given line; returns whether that line was reached."""
-    done = list[int]()
-    made = Background("hookrun captures")
-    handed = 0
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != background.__file__ or frame.f_code.co_name == "_attempt":
-            return None
-        if event == "line":
-            count += 1
-            if count == line:
-                raise KeyboardInterrupt
-        return trace
-
-    came = False
-    before = sys.gettrace()  # of a coverage measurement
-    sys.settrace(trace)
-    try:
-        for piece in range(3):
-            made.put(partial(done.append, piece))
-            handed += 1
-        made.wait()
-    except KeyboardInterrupt:
-        came = True
-    finally:
-        sys.settrace(before)
-    made.wait()
-    made.close()
-    assert handed <= len(done) <= handed + 1, line
-    assert done == list(range(len(done))), line
-    return came
-
-
 def test_interruptions_leave_every_piece_done_once() -> None:
     line = 1
     while interrupted_at(line):
@@ -446,3 +410,39 @@ def test_a_refused_shard_leaves_no_file(tmp_path, monkeypatch) -> None:
     writer.close()
     assert [shard["shard"] for shard in index(tmp_path)] == ["000000.safetensors"]
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def interrupted_at(line: int) -> bool:
+    """Pass three pieces, with KeyboardInterrupt at the given line; returns whether that line was reached."""
+    done = list[int]()
+    made = Background("hookrun captures")
+    handed = 0
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != background.__file__ or frame.f_code.co_name == "_attempt":
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                raise KeyboardInterrupt
+        return trace
+
+    came = False
+    before = sys.gettrace()  # of a coverage measurement
+    sys.settrace(trace)
+    try:
+        for piece in range(3):
+            made.put(partial(done.append, piece))
+            handed += 1
+        made.wait()
+    except KeyboardInterrupt:
+        came = True
+    finally:
+        sys.settrace(before)
+    made.wait()
+    made.close()
+    assert handed <= len(done) <= handed + 1, line
+    assert done == list(range(len(done))), line
+    return came

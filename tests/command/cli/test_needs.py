@@ -30,17 +30,6 @@ train: {limit_batches: 1}
 hooks:
   seen: {select: [layers.1, fc], hook: forward, action: capture}
 """
-PATCH = """
-# @package _global_
-defaults: [override /task: predict, override /model: mlp]
-compute: {device: cpu, threads: 1}
-train: {limit_batches: 1}
-needs:
-  clean: {experiment: clean, overrides: ["seed=${seed}"]}
-hooks:
-  corrupt: {select: layers.0, hook: forward, action: noise, std: 3}
-  patch: {select: layers.1, hook: forward, action: replace, value: {run: clean, capture: seen, sample: same}}
-"""
 LINE = "needs: clean = experiment clean seed=0 → outputs/needs/"
 Call = Callable[..., tuple[int, str]]
 
@@ -60,10 +49,6 @@ def call(conf: Callable[..., str], capsys: Any) -> Call:
         return code, printed.out + printed.err
 
     return call
-
-
-def made(cwd: Path) -> list[Path]:
-    return sorted(status.parent for status in cwd.glob("outputs/needs/*/*/status.json"))
 
 
 @pytest.fixture(scope="module")
@@ -363,3 +348,20 @@ def test_another_mistake_does_not_hide_the_needs(call: Call, cwd: Path) -> None:
     assert code == 2
     assert "'nope' matches no module" in said
     assert "'nowhere' matches no module" in said
+
+
+PATCH = """
+# @package _global_
+defaults: [override /task: predict, override /model: mlp]
+compute: {device: cpu, threads: 1}
+train: {limit_batches: 1}
+needs:
+  clean: {experiment: clean, overrides: ["seed=${seed}"]}
+hooks:
+  corrupt: {select: layers.0, hook: forward, action: noise, std: 3}
+  patch: {select: layers.1, hook: forward, action: replace, value: {run: clean, capture: seen, sample: same}}
+"""
+
+
+def made(cwd: Path) -> list[Path]:
+    return sorted(status.parent for status in cwd.glob("outputs/needs/*/*/status.json"))

@@ -43,23 +43,6 @@ def say(capfd: pytest.CaptureFixture[str]) -> Say:
     return run
 
 
-@contextmanager
-def failing_at(number: int) -> Iterator[None]:
-    """Training fails at its n-th step."""
-    step = training.train_step
-    left = [number]
-
-    def failing(*args: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise RuntimeError("the machine is gone")
-        step(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_step", failing)
-        yield
-
-
 @pytest.fixture(scope="module")
 def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of six steps, outputs/one, that failed in its fifth step."""
@@ -90,10 +73,6 @@ def whole_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(whole_once: Path, cwd: Path) -> Path:
     """A copy of the finished run."""
     return Path(shutil.copytree(whole_once, cwd / "one"))
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_resumed_run_ends_as_done(failed: Path, whole_once: Path, say: Say) -> None:
@@ -282,3 +261,24 @@ def test_without_every_states_are_saved_for_signals_alone(cwd: Path, say: Say) -
     code, said = say([*SMALL[:-1], *keys])
     assert code == 0, said
     assert not list(Path("one/checkpoints").glob("state_*"))
+
+
+@contextmanager
+def failing_at(number: int) -> Iterator[None]:
+    """Training fails at its n-th step."""
+    step = training.train_step
+    left = [number]
+
+    def failing(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("the machine is gone")
+        step(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "train_step", failing)
+        yield
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -77,17 +77,6 @@ each_edit = pytest.mark.parametrize("action", EDITS.values(), ids=EDITS)
 each_observer = pytest.mark.parametrize("action", OBSERVERS.values(), ids=OBSERVERS)
 
 
-def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
-    """The edited tensor; an action on all tensors together gets a list of one."""
-    return function([x])[0] if action.scope == "together" else function(x)
-
-
-def each_tensor() -> Iterator[tuple[str, Tensor]]:
-    """Tensors of every kind and dtype, each with a description for failures."""
-    for (kind, make), dtype in product(TENSORS.items(), DTYPES):
-        yield f"{kind}, {dtype}", make().to(dtype)
-
-
 def test_these_are_all_actions_that_see_tensors() -> None:
     covered = {action.action_name for action in ALL.values()}
     elsewhere = {
@@ -202,3 +191,14 @@ def test_an_observer_records_nothing_that_holds_the_graph(action: Action) -> Non
     recorded += [ok for ok, _, _ in site.verdicts]
     assert site.kept or recorded
     assert not any(isinstance(value, Tensor) and value.requires_grad for value in recorded)
+
+
+def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
+    """The edited tensor; an action on all tensors together gets a list of one."""
+    return function([x])[0] if action.scope == "together" else function(x)
+
+
+def each_tensor() -> Iterator[tuple[str, Tensor]]:
+    """Tensors of every kind and dtype, each with a description for failures."""
+    for (kind, make), dtype in product(TENSORS.items(), DTYPES):
+        yield f"{kind}, {dtype}", make().to(dtype)

@@ -25,26 +25,6 @@ WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Records = list[dict[str, Any]]
 
 
-def copying() -> nn.Sequential:
-    """Its output is a copy of its argument in the same order of memory."""
-    return nn.Sequential(Net(lambda _, x: x.clone()))
-
-
-def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
-    """x after flips of its elements, and the records of these."""
-    model = copying()
-    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
-        if samples is not None:
-            hooks.samples = torch.tensor(samples)
-        return model(x), hooks.records
-
-
-def integers(x: Tensor) -> np.ndarray[Any, Any]:
-    """The elements as unsigned integers of the same bits."""
-    flat = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8).numpy().view(WIDTHS[x.element_size()]).copy()
-
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int32, torch.int64)
 SHAPES: dict[str, Callable[[], Tensor]] = {
     "matrix": lambda: torch.randn(6, 5),
@@ -280,3 +260,23 @@ def test_a_list_that_does_not_fit_is_refused(
     train({"part": HOOKS["part"]}, Path("first"))
     with pytest.raises(hookrun.HookrunError, match=f"(?s){message}"):
         train({"part": repeating("first")["part"] | changed}, Path("again"), **length)
+
+
+def copying() -> nn.Sequential:
+    """Its output is a copy of its argument in the same order of memory."""
+    return nn.Sequential(Net(lambda _, x: x.clone()))
+
+
+def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
+    """x after flips of its elements, and the records of these."""
+    model = copying()
+    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
+        if samples is not None:
+            hooks.samples = torch.tensor(samples)
+        return model(x), hooks.records
+
+
+def integers(x: Tensor) -> np.ndarray[Any, Any]:
+    """The elements as unsigned integers of the same bits."""
+    flat = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().view(WIDTHS[x.element_size()]).copy()

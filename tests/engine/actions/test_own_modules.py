@@ -20,11 +20,6 @@ X = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(2))
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-
-
 class Adapter(nn.Module):
     """A bottleneck beside the identity."""
 
@@ -37,22 +32,6 @@ class Adapter(nn.Module):
 
 
 NAMES = ["ad_down_weight", "ad_up_weight", "ad_up_bias"]
-
-
-def spec(function: Any, select: Any = ("0", "2"), hook: str = "forward", **keys: Any) -> dict[str, Any]:
-    return {"ad": {"select": list(select), "hook": hook, "action": "python", "function": function, **keys}}
-
-
-def train(model: Callable[[Tensor], Tensor], parameters: Iterable[Tensor]) -> list[float]:
-    optimizer = torch.optim.AdamW(list(parameters), lr=0.05)
-    losses = list[float]()
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = (model(X) - Y).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
@@ -377,3 +356,24 @@ def test_hooks_on_its_parameters_act_on_them() -> None:
     with hookrun.hooked(model := net(), {"zero": zero, **spec(Adapter)}) as hooks:
         model(X).sum().backward()
     assert [bool(parameter.grad.any()) for parameter in hooks.parameters()] == [True, False, *[True] * 4]  # type: ignore[union-attr]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+
+
+def spec(function: Any, select: Any = ("0", "2"), hook: str = "forward", **keys: Any) -> dict[str, Any]:
+    return {"ad": {"select": list(select), "hook": hook, "action": "python", "function": function, **keys}}
+
+
+def train(model: Callable[[Tensor], Tensor], parameters: Iterable[Tensor]) -> list[float]:
+    optimizer = torch.optim.AdamW(list(parameters), lr=0.05)
+    losses = list[float]()
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = (model(X) - Y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

@@ -22,25 +22,12 @@ SEEN: list[HookContext] = []
 MODULE = "hookrun_test_hooks"
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-
-def spec(function: Any, hook: str = "forward", select: Any = "0", **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": hook, "action": "python", "function": function, **keys}}
-
-
 def halve(x: Tensor, by: float = 2.0) -> Tensor:
     return x / by
 
 
 def look(x: Tensor, *, context: HookContext) -> None:
     SEEN.append(context)
-
-
-def noisy(x: Tensor, context: HookContext) -> Tensor:
-    return x + torch.randn(x.shape, generator=context.generator(x))
 
 
 class Centre:
@@ -54,18 +41,6 @@ class Centre:
         if self.mean is None:
             self.mean = x.detach().mean()
         return (x - self.mean) * self.scale
-
-
-def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The output, and the parameters after a step, with hooks."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hookrun.hooked(model, spec):
-        output = model(x := X.clone().requires_grad_())
-        output.square().sum().backward()
-        optimizer.step()
-    assert x.grad is not None
-    return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())
 
 
 def test_on_every_hook_type_it_can_do_what_scale_does() -> None:
@@ -525,3 +500,28 @@ def test_a_plan_makes_one_object_of_a_class() -> None:
     Made.objects = 0
     hookrun.compile(spec(Made), net())
     assert Made.objects == 1
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def spec(function: Any, hook: str = "forward", select: Any = "0", **keys: Any) -> dict[str, Any]:
+    return {"h": {"select": select, "hook": hook, "action": "python", "function": function, **keys}}
+
+
+def noisy(x: Tensor, context: HookContext) -> Tensor:
+    return x + torch.randn(x.shape, generator=context.generator(x))
+
+
+def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The output, and the parameters after a step, with hooks."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.hooked(model, spec):
+        output = model(x := X.clone().requires_grad_())
+        output.square().sum().backward()
+        optimizer.step()
+    assert x.grad is not None
+    return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())

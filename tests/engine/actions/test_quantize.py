@@ -19,33 +19,6 @@ from hookrun.engine.actions.quantize import Quantize
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def ends(bits: int, symmetric: bool) -> dict[str, Any]:
-    """The integers that torch quantizes to."""
-    low = -(2 ** (bits - 1)) if symmetric else 0
-    kind, scheme = (torch.qint8, "symmetric") if symmetric else (torch.quint8, "affine")
-    if bits > 8:
-        kind = torch.qint32
-    return {"quant_min": low, "quant_max": low + 2**bits - 1, "dtype": kind, "scheme": scheme}
-
-
-def of_torch(x: Tensor, bits: int, symmetric: bool, channel: int | None = None) -> Tensor:
-    """torch's fake quantization with the scale and the zero point of its observer."""
-    given = ends(bits, symmetric)
-    low = given["quant_min"]
-    high = given["quant_max"]
-    scheme = given.pop("scheme")
-    given["eps"] = torch.finfo(torch.float32).tiny
-    if channel is None:
-        observer = MinMaxObserver(qscheme=getattr(torch, f"per_tensor_{scheme}"), **given)
-    else:
-        observer = PerChannelMinMaxObserver(channel, qscheme=getattr(torch, f"per_channel_{scheme}"), **given)
-    observer(x.detach().float())
-    scale, zero = observer.calculate_qparams()
-    if channel is None:
-        return torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), low, high)
-    return torch.fake_quantize_per_channel_affine(x, scale, zero.int(), channel, low, high)
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -156,3 +129,30 @@ def test_channels_of_a_gradient_are_its_first_dimension() -> None:
 def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], what: str) -> None:
     with pytest.raises(ValidationError, match=what):
         Quantize(**keys)
+
+
+def ends(bits: int, symmetric: bool) -> dict[str, Any]:
+    """The integers that torch quantizes to."""
+    low = -(2 ** (bits - 1)) if symmetric else 0
+    kind, scheme = (torch.qint8, "symmetric") if symmetric else (torch.quint8, "affine")
+    if bits > 8:
+        kind = torch.qint32
+    return {"quant_min": low, "quant_max": low + 2**bits - 1, "dtype": kind, "scheme": scheme}
+
+
+def of_torch(x: Tensor, bits: int, symmetric: bool, channel: int | None = None) -> Tensor:
+    """torch's fake quantization with the scale and the zero point of its observer."""
+    given = ends(bits, symmetric)
+    low = given["quant_min"]
+    high = given["quant_max"]
+    scheme = given.pop("scheme")
+    given["eps"] = torch.finfo(torch.float32).tiny
+    if channel is None:
+        observer = MinMaxObserver(qscheme=getattr(torch, f"per_tensor_{scheme}"), **given)
+    else:
+        observer = PerChannelMinMaxObserver(channel, qscheme=getattr(torch, f"per_channel_{scheme}"), **given)
+    observer(x.detach().float())
+    scale, zero = observer.calculate_qparams()
+    if channel is None:
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), low, high)
+    return torch.fake_quantize_per_channel_affine(x, scale, zero.int(), channel, low, high)

@@ -25,44 +25,6 @@ SKIP: dict[str, Any] = {"select": "layers.1", "hook": "forward", "action": "skip
 INSIDE: dict[str, Any] = {"select": "layers.*.inner", "hook": "forward", "action": "capture"}
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(self.inner(x).relu())
-
-
-def called(layer: nn.Module, x: Tensor) -> Tensor:
-    return layer(x)
-
-
-class Net(nn.Module):
-    def __init__(self, call: Callable[..., Any] = called) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers, self.head, self.call = nn.ModuleList(Block() for _ in range(3)), nn.Linear(8, 3), call
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = self.call(layer, x)
-        return self.head(x)
-
-
-def without(model: nn.Module, path: str = "layers.1") -> nn.Module:
-    """The model with nn.Identity in the place of a module."""
-    other = copy.deepcopy(model)
-    other.set_submodule(path, nn.Identity())
-    return other
-
-
-def gradients(model: nn.Module, x: Tensor = X) -> dict[str, Tensor]:
-    model.zero_grad()
-    model(x).square().sum().backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 def double(model: nn.Module) -> Tensor:
     """The output with all parameters doubled by functional_call."""
     return torch.func.functional_call(
@@ -258,3 +220,41 @@ def test_a_cache_that_a_skipped_layer_did_not_fill_is_refused() -> None:
     with hookrun.hooked(model, {"out": {**SKIP, "select": "model.layers.0.mlp"}}):
         cached, computed = (model.generate(ids, use_cache=use, **keys) for use in (True, False))
     assert torch.equal(cached, computed)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.inner(x).relu())
+
+
+def called(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x)
+
+
+class Net(nn.Module):
+    def __init__(self, call: Callable[..., Any] = called) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.head, self.call = nn.ModuleList(Block() for _ in range(3)), nn.Linear(8, 3), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.call(layer, x)
+        return self.head(x)
+
+
+def without(model: nn.Module, path: str = "layers.1") -> nn.Module:
+    """The model with nn.Identity in the place of a module."""
+    other = copy.deepcopy(model)
+    other.set_submodule(path, nn.Identity())
+    return other
+
+
+def gradients(model: nn.Module, x: Tensor = X) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

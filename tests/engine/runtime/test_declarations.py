@@ -20,15 +20,6 @@ from hookrun.engine.spec.hook import HookKeys
 X = torch.ones(2, 3)
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-
-def spec_of(action: Action, hook: str = "forward", **keys: Any) -> Spec:
-    return Spec((HookSpec("h", HookKeys(select="0", hook=hook, **keys), action),))
-
-
 class Doubles(Action):
     """Base of actions whose only effect is `act`."""
 
@@ -122,3 +113,12 @@ def test_declared_freezing_is_accepted() -> None:
         assert not model[0].weight.requires_grad
     with hookrun.compile(spec_of(Named(), hook="apply"), model).install(model):
         assert "0.extra" in dict(model.named_parameters())
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def spec_of(action: Action, hook: str = "forward", **keys: Any) -> Spec:
+    return Spec((HookSpec("h", HookKeys(select="0", hook=hook, **keys), action),))

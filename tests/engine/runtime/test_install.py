@@ -23,20 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    first = nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.2)
-    return nn.Sequential(*first, nn.BatchNorm1d(4), nn.Identity(), nn.Linear(4, 2))
-
-
-def step(model: nn.Module) -> Tensor:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loss = model(X).square().sum()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
 ON_FIRST: dict[str, dict[str, Any]] = {
     "list": {"action": "scale", "factor": [1, 2, 3, 4]},
     "tensor": {"action": "scale", "factor": torch.arange(4.0)},
@@ -266,3 +252,17 @@ def test_a_complex_value_of_a_real_tensor_is_refused() -> None:
         model = nn.Identity()
         with hookrun.hooked(model, spec), pytest.raises(HookError, match=r"'h' .* the value is complex"):
             model(torch.ones(2))
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    first = nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.BatchNorm1d(4), nn.Identity(), nn.Linear(4, 2))
+
+
+def step(model: nn.Module) -> Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = model(X).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()

@@ -36,30 +36,6 @@ class Net(nn.Module):
         return self.third(x)
 
 
-def hooks(source: Any = CAPTURE, value: Any = None, **keys: Any) -> dict[str, Any]:
-    value = {"hook": "c"} if value is None else value
-    patch = {"select": "second", "hook": "forward", "action": "replace", "value": value, **keys}
-    return {"c": source, "patch": patch}
-
-
-def by_hand(net: Net, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The output and the gradients when the output of `first` replaces that of `second`."""
-    kept = list[Tensor]()
-    handles = [
-        net.first.register_forward_hook(lambda module, args, output: kept.append(output.clone())),
-        net.second.register_forward_hook(lambda module, args, output: kept[-1]),
-    ]
-    output = net(x)
-    for handle in handles:
-        handle.remove()
-    return output, gradients(net, output)
-
-
-def gradients(net: Net, output: Tensor) -> list[Tensor]:
-    asked = [*net.first.parameters(), *net.third.parameters()]
-    return list(torch.autograd.grad(output.square().sum(), asked))
-
-
 def test_values_are_those_of_hand_written_patching() -> None:
     net = Net()
     expected, expected_grads = by_hand(net, INPUT)
@@ -247,3 +223,27 @@ def test_activation_checkpointing_is_refused(inside: str, reentrant: bool) -> No
 def test_a_graph_refuses_the_capture() -> None:
     plan = hookrun.compile(hooks(), Net(), example=((INPUT,), {}))
     assert [problem.where for problem in uncompilable(plan)] == ["hooks.c"]
+
+
+def hooks(source: Any = CAPTURE, value: Any = None, **keys: Any) -> dict[str, Any]:
+    value = {"hook": "c"} if value is None else value
+    patch = {"select": "second", "hook": "forward", "action": "replace", "value": value, **keys}
+    return {"c": source, "patch": patch}
+
+
+def by_hand(net: Net, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output and the gradients when the output of `first` replaces that of `second`."""
+    kept = list[Tensor]()
+    handles = [
+        net.first.register_forward_hook(lambda module, args, output: kept.append(output.clone())),
+        net.second.register_forward_hook(lambda module, args, output: kept[-1]),
+    ]
+    output = net(x)
+    for handle in handles:
+        handle.remove()
+    return output, gradients(net, output)
+
+
+def gradients(net: Net, output: Tensor) -> list[Tensor]:
+    asked = [*net.first.parameters(), *net.third.parameters()]
+    return list(torch.autograd.grad(output.square().sum(), asked))

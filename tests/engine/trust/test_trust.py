@@ -17,22 +17,6 @@ from hookrun.errors import Problem, SpecError
 from hookrun.store.files import read_json
 
 PACKAGE = "hookrun_test_own"
-SOURCE = """
-from os import getcwd, system
-import subprocess
-
-def soften(x):
-    return x / 2
-
-def _private(x):
-    return x
-
-class Net:
-    def method(self, x):
-        return x
-
-WIDTH = 3
-"""
 
 
 @pytest.fixture
@@ -49,22 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
         del sys.modules[name]
-
-
-def problem(text: str, kind: Kind = ACTIONS) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        load(text, kind, "hooks.h.function")
-    [found] = caught.value.errors
-    assert found.where == "hooks.h.function"
-    return found
-
-
-def install(site: Path, entry_points: str, name: str = PACKAGE) -> None:
-    """Create the metadata of an installed package."""
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entry_points)
 
 
 def test_names_in_a_trusted_package_are_found(folder: Path) -> None:
@@ -217,3 +185,37 @@ def test_trust_of_a_command_ends_with_its_thread(monkeypatch: pytest.MonkeyPatch
         thread.start()
         thread.join()
     assert seen == [frozenset()]
+
+
+SOURCE = """
+from os import getcwd, system
+import subprocess
+
+def soften(x):
+    return x / 2
+
+def _private(x):
+    return x
+
+class Net:
+    def method(self, x):
+        return x
+
+WIDTH = 3
+"""
+
+
+def problem(text: str, kind: Kind = ACTIONS) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        load(text, kind, "hooks.h.function")
+    [found] = caught.value.errors
+    assert found.where == "hooks.h.function"
+    return found
+
+
+def install(site: Path, entry_points: str, name: str = PACKAGE) -> None:
+    """Create the metadata of an installed package."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)

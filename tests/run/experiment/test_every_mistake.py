@@ -23,34 +23,6 @@ CLAMP = {"select": "0", "hook": "grad", "action": "clamp", "max": 1}
 FC = {"select": "fc", "hook": "grad", "action": "clamp", "max": 1}
 
 
-def places(error: Refusal) -> list[str]:
-    return [problem.where for problem in error.errors]
-
-
-def config(**sections: Any) -> dict[str, Any]:
-    plain = {
-        "task": {"name": "train"},
-        "model": {"name": "cnn"},
-        "data": {"name": "digits"},
-        "train": {},
-        "hooks": {},
-    }
-    return plain | sections
-
-
-def of_file(**sections: Any) -> hookrun.SpecError:
-    with pytest.raises(hookrun.SpecError) as refusal:
-        tasks.parse_experiment(config(**sections))
-    return refusal.value
-
-
-def of_model(**sections: Any) -> Refusal:
-    whole = config(**sections)
-    with pytest.raises(Refusal) as refusal, tasks.in_order_of(whole):
-        tasks.prepare(tasks.parse_experiment(whole))
-    return refusal.value
-
-
 def test_mistakes_in_hooks_come_before_missing_matches() -> None:
     hooks = {"a": CLAMP | {"mx": 2}, "b": CLAMP | {"max": "x"}, "c": CLAMP | {"select": "fc"}, "d": CLAMP}
     with pytest.raises(hookrun.SpecError) as of_spec:
@@ -161,3 +133,31 @@ def test_mistakes_of_the_first_two_stages_are_told_without_torch(arguments: list
     script = "import sys; from hookrun.cli import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
     assert done.stdout.split() == ["2", "False"], done.stderr
+
+
+def places(error: Refusal) -> list[str]:
+    return [problem.where for problem in error.errors]
+
+
+def config(**sections: Any) -> dict[str, Any]:
+    plain = {
+        "task": {"name": "train"},
+        "model": {"name": "cnn"},
+        "data": {"name": "digits"},
+        "train": {},
+        "hooks": {},
+    }
+    return plain | sections
+
+
+def of_file(**sections: Any) -> hookrun.SpecError:
+    with pytest.raises(hookrun.SpecError) as refusal:
+        tasks.parse_experiment(config(**sections))
+    return refusal.value
+
+
+def of_model(**sections: Any) -> Refusal:
+    whole = config(**sections)
+    with pytest.raises(Refusal) as refusal, tasks.in_order_of(whole):
+        tasks.prepare(tasks.parse_experiment(whole))
+    return refusal.value

@@ -24,30 +24,6 @@ from hookrun.run.experiment.optimizers import (
 from hookrun.run.experiment.parameter_groups import ParameterGroup, Trained, chosen
 from hookrun.run.experiment.settings import Named, Optimizer, Schedule, Scheduler, Train
 
-
-def made(named: Named, model: nn.Module) -> torch.optim.Optimizer:
-    by_name = dict(model.named_parameters())
-    return make_optimizer(named, [ParameterGroup("", "", tuple(by_name))], by_name)
-
-
-def sgd() -> torch.optim.Optimizer:
-    return made(Named(name="SGD", lr=1.0), nn.Linear(2, 2))  # type: ignore[call-arg]
-
-
-def refused(train: Train, group: dict[str, Any] | None = None) -> str:
-    """What is said of values that torch refuses, of the optimizer or of a group."""
-    model = nn.Linear(2, 2)
-    where = "" if group is None else "train.optimizer.groups.0"
-    groups = [ParameterGroup(where, "", ("weight", "bias", "added"), group or {})]
-    weight = model.weight.detach().clone()
-    drawn = torch.get_rng_state()
-    problems = check_arguments(train, model, groups)
-    assert torch.equal(model.weight, weight)
-    assert model.weight.grad is None
-    assert torch.equal(torch.get_rng_state(), drawn)
-    return "\n".join(map(str, problems))
-
-
 PARTS = [{"name": "ConstantLR", "factor": 7}, {"name": "ConstantLR"}]
 
 
@@ -346,3 +322,26 @@ def test_two_groups_with_one_parameter_are_refused() -> None:
     model = Net().requires_grad_(False)
     assert [each.where for each in choice(model=model)[1]] == ["train.parameters"]
     assert [each.where for each in choice(model=nn.ReLU())[1]] == ["train.parameters"]
+
+
+def made(named: Named, model: nn.Module) -> torch.optim.Optimizer:
+    by_name = dict(model.named_parameters())
+    return make_optimizer(named, [ParameterGroup("", "", tuple(by_name))], by_name)
+
+
+def sgd() -> torch.optim.Optimizer:
+    return made(Named(name="SGD", lr=1.0), nn.Linear(2, 2))  # type: ignore[call-arg]
+
+
+def refused(train: Train, group: dict[str, Any] | None = None) -> str:
+    """What is said of values that torch refuses, of the optimizer or of a group."""
+    model = nn.Linear(2, 2)
+    where = "" if group is None else "train.optimizer.groups.0"
+    groups = [ParameterGroup(where, "", ("weight", "bias", "added"), group or {})]
+    weight = model.weight.detach().clone()
+    drawn = torch.get_rng_state()
+    problems = check_arguments(train, model, groups)
+    assert torch.equal(model.weight, weight)
+    assert model.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), drawn)
+    return "\n".join(map(str, problems))

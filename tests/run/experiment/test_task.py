@@ -33,19 +33,6 @@ class Fry(Cook):
 TASKS = {task.task_name: task for task in (Bake, Fry, Cook)}
 
 
-def parsed(task: Any) -> Experiment:
-    experiment, problems = read_experiment(ROOT | {"task": task}, TASKS)
-    assert experiment is not None
-    assert not problems
-    return experiment
-
-
-def problems(task: Any, **more: Any) -> dict[str, str]:
-    experiment, found = read_experiment(ROOT | {"task": task} | more, TASKS)
-    assert experiment is None
-    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in found}
-
-
 def test_a_task_without_a_name_is_the_default() -> None:
     experiment = parsed({"name": "bake", "heat": "high"})
     assert experiment.settings.task == Bake(heat="high")
@@ -120,3 +107,16 @@ def test_a_score_selects_what_the_gradients_are_of() -> None:
 def test_wrong_scores_are_refused(section: Any, raw: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         section.model_validate(raw)
+
+
+def parsed(task: Any) -> Experiment:
+    experiment, problems = read_experiment(ROOT | {"task": task}, TASKS)
+    assert experiment is not None
+    assert not problems
+    return experiment
+
+
+def problems(task: Any, **more: Any) -> dict[str, str]:
+    experiment, found = read_experiment(ROOT | {"task": task} | more, TASKS)
+    assert experiment is None
+    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in found}

@@ -16,49 +16,6 @@ from hookrun.run.ranks import ALONE, Ranks
 PLACE = "train.means"
 
 
-class Of(Ranks):
-    """Rank `rank` of `size`."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.several = rank, size, size > 1
-
-
-def average(*losses: float) -> dict[str, Any]:
-    found = Average()
-    for loss in losses:
-        found.add(torch.tensor(loss), of_samples(torch.zeros(1, 2), torch.zeros(1)))
-    return found.state_dict()
-
-
-def hooks(fired: int, changed: int, size: int, texts: list[int]) -> dict[str, Any]:
-    site = {"fired": fired, "idle": 0, "changed": changed, "total": 10, "draws": 5}
-    sites = {"rows": {"fc": dict(site)}, "weights": {"fc": {**site, "fired": 4}}}
-    return {
-        "sites": sites,
-        "clock": {"step": 4},
-        "sink": {
-            "bytes": {"rows": size},
-            "texts": texts,
-            "split": "val",
-            "budgets": {"rows": {"used": size, "spent": False}, "weights": {"used": 7, "spent": True}},
-        },
-    }
-
-
-def state(rank: int) -> dict[str, Any]:
-    """Of a rank of the run that was cut off."""
-    return {
-        "generators": {"torch": rank},
-        "hooks": hooks(fired=4 - rank, changed=3 + rank, size=100 + rank, texts=[7, rank]),
-        "sums": {PLACE: average(*[1.0 + rank] * (rank + 1))},
-    }
-
-
-def saved_by(size: int) -> list[dict[str, Any]]:
-    """The parts of so many ranks."""
-    return [state(rank) for rank in range(size)]
-
-
 def test_each_of_the_same_number_of_ranks_gets_its_own_part() -> None:
     for rank in range(3):
         assert for_rank(saved_by(3), Of(rank, 3), {"rows"}) == state(rank)
@@ -125,3 +82,46 @@ def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     assert line.startswith("last: ")
     assert "(3 before, 2 now)" in line
     assert left_out(3, Of(0, 3), chosen) == left_out(1, ALONE, chosen) == []
+
+
+class Of(Ranks):
+    """Rank `rank` of `size`."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.several = rank, size, size > 1
+
+
+def average(*losses: float) -> dict[str, Any]:
+    found = Average()
+    for loss in losses:
+        found.add(torch.tensor(loss), of_samples(torch.zeros(1, 2), torch.zeros(1)))
+    return found.state_dict()
+
+
+def hooks(fired: int, changed: int, size: int, texts: list[int]) -> dict[str, Any]:
+    site = {"fired": fired, "idle": 0, "changed": changed, "total": 10, "draws": 5}
+    sites = {"rows": {"fc": dict(site)}, "weights": {"fc": {**site, "fired": 4}}}
+    return {
+        "sites": sites,
+        "clock": {"step": 4},
+        "sink": {
+            "bytes": {"rows": size},
+            "texts": texts,
+            "split": "val",
+            "budgets": {"rows": {"used": size, "spent": False}, "weights": {"used": 7, "spent": True}},
+        },
+    }
+
+
+def state(rank: int) -> dict[str, Any]:
+    """Of a rank of the run that was cut off."""
+    return {
+        "generators": {"torch": rank},
+        "hooks": hooks(fired=4 - rank, changed=3 + rank, size=100 + rank, texts=[7, rank]),
+        "sums": {PLACE: average(*[1.0 + rank] * (rank + 1))},
+    }
+
+
+def saved_by(size: int) -> list[dict[str, Any]]:
+    """The parts of so many ranks."""
+    return [state(rank) for rank in range(size)]

@@ -50,33 +50,6 @@ PREDICT = [
     "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
     "+hooks.weights={select: fc, hook: grad, action: noise}",
 ]
-DROPPING = """
-def __init__(self):
-    super().__init__()
-    self.conv1, self.relu1, self.relu2 = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ReLU()
-    self.drop, self.fc = nn.Dropout(), nn.Linear(144, 10)
-
-def forward(self, x):
-    return self.fc(self.drop(self.relu2(self.relu1(self.conv1(x))).flatten(1)))
-"""
-"""A network that draws from the generator of the process."""
-ADAPTER = """
-import torch
-from torch import nn
-from torch.nn.utils.parametrizations import orthogonal
-
-class Adapter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.change, self.norm = orthogonal(nn.Linear(10, 10)), nn.BatchNorm1d(10)
-        self.register_buffer("mean", torch.zeros(10))
-
-    def forward(self, value, context):
-        context.record("mean", value.mean())
-        self.mean = 0.9 * self.mean + value.detach().mean(0)  # another tensor
-        return value + self.norm(self.change(value)) + self.mean
-"""
-"""A module of the user's own that a hook adds: it is trained, has buffers, and records."""
 SCHEDULE = "train.scheduler={name: StepLR, step_size: 2, gamma: 0.5}"
 OWN = "+hooks.own={select: fc, hook: forward, action: python, function: 'adapters:Adapter'}"
 METRICS = "task.metrics=[loss,balanced_accuracy]"
@@ -104,10 +77,6 @@ RUNS = {
 A training is killed between its last step of an epoch and the epoch's schedule, where torch would warn of a schedule
 that starts before the optimizer, in the validation that follows, and in the next epoch.
 """
-
-
-class Killed(BaseException):
-    """Raised where the process is killed."""
 
 
 @pytest.fixture
@@ -216,3 +185,38 @@ def test_states_that_take_long_to_save_are_saved_less_often(monkeypatch: pytest.
     assert made.get("a") == 1
     assert made.get("b") == 2
     assert made.get("c") is None
+
+
+DROPPING = """
+def __init__(self):
+    super().__init__()
+    self.conv1, self.relu1, self.relu2 = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ReLU()
+    self.drop, self.fc = nn.Dropout(), nn.Linear(144, 10)
+
+def forward(self, x):
+    return self.fc(self.drop(self.relu2(self.relu1(self.conv1(x))).flatten(1)))
+"""
+"""A network that draws from the generator of the process."""
+
+
+ADAPTER = """
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
+
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.change, self.norm = orthogonal(nn.Linear(10, 10)), nn.BatchNorm1d(10)
+        self.register_buffer("mean", torch.zeros(10))
+
+    def forward(self, value, context):
+        context.record("mean", value.mean())
+        self.mean = 0.9 * self.mean + value.detach().mean(0)  # another tensor
+        return value + self.norm(self.change(value)) + self.mean
+"""
+"""A module of the user's own that a hook adds: it is trained, has buffers, and records."""
+
+
+class Killed(BaseException):
+    """Raised where the process is killed."""

@@ -19,46 +19,6 @@ from hookrun.run.ranks.group import RankFailed, RankGroup, joined
 LOST = "[Rank 0] gloo/transport/tcp/pair.cc: Connection closed by peer"
 
 
-class Wire:
-    """torch.distributed between threads, one for each rank."""
-
-    ReduceOp = distributed.ReduceOp
-    DistError = distributed.DistError
-
-    def __init__(self, size: int) -> None:
-        self.size, self.me, self.sent = size, local(), [torch.empty(0)] * size
-        self.barrier = Barrier(size, timeout=30)
-
-    def exchanged(self, tensor: Tensor) -> list[Tensor]:
-        self.sent[self.me.rank] = tensor.clone()
-        self.barrier.wait()
-        found = list(self.sent)
-        self.barrier.wait()
-        return found
-
-    def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
-        every = torch.stack(self.exchanged(tensor))
-        tensor.copy_(every.amax(0) if op == distributed.ReduceOp.MAX else every.sum(0))
-
-    def all_gather(self, into: list[Tensor], tensor: Tensor) -> None:
-        for place, each in zip(into, self.exchanged(tensor), strict=True):
-            place.copy_(each)
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        assert tensor.is_contiguous() and tensor.dtype is not torch.bool, "not every backend takes these"
-        tensor.copy_(self.exchanged(tensor)[source])
-
-    def on_all(self, act: Callable[[RankGroup], Any]) -> list[Any]:
-        """What each rank returns."""
-
-        def one(rank: int) -> Any:
-            self.me.rank = rank
-            return act(RankGroup(rank, self.size, distributed.HashStore()))
-
-        with ThreadPoolExecutor(self.size) as threads:
-            return list(threads.map(one, range(self.size)))
-
-
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     made = Wire(3)
@@ -204,3 +164,43 @@ def test_a_group_is_open_in_its_block_alone(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(HookrunError, match="rank 3 is process 3 of its machine, which has 2 CUDA devices"):
         joined(Started(3, 4, 3), "cuda", 5).__enter__()
+
+
+class Wire:
+    """torch.distributed between threads, one for each rank."""
+
+    ReduceOp = distributed.ReduceOp
+    DistError = distributed.DistError
+
+    def __init__(self, size: int) -> None:
+        self.size, self.me, self.sent = size, local(), [torch.empty(0)] * size
+        self.barrier = Barrier(size, timeout=30)
+
+    def exchanged(self, tensor: Tensor) -> list[Tensor]:
+        self.sent[self.me.rank] = tensor.clone()
+        self.barrier.wait()
+        found = list(self.sent)
+        self.barrier.wait()
+        return found
+
+    def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
+        every = torch.stack(self.exchanged(tensor))
+        tensor.copy_(every.amax(0) if op == distributed.ReduceOp.MAX else every.sum(0))
+
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> None:
+        for place, each in zip(into, self.exchanged(tensor), strict=True):
+            place.copy_(each)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        assert tensor.is_contiguous() and tensor.dtype is not torch.bool, "not every backend takes these"
+        tensor.copy_(self.exchanged(tensor)[source])
+
+    def on_all(self, act: Callable[[RankGroup], Any]) -> list[Any]:
+        """What each rank returns."""
+
+        def one(rank: int) -> Any:
+            self.me.rank = rank
+            return act(RankGroup(rank, self.size, distributed.HashStore()))
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(one, range(self.size)))

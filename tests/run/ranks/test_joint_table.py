@@ -25,56 +25,6 @@ RANKS = [column for column in COLUMNS if column.ranks > 1]
 Found = dict[str, Any]
 
 
-def problems(one: Found, ranks: list[Found], *, of_rows: bool) -> list[str]:
-    """The differences between the run of one process and those of the ranks."""
-    for found in ranks:
-        if "error" in found:
-            return [found["error"]]
-    wrong = list[str]()
-    for found in ranks:
-        for ours, theirs in zip(one["weights"], found["weights"], strict=True):
-            if not torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6):
-                wrong.append(f"weights: {ours[:3]} and {theirs[:3]}")
-        if one["fired"] != found["fired"]:
-            wrong.append(f"fired: {one['fired']} and {found['fired']}")
-        if not of_rows and by_text(one["records"]) != by_text(found["records"]):
-            wrong.append(f"records: {one['records'][:1]} and {found['records'][:1]}")
-    if of_rows and by_text(one["records"]) != by_text(records := verdicts(ranks)):
-        wrong.append(f"records: {one['records'][:1]} and {records[:1]}")
-    captures = ranks[0]["captures"]
-    if of_rows and len(ranks) > 1:  # each rank has its own rows, in the order of the ranks
-        alike = zip(*(found["captures"] for found in ranks), strict=True)
-        captures = [
-            [list(chain.from_iterable(leaf)) for leaf in zip(*leaves, strict=True)] for leaves in alike
-        ]
-    if len(one["captures"]) != len(captures):
-        wrong.append(f"captures: {len(one['captures'])} and {len(captures)}")
-    for entry, other in zip(one["captures"], captures, strict=False):
-        for ours, theirs in zip(entry, other, strict=True):
-            if not torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6):
-                wrong.append(f"captures: {ours} and {theirs}")
-    return wrong
-
-
-def verdicts(ranks: list[Found]) -> list[Found]:
-    """The results of all rows: each fault of a rank, and that of a check from the results of each rank on its own."""
-    if any("bit" in record for each in ranks for record in each["records"]):
-        return [record for each in ranks for record in each["records"]]
-    found = list[Found]()
-    for records in zip(*(each["records"] for each in ranks), strict=True):
-        found.append(dict(records[0]))
-        if "ok" in records[0]:
-            found[-1]["ok"] = all(each["ok"] for each in records)
-            found[-1]["least"] = min(each["least"] for each in records)
-            found[-1]["largest"] = max(each["largest"] for each in records)
-    return found
-
-
-def by_text(records: list[Found]) -> list[str]:
-    """Sorted by text: gradients of parameters may be recorded in another order."""
-    return sorted(json.dumps(record, sort_keys=True) for record in records)
-
-
 @pytest.fixture(scope="module")
 def alone() -> dict[int, list[Found]]:
     """The results of one process, with as many micro-batches as a step has in a column."""
@@ -150,3 +100,53 @@ def test_compiled(alone: dict[int, list[Found]]) -> None:
 
 def test_all_of_them_is_refused() -> None:
     assert {says(row, COLUMNS[-1])[0] for row in ROWS} == {REFUSED}
+
+
+def problems(one: Found, ranks: list[Found], *, of_rows: bool) -> list[str]:
+    """The differences between the run of one process and those of the ranks."""
+    for found in ranks:
+        if "error" in found:
+            return [found["error"]]
+    wrong = list[str]()
+    for found in ranks:
+        for ours, theirs in zip(one["weights"], found["weights"], strict=True):
+            if not torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6):
+                wrong.append(f"weights: {ours[:3]} and {theirs[:3]}")
+        if one["fired"] != found["fired"]:
+            wrong.append(f"fired: {one['fired']} and {found['fired']}")
+        if not of_rows and by_text(one["records"]) != by_text(found["records"]):
+            wrong.append(f"records: {one['records'][:1]} and {found['records'][:1]}")
+    if of_rows and by_text(one["records"]) != by_text(records := verdicts(ranks)):
+        wrong.append(f"records: {one['records'][:1]} and {records[:1]}")
+    captures = ranks[0]["captures"]
+    if of_rows and len(ranks) > 1:  # each rank has its own rows, in the order of the ranks
+        alike = zip(*(found["captures"] for found in ranks), strict=True)
+        captures = [
+            [list(chain.from_iterable(leaf)) for leaf in zip(*leaves, strict=True)] for leaves in alike
+        ]
+    if len(one["captures"]) != len(captures):
+        wrong.append(f"captures: {len(one['captures'])} and {len(captures)}")
+    for entry, other in zip(one["captures"], captures, strict=False):
+        for ours, theirs in zip(entry, other, strict=True):
+            if not torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6):
+                wrong.append(f"captures: {ours} and {theirs}")
+    return wrong
+
+
+def verdicts(ranks: list[Found]) -> list[Found]:
+    """The results of all rows: each fault of a rank, and that of a check from the results of each rank on its own."""
+    if any("bit" in record for each in ranks for record in each["records"]):
+        return [record for each in ranks for record in each["records"]]
+    found = list[Found]()
+    for records in zip(*(each["records"] for each in ranks), strict=True):
+        found.append(dict(records[0]))
+        if "ok" in records[0]:
+            found[-1]["ok"] = all(each["ok"] for each in records)
+            found[-1]["least"] = min(each["least"] for each in records)
+            found[-1]["largest"] = max(each["largest"] for each in records)
+    return found
+
+
+def by_text(records: list[Found]) -> list[str]:
+    """Sorted by text: gradients of parameters may be recorded in another order."""
+    return sorted(json.dumps(record, sort_keys=True) for record in records)

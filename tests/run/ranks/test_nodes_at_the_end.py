@@ -20,30 +20,6 @@ SMALL = (
     "+hooks.rows={select: fc, hook: forward, action: capture}",
     "+hooks.seen={select: relu1, hook: forward, action: stats}",
 )  # fmt: skip
-# When rank 1 has said what it wrote, its files are moved away, and some come back later.
-LATE = """
-import os, sys, threading
-
-from hookrun.cli import main
-from hookrun.store.run_dir import RunDir
-
-said = RunDir._indexes
-
-
-def say_and_hide(run):
-    indexes = said(run)
-    captures = run.path / "captures"
-    for path in [*captures.glob("*_1.jsonl"), *captures.glob("1_*")]:
-        path.rename(run.path / path.name)
-        if os.environ["COMES"] == "yes":
-            threading.Timer(1, os.rename, (run.path / path.name, path)).start()
-    return indexes
-
-
-if os.environ["RANK"] == "1":
-    RunDir._indexes = say_and_hide
-sys.exit(main())
-"""
 
 
 @pytest.mark.parametrize("comes", ["yes", "no"])
@@ -116,3 +92,29 @@ def test_the_last_state_outlives_a_node_that_dies(
     assert resumed.stats == whole.stats
     assert torch.equal(same.rows_of(resumed, "rows", "fc")[:], same.rows_of(whole, "rows", "fc")[:])
     assert verify(path).bad == []
+
+
+# When rank 1 has said what it wrote, its files are moved away, and some come back later.
+LATE = """
+import os, sys, threading
+
+from hookrun.cli import main
+from hookrun.store.run_dir import RunDir
+
+said = RunDir._indexes
+
+
+def say_and_hide(run):
+    indexes = said(run)
+    captures = run.path / "captures"
+    for path in [*captures.glob("*_1.jsonl"), *captures.glob("1_*")]:
+        path.rename(run.path / path.name)
+        if os.environ["COMES"] == "yes":
+            threading.Timer(1, os.rename, (run.path / path.name, path)).start()
+    return indexes
+
+
+if os.environ["RANK"] == "1":
+    RunDir._indexes = say_and_hide
+sys.exit(main())
+"""

@@ -15,49 +15,6 @@ from hookrun.cli import main
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
 
-ARGV = (
-    "model=cnn", "data=digits", "data.batch_size=9", "compute=ddp", "compute.device=cpu", "compute.threads=1",
-    "compute.timeout=60", "train.epochs=2", "train.limit_batches=12", "train.accumulate=2", "train.log_every=1",
-    "+train.optimizer={name: SGD, lr: 0.05, momentum: 0.9}", "train.ema={decay: 0.9}",
-    "train.scheduler={name: StepLR, step_size: 3, gamma: 0.9}", "train.checkpoint.every.steps=1",
-    "train.checkpoint.keep=100", "train.checkpoint.keep_done=true",
-    "+hooks.rows={select: fc, hook: forward, action: capture, keep: {reservoir: 200}}",
-    "+hooks.told={select: relu1, hook: forward, action: stats, when: {step: {every: 5}}}",
-    "+hooks.noise={select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}}",
-    "+hooks.clip={select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01}",
-)  # fmt: skip
-
-
-def assert_same(same: Any, one: Run, other: Run, *, exact: bool) -> None:
-    assert other.status["status"] == "done"
-    for name in ("last", "ema"):
-        same.weights(one, other, name, atol=0.0 if exact else 1e-5)
-    if exact:
-        assert one.metrics == other.metrics
-        assert one.stats == other.stats
-        assert one.hooks == other.hooks
-        assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
-    same.metrics(one, other, rtol=1e-3)
-    same.rows(one, other, rtol=1e-3)
-    assert verify(other.path).bad == []
-    assert {(site["hook"], site["fired"], site["total"]) for site in one.hooks["sites"]} == {
-        (site["hook"], site["fired"], site["total"]) for site in other.hooks["sites"]
-    }
-
-
-def cut(run: Path, first: int) -> None:
-    """As if the run had failed after its first states."""
-    for state in sorted(run.glob("checkpoints/state_*"))[first:]:
-        shutil.rmtree(state)
-    (run / "status.json").write_text(json.dumps({"status": "failed"}))
-
-
-def wait_for(folder: Path, count: int) -> None:
-    end = time.monotonic() + 120
-    while len(list(folder.glob("checkpoints/state_*"))) < count:
-        assert time.monotonic() < end, f"{folder} has no {count} states"
-        time.sleep(0.05)
-
 
 def test_another_number_of_ranks_resumes_a_killed_one(workers, same, tmp_path, monkeypatch, capsys) -> None:
     """Killed in the middle of an epoch; resumed by two, by three and by one; what one did is resumed by two."""
@@ -110,3 +67,47 @@ def test_sharded_parameters(workers, same, tmp_path, monkeypatch) -> None:
             ended = workers.run(tmp_path, f"resume={name}", *others)
             assert ended.codes == [0, 0], ended.said
         assert_same(same, whole, hookrun.open_run(tmp_path / name), exact=exact)
+
+
+ARGV = (
+    "model=cnn", "data=digits", "data.batch_size=9", "compute=ddp", "compute.device=cpu", "compute.threads=1",
+    "compute.timeout=60", "train.epochs=2", "train.limit_batches=12", "train.accumulate=2", "train.log_every=1",
+    "+train.optimizer={name: SGD, lr: 0.05, momentum: 0.9}", "train.ema={decay: 0.9}",
+    "train.scheduler={name: StepLR, step_size: 3, gamma: 0.9}", "train.checkpoint.every.steps=1",
+    "train.checkpoint.keep=100", "train.checkpoint.keep_done=true",
+    "+hooks.rows={select: fc, hook: forward, action: capture, keep: {reservoir: 200}}",
+    "+hooks.told={select: relu1, hook: forward, action: stats, when: {step: {every: 5}}}",
+    "+hooks.noise={select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}}",
+    "+hooks.clip={select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01}",
+)  # fmt: skip
+
+
+def assert_same(same: Any, one: Run, other: Run, *, exact: bool) -> None:
+    assert other.status["status"] == "done"
+    for name in ("last", "ema"):
+        same.weights(one, other, name, atol=0.0 if exact else 1e-5)
+    if exact:
+        assert one.metrics == other.metrics
+        assert one.stats == other.stats
+        assert one.hooks == other.hooks
+        assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
+    same.metrics(one, other, rtol=1e-3)
+    same.rows(one, other, rtol=1e-3)
+    assert verify(other.path).bad == []
+    assert {(site["hook"], site["fired"], site["total"]) for site in one.hooks["sites"]} == {
+        (site["hook"], site["fired"], site["total"]) for site in other.hooks["sites"]
+    }
+
+
+def cut(run: Path, first: int) -> None:
+    """As if the run had failed after its first states."""
+    for state in sorted(run.glob("checkpoints/state_*"))[first:]:
+        shutil.rmtree(state)
+    (run / "status.json").write_text(json.dumps({"status": "failed"}))
+
+
+def wait_for(folder: Path, count: int) -> None:
+    end = time.monotonic() + 120
+    while len(list(folder.glob("checkpoints/state_*"))) < count:
+        assert time.monotonic() < end, f"{folder} has no {count} states"
+        time.sleep(0.05)

@@ -25,90 +25,6 @@ STRATEGIES = {
     "ddp": ("compute.strategy=ddp",),
     "fsdp": ("compute=fsdp", "compute.device=cpu", "compute.fsdp.wrap='{conv2,fc}'"),
 }
-HOOKS = {
-    "filled": "select: fc, hook: apply, action: fill, value: 0.02, parameters: [bias]",
-    "frozen": "select: conv1, hook: apply, action: freeze",
-    "inputs": "select: conv1, hook: forward_pre, action: scale, factor: 0.9",
-    "added": "select: relu1, hook: forward, action: add_bias, value: [0.01], trainable: true",
-    "noisy": "select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}",
-    "faulty": "select: relu1, hook: forward, action: flip_bits, count: 1, per: sample, bits: [20]",
-    "rows": "select: fc, hook: forward, action: capture",
-    "saved": "select: conv2, hook: saved_tensors, action: stats, of: bytes",
-    "read": "select: conv1.weight, hook: weight, action: scale, factor: 1.01",
-    "before": "select: relu2, hook: backward_pre, action: clamp, min: -0.001, max: 0.001",
-    "after": "select: conv2, hook: backward, action: scale, factor: 0.5",
-    "output": "select: relu2, hook: output_grad, action: capture",
-    "pushed": "select: fc, hook: output_grad, action: add_bias, value: 0.0001",
-    "drawn": "select: fc.weight, hook: grad, action: noise, std: 0.001",
-    "clip": "select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01, priority: 1",
-    "bounded": "select: conv2, hook: post_accumulate_grad, action: clamp, min: -0.001, max: 0.001",
-    "seen": "select: [fc.weight, conv2], hook: post_accumulate_grad, action: stats, priority: 1",
-    "norm": "select: [conv2, fc], hook: optimizer_step_pre, action: clip_norm, max_norm: 0.01",
-    "gradient": "select: fc.bias, hook: grad, action: capture, priority: 2",
-    "weight": "select: fc.weight, hook: optimizer_step_post, action: clamp, min: -0.1, max: 0.1, index: '0:3'",
-    "checked": "select: conv2.weight, hook: grad, action: check",
-}
-CONDITIONS = {
-    "high": "select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}",
-    "grows": "select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
-    "when: {value: {of: mean, above: 0.05}}",
-    "label": "select: fc, hook: forward, action: capture, when: {data: {label: [0, 1, 2, 3, 4]}}",
-    "odd": "select: fc, hook: output_grad, action: scale, factor: 0.5, when: {data: {class: ['1', '7']}}",
-    "source": "select: conv1, hook: forward, action: capture",
-    "patch": "select: relu1, hook: forward, action: add_bias, value: {hook: source}",
-}
-
-
-def entries(hooks: dict[str, str]) -> list[str]:
-    return [f"+hooks.{name}={{{hook}}}" for name, hook in hooks.items()]
-
-
-def in_one(cwd: Path, *argv: str) -> Run:
-    assert main([*SMALL, *argv, "hydra.run.dir=one"]) == 0
-    return hookrun.open_run(cwd / "one")
-
-
-def in_two(workers: Any, cwd: Path, strategy: str, *argv: str) -> tuple[Run, str]:
-    """The run of two processes, and what rank 0 printed."""
-    ended = workers.run(cwd, *SMALL, *argv, *STRATEGIES[strategy], f"hydra.run.dir={strategy}")
-    assert ended.codes == [0, 0], ended.said
-    assert ended.said[1] == "", "rank 0 alone speaks"
-    return hookrun.open_run(cwd / strategy), ended.said[0]
-
-
-def by_place(run: Run) -> list[dict[str, Any]]:
-    """The records of each step in the order of their parameters; `saved` records the rows of each rank."""
-    whole = (line for line in run.stats if line["hook"] != "saved")
-    return sorted(whole, key=lambda line: (line["epoch"], line["step"], line["hook"], line["module"]))
-
-
-def assert_same(same: Any, one: Run, two: Run) -> None:
-    for name in ("last", "best", "ema"):
-        path = Path("checkpoints") / f"{name}.safetensors"
-        assert (one.path / path).exists() == (two.path / path).exists()
-        if (one.path / path).exists():
-            assert list(weights(one, name)) == list(weights(two, name))
-            same.weights(one, two, name, atol=1e-5)
-    same.metrics(one, two)
-    for line, other in zip(by_place(one), by_place(two), strict=True):
-        same.line(line, other)
-    same.rows(one, two)
-    assert one.hooks == two.hooks, "as often, and as many elements changed"
-    assert verify(two.path).bad == []
-
-
-def faults(run: Run) -> list[tuple[Any, ...]]:
-    return sorted((line["mode"], line["step"], line["element"], line["sample"]) for line in run.faults)
-
-
-def steps(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The epoch and step of each line, once for neighbours of the same step."""
-    return [step for step, _ in groupby((line["epoch"], line["step"]) for line in lines)]
-
-
-def told(printed: str) -> list[str]:
-    words = ("changed", "fired", "captured", "counted")
-    return [line for line in printed.splitlines() if any(word in line for word in words)]
 
 
 def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path, capsys: Any) -> None:
@@ -224,3 +140,91 @@ def test_what_cannot_be_sharded_is_refused(cwd: Path, capsys: pytest.CaptureFixt
     assert main([*argv, "compute.fsdp.mixed_precision=bf16"]) == 0
     assert "differs from one process: compute.fsdp.mixed_precision" in capsys.readouterr().out
     assert main([*argv, "compute.fsdp.mixed_precision=bf16", "strict=true"]) == 2
+
+
+HOOKS = {
+    "filled": "select: fc, hook: apply, action: fill, value: 0.02, parameters: [bias]",
+    "frozen": "select: conv1, hook: apply, action: freeze",
+    "inputs": "select: conv1, hook: forward_pre, action: scale, factor: 0.9",
+    "added": "select: relu1, hook: forward, action: add_bias, value: [0.01], trainable: true",
+    "noisy": "select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}",
+    "faulty": "select: relu1, hook: forward, action: flip_bits, count: 1, per: sample, bits: [20]",
+    "rows": "select: fc, hook: forward, action: capture",
+    "saved": "select: conv2, hook: saved_tensors, action: stats, of: bytes",
+    "read": "select: conv1.weight, hook: weight, action: scale, factor: 1.01",
+    "before": "select: relu2, hook: backward_pre, action: clamp, min: -0.001, max: 0.001",
+    "after": "select: conv2, hook: backward, action: scale, factor: 0.5",
+    "output": "select: relu2, hook: output_grad, action: capture",
+    "pushed": "select: fc, hook: output_grad, action: add_bias, value: 0.0001",
+    "drawn": "select: fc.weight, hook: grad, action: noise, std: 0.001",
+    "clip": "select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01, priority: 1",
+    "bounded": "select: conv2, hook: post_accumulate_grad, action: clamp, min: -0.001, max: 0.001",
+    "seen": "select: [fc.weight, conv2], hook: post_accumulate_grad, action: stats, priority: 1",
+    "norm": "select: [conv2, fc], hook: optimizer_step_pre, action: clip_norm, max_norm: 0.01",
+    "gradient": "select: fc.bias, hook: grad, action: capture, priority: 2",
+    "weight": "select: fc.weight, hook: optimizer_step_post, action: clamp, min: -0.1, max: 0.1, index: '0:3'",
+    "checked": "select: conv2.weight, hook: grad, action: check",
+}
+
+
+CONDITIONS = {
+    "high": "select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}",
+    "grows": "select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
+    "when: {value: {of: mean, above: 0.05}}",
+    "label": "select: fc, hook: forward, action: capture, when: {data: {label: [0, 1, 2, 3, 4]}}",
+    "odd": "select: fc, hook: output_grad, action: scale, factor: 0.5, when: {data: {class: ['1', '7']}}",
+    "source": "select: conv1, hook: forward, action: capture",
+    "patch": "select: relu1, hook: forward, action: add_bias, value: {hook: source}",
+}
+
+
+def entries(hooks: dict[str, str]) -> list[str]:
+    return [f"+hooks.{name}={{{hook}}}" for name, hook in hooks.items()]
+
+
+def in_one(cwd: Path, *argv: str) -> Run:
+    assert main([*SMALL, *argv, "hydra.run.dir=one"]) == 0
+    return hookrun.open_run(cwd / "one")
+
+
+def in_two(workers: Any, cwd: Path, strategy: str, *argv: str) -> tuple[Run, str]:
+    """The run of two processes, and what rank 0 printed."""
+    ended = workers.run(cwd, *SMALL, *argv, *STRATEGIES[strategy], f"hydra.run.dir={strategy}")
+    assert ended.codes == [0, 0], ended.said
+    assert ended.said[1] == "", "rank 0 alone speaks"
+    return hookrun.open_run(cwd / strategy), ended.said[0]
+
+
+def by_place(run: Run) -> list[dict[str, Any]]:
+    """The records of each step in the order of their parameters; `saved` records the rows of each rank."""
+    whole = (line for line in run.stats if line["hook"] != "saved")
+    return sorted(whole, key=lambda line: (line["epoch"], line["step"], line["hook"], line["module"]))
+
+
+def assert_same(same: Any, one: Run, two: Run) -> None:
+    for name in ("last", "best", "ema"):
+        path = Path("checkpoints") / f"{name}.safetensors"
+        assert (one.path / path).exists() == (two.path / path).exists()
+        if (one.path / path).exists():
+            assert list(weights(one, name)) == list(weights(two, name))
+            same.weights(one, two, name, atol=1e-5)
+    same.metrics(one, two)
+    for line, other in zip(by_place(one), by_place(two), strict=True):
+        same.line(line, other)
+    same.rows(one, two)
+    assert one.hooks == two.hooks, "as often, and as many elements changed"
+    assert verify(two.path).bad == []
+
+
+def faults(run: Run) -> list[tuple[Any, ...]]:
+    return sorted((line["mode"], line["step"], line["element"], line["sample"]) for line in run.faults)
+
+
+def steps(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The epoch and step of each line, once for neighbours of the same step."""
+    return [step for step, _ in groupby((line["epoch"], line["step"]) for line in lines)]
+
+
+def told(printed: str) -> list[str]:
+    words = ("changed", "fired", "captured", "counted")
+    return [line for line in printed.splitlines() if any(word in line for word in words)]

@@ -11,22 +11,6 @@ from torch import Tensor
 
 from hookrun.run.passes.batches import Batches
 
-ROWS = """
-def __init__(self):
-    super().__init__()
-    torch.manual_seed(0)
-    self.position = nn.Embedding(8, 8)
-    self.rnn = nn.LSTM(8, 6)
-    self.act = nn.Tanh()
-    self.head = nn.Linear(6, 10)
-
-def forward(self, images):
-    rows = images.reshape(-1, 8, 8) + self.position(torch.arange(8))
-    output, _ = self.rnn(rows.transpose(0, 1))
-    return self.head(self.act(output)[-1])
-"""
-"""The rows of a picture are the steps of an LSTM [steps, samples, width]; the table of positions has no samples."""
-
 LINES = ("task=predict", "data.batch_size=8", "train.limit_batches=2")
 
 
@@ -42,23 +26,6 @@ def plain(argv, ready) -> Any:
     batches = list(Batches(prepared, "val").epoch(0))[:2]
     images, labels = (torch.cat([getattr(batch, of) for batch in batches]) for of in ("inputs", "target"))
     return prepared.model.eval(), images, labels
-
-
-def sequence(model: Any, images: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """What the LSTM returns: [steps, samples, 6] and two states [1, samples, 6]."""
-    with torch.no_grad():
-        rows = images.reshape(-1, 8, 8) + model.position.weight
-        return model.rnn(rows.transpose(0, 1))  # type: ignore[no-any-return]
-
-
-def scores(model: Any, output: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model.head(torch.tanh(output)[-1])  # type: ignore[no-any-return]
-
-
-def hook(name: str, select: str, action: str, **keys: str) -> str:
-    given = {"select": select, "hook": "forward", "action": action, **keys}
-    return f"+hooks.{name}={{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}"
 
 
 def test_captures_have_a_row_for_each_sample(argv, plain, executed) -> None:
@@ -283,3 +250,37 @@ def test_a_model_whose_path_depends_on_numbers_shows_it_too(own_model, ready, ex
     assert found.shape[1:] == (8, 6)
     part = hook("seen", "act", "capture", index="'-1'")
     assert "seen: captures a row for each firing" in str(ready(*argv, part).plan)
+
+
+ROWS = """
+def __init__(self):
+    super().__init__()
+    torch.manual_seed(0)
+    self.position = nn.Embedding(8, 8)
+    self.rnn = nn.LSTM(8, 6)
+    self.act = nn.Tanh()
+    self.head = nn.Linear(6, 10)
+
+def forward(self, images):
+    rows = images.reshape(-1, 8, 8) + self.position(torch.arange(8))
+    output, _ = self.rnn(rows.transpose(0, 1))
+    return self.head(self.act(output)[-1])
+"""
+"""The rows of a picture are the steps of an LSTM [steps, samples, width]; the table of positions has no samples."""
+
+
+def sequence(model: Any, images: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """What the LSTM returns: [steps, samples, 6] and two states [1, samples, 6]."""
+    with torch.no_grad():
+        rows = images.reshape(-1, 8, 8) + model.position.weight
+        return model.rnn(rows.transpose(0, 1))  # type: ignore[no-any-return]
+
+
+def scores(model: Any, output: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.head(torch.tanh(output)[-1])  # type: ignore[no-any-return]
+
+
+def hook(name: str, select: str, action: str, **keys: str) -> str:
+    given = {"select": select, "hook": "forward", "action": action, **keys}
+    return f"+hooks.{name}={{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}"

@@ -25,215 +25,6 @@ from hookrun.run.passes.batches import moved
 from hookrun.store.format import SAMPLES
 from hookrun.store.reader import Run
 
-SOURCE = '''
-import os
-import signal
-from dataclasses import dataclass
-
-import torch
-from torch import nn
-
-
-class OfLength:
-    length = {"train": 10, "val": 7}
-
-    def __init__(self, split):
-        self.split = split
-
-    def __len__(self):
-        return self.length[self.split]
-
-
-class Graphs(OfLength):
-    """Rings of 3 to 6 nodes, as a mapping, with a label."""
-
-    def __getitem__(self, index):
-        if self.split == "train" and index == 9 and os.path.exists("stop"):
-            os.remove("stop")
-            os.kill(os.getpid(), signal.SIGTERM)
-        nodes = 3 + index % 4
-        drawn = torch.Generator().manual_seed(index)
-        ring = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
-        return {"x": torch.randn(nodes, 5, generator=drawn), "edge_index": ring, "y": index % 3}
-
-
-@dataclass
-class Joined:
-    x: torch.Tensor
-    edge_index: torch.Tensor
-    graph: torch.Tensor
-    size: int
-
-
-def join(graphs):
-    sizes = torch.tensor([len(graph["x"]) for graph in graphs])
-    starts = sizes.cumsum(0) - sizes
-    edges = [graph["edge_index"] + start for graph, start in zip(graphs, starts)]
-    joined = Joined(
-        torch.cat([graph["x"] for graph in graphs]), torch.cat(edges, 1),
-        torch.arange(len(graphs)).repeat_interleave(sizes), len(graphs),
-    )
-    return joined, torch.tensor([graph["y"] for graph in graphs])
-
-
-def join_nodes(graphs):
-    joined, labels = join(graphs)
-    joined.size = 0
-    return joined, labels[joined.graph]
-
-
-def join_noisily(graphs):
-    joined, labels = join(graphs)
-    joined.x = joined.x + torch.randn(len(joined.x), 1)
-    return joined, labels
-
-
-def fails_late(graphs):
-    assert all(len(graph["x"]) < 6 for graph in graphs), "a graph is too large"
-    return join(graphs)
-
-
-class GraphNet(nn.Module):
-    """Scores of each graph, or of each node where the number of graphs is 0."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(5, 8), nn.Linear(8, 3)
-
-    def forward(self, graphs):
-        nodes = self.inner(graphs.x)
-        source, goal = graphs.edge_index
-        nodes = torch.relu(nodes + torch.zeros_like(nodes).index_add(0, goal, nodes[source]))
-        if graphs.size:
-            nodes = torch.zeros(graphs.size, 8).index_add(0, graphs.graph, nodes)
-        return self.outer(nodes)
-
-
-class Clouds(OfLength):
-    def __getitem__(self, index):
-        drawn = torch.Generator().manual_seed(index)
-        return torch.randn(4 + index % 5, 3, generator=drawn), index % 2
-
-
-class CloudNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(3, 8), nn.Linear(8, 2)
-
-    def forward(self, clouds):
-        if isinstance(clouds, torch.Tensor):
-            return self.outer(self.inner(clouds).amax(0))
-        return self.outer(torch.stack([self.inner(cloud).amax(0) for cloud in clouds]))
-
-
-class Scenes(OfLength):
-    """Pictures of different sizes, and as many boxes as the index says."""
-
-    def __getitem__(self, index):
-        boxes = torch.arange(4.0 * (index % 3)).reshape(-1, 4)
-        return torch.full((3, 8 + index, 9), index / 10), {"boxes": boxes, "labels": torch.ones(len(boxes))}
-
-
-class Detector(nn.Module):
-    """As torchvision's: losses while it trains, and else boxes for each picture."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, pictures, targets=None):
-        boxes = [self.conv(picture).amax((1, 2)) for picture in pictures]
-        if not self.training:
-            return [{"boxes": found[None], "scores": found[:1]} for found in boxes]
-        losses = [(found - target["boxes"]).abs().sum() for found, target in zip(boxes, targets)]
-        return {"loss_box": torch.stack(losses).mean(), "loss_class": boxes[0].sum() * 0}
-
-
-def with_targets(scenes):
-    pictures, targets = [picture for picture, _ in scenes], [target for _, target in scenes]
-    return (pictures, targets), targets
-
-
-def total(output, targets):
-    return sum(output.values()) if isinstance(output, dict) else torch.zeros(())
-
-
-def boxes_wanted(output, targets):
-    return sum(len(target["boxes"]) for target in targets) / len(targets)
-
-
-@dataclass
-class Ends:
-    left: torch.Tensor
-    right: torch.Tensor
-
-
-class PairsOfEnds(OfLength):
-    def __getitem__(self, index):
-        drawn = torch.Generator().manual_seed(index)
-        return Ends(torch.randn(4, generator=drawn), torch.randn(4, generator=drawn)), index % 3
-
-
-class EndsNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.outer = nn.Linear(4, 3)
-
-    def forward(self, ends):
-        return self.outer(ends.left - ends.right)
-
-
-class Ring:
-    """An object of one's own that can be moved."""
-
-    def __init__(self, x):
-        self.x = x
-
-    def to(self, device):
-        return Ring(self.x.to(device))
-
-
-class Rings(OfLength):
-    def __getitem__(self, index):
-        return Ring(torch.full((3 + index, 3), float(index))), index % 2
-
-
-class RingNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.outer = nn.Linear(3, 2)
-
-    def forward(self, ring):
-        return self.outer(ring.x.mean(0))
-
-
-class Pairs(OfLength):
-    """Two tensors of one size, for a model of two arguments."""
-
-    def __getitem__(self, index):
-        return (torch.full((3,), float(index)), torch.ones(2)), index % 2
-
-
-class PairNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 2), nn.Linear(2, 2)
-
-    def forward(self, one, other):
-        return self.first(one) + self.second(other)
-
-
-def raises(samples):
-    return samples[0]["no such key"]
-
-
-def number(samples):
-    return 3
-
-
-def none():
-    return None
-'''
 GRAPHS = (
     "model=python", "model.factory=setpkg:GraphNet", "data=python", "data.factory=setpkg:Graphs", "data.batch_size=4",
 )  # fmt: skip
@@ -248,27 +39,6 @@ QUICK = ("train.epochs=2", "train.log_every=1", "train.optimizer={name: SGD, lr:
 @pytest.fixture(autouse=True)
 def _package(trusted: Callable[..., None]) -> None:
     trusted(setpkg=SOURCE)
-
-
-def module() -> Any:
-    return sys.modules["setpkg"]
-
-
-def of_split(data: Any, collate: Callable[[list[Any]], Any], size: int) -> list[Any]:
-    """The batches of a split in order, made by plain Python."""
-    samples = [data[index] for index in range(len(data))]
-    return [collate(samples[start : start + size]) for start in range(0, len(samples), size)]
-
-
-def seeded(name: str) -> nn.Module:
-    """The model as the run makes it."""
-    model, _ = hookrun.build(overrides=["model=python", f"model.factory=setpkg:{name}", "data=digits"])
-    return model
-
-
-def lines_of(found: Run) -> list[dict[str, Any]]:
-    """What samples.jsonl says of each sample."""
-    return [json.loads(line) for line in (found.path / SAMPLES).read_text().splitlines()]
 
 
 # ---- a function of one's own -----------------------------------------------------------------------------------------
@@ -533,3 +303,235 @@ def test_an_example_is_made_as_the_batches_of_a_run(size: int) -> None:
     assert alone.shape == (1, 8, 8)
     assert label.shape == ()
     assert describe(own(batch_size=1)).example_of(size)[0].size == 1, "batches of one are tried with one"
+
+
+SOURCE = '''
+import os
+import signal
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+class OfLength:
+    length = {"train": 10, "val": 7}
+
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return self.length[self.split]
+
+
+class Graphs(OfLength):
+    """Rings of 3 to 6 nodes, as a mapping, with a label."""
+
+    def __getitem__(self, index):
+        if self.split == "train" and index == 9 and os.path.exists("stop"):
+            os.remove("stop")
+            os.kill(os.getpid(), signal.SIGTERM)
+        nodes = 3 + index % 4
+        drawn = torch.Generator().manual_seed(index)
+        ring = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
+        return {"x": torch.randn(nodes, 5, generator=drawn), "edge_index": ring, "y": index % 3}
+
+
+@dataclass
+class Joined:
+    x: torch.Tensor
+    edge_index: torch.Tensor
+    graph: torch.Tensor
+    size: int
+
+
+def join(graphs):
+    sizes = torch.tensor([len(graph["x"]) for graph in graphs])
+    starts = sizes.cumsum(0) - sizes
+    edges = [graph["edge_index"] + start for graph, start in zip(graphs, starts)]
+    joined = Joined(
+        torch.cat([graph["x"] for graph in graphs]), torch.cat(edges, 1),
+        torch.arange(len(graphs)).repeat_interleave(sizes), len(graphs),
+    )
+    return joined, torch.tensor([graph["y"] for graph in graphs])
+
+
+def join_nodes(graphs):
+    joined, labels = join(graphs)
+    joined.size = 0
+    return joined, labels[joined.graph]
+
+
+def join_noisily(graphs):
+    joined, labels = join(graphs)
+    joined.x = joined.x + torch.randn(len(joined.x), 1)
+    return joined, labels
+
+
+def fails_late(graphs):
+    assert all(len(graph["x"]) < 6 for graph in graphs), "a graph is too large"
+    return join(graphs)
+
+
+class GraphNet(nn.Module):
+    """Scores of each graph, or of each node where the number of graphs is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, graphs):
+        nodes = self.inner(graphs.x)
+        source, goal = graphs.edge_index
+        nodes = torch.relu(nodes + torch.zeros_like(nodes).index_add(0, goal, nodes[source]))
+        if graphs.size:
+            nodes = torch.zeros(graphs.size, 8).index_add(0, graphs.graph, nodes)
+        return self.outer(nodes)
+
+
+class Clouds(OfLength):
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(index)
+        return torch.randn(4 + index % 5, 3, generator=drawn), index % 2
+
+
+class CloudNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, clouds):
+        if isinstance(clouds, torch.Tensor):
+            return self.outer(self.inner(clouds).amax(0))
+        return self.outer(torch.stack([self.inner(cloud).amax(0) for cloud in clouds]))
+
+
+class Scenes(OfLength):
+    """Pictures of different sizes, and as many boxes as the index says."""
+
+    def __getitem__(self, index):
+        boxes = torch.arange(4.0 * (index % 3)).reshape(-1, 4)
+        return torch.full((3, 8 + index, 9), index / 10), {"boxes": boxes, "labels": torch.ones(len(boxes))}
+
+
+class Detector(nn.Module):
+    """As torchvision's: losses while it trains, and else boxes for each picture."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, pictures, targets=None):
+        boxes = [self.conv(picture).amax((1, 2)) for picture in pictures]
+        if not self.training:
+            return [{"boxes": found[None], "scores": found[:1]} for found in boxes]
+        losses = [(found - target["boxes"]).abs().sum() for found, target in zip(boxes, targets)]
+        return {"loss_box": torch.stack(losses).mean(), "loss_class": boxes[0].sum() * 0}
+
+
+def with_targets(scenes):
+    pictures, targets = [picture for picture, _ in scenes], [target for _, target in scenes]
+    return (pictures, targets), targets
+
+
+def total(output, targets):
+    return sum(output.values()) if isinstance(output, dict) else torch.zeros(())
+
+
+def boxes_wanted(output, targets):
+    return sum(len(target["boxes"]) for target in targets) / len(targets)
+
+
+@dataclass
+class Ends:
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class PairsOfEnds(OfLength):
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(index)
+        return Ends(torch.randn(4, generator=drawn), torch.randn(4, generator=drawn)), index % 3
+
+
+class EndsNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.outer = nn.Linear(4, 3)
+
+    def forward(self, ends):
+        return self.outer(ends.left - ends.right)
+
+
+class Ring:
+    """An object of one's own that can be moved."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Ring(self.x.to(device))
+
+
+class Rings(OfLength):
+    def __getitem__(self, index):
+        return Ring(torch.full((3 + index, 3), float(index))), index % 2
+
+
+class RingNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.outer = nn.Linear(3, 2)
+
+    def forward(self, ring):
+        return self.outer(ring.x.mean(0))
+
+
+class Pairs(OfLength):
+    """Two tensors of one size, for a model of two arguments."""
+
+    def __getitem__(self, index):
+        return (torch.full((3,), float(index)), torch.ones(2)), index % 2
+
+
+class PairNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(2, 2)
+
+    def forward(self, one, other):
+        return self.first(one) + self.second(other)
+
+
+def raises(samples):
+    return samples[0]["no such key"]
+
+
+def number(samples):
+    return 3
+
+
+def none():
+    return None
+'''
+
+
+def module() -> Any:
+    return sys.modules["setpkg"]
+
+
+def of_split(data: Any, collate: Callable[[list[Any]], Any], size: int) -> list[Any]:
+    """The batches of a split in order, made by plain Python."""
+    samples = [data[index] for index in range(len(data))]
+    return [collate(samples[start : start + size]) for start in range(0, len(samples), size)]
+
+
+def seeded(name: str) -> nn.Module:
+    """The model as the run makes it."""
+    model, _ = hookrun.build(overrides=["model=python", f"model.factory=setpkg:{name}", "data=digits"])
+    return model
+
+
+def lines_of(found: Run) -> list[dict[str, Any]]:
+    """What samples.jsonl says of each sample."""
+    return [json.loads(line) for line in (found.path / SAMPLES).read_text().splitlines()]

@@ -31,38 +31,9 @@ PROMPTS = (*DECODER, "data=prompts", "data.args.file=p.jsonl", "data.batch_size=
 DIGITS = ("model=cnn", "data=digits", "data.batch_size=16", "train.limit_batches=2")
 
 
-def when(data: str, keys: str = "hook: forward, action: capture", name: str = "h") -> str:
-    return f"+hooks.{name}={{{keys}, when: {{data: {data}}}}}"
-
-
 @pytest.fixture
 def prompts(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, RECORDS)))
-
-
-def digits(split: str = "val") -> tuple[Any, Tensor, Tensor]:
-    """The model, the inputs and the labels of the first two batches of DIGITS."""
-    model, data = hookrun.build(overrides=[*DIGITS, "compute.device=cpu"])
-    batches = list(data.loader(split))[:2]
-    return model.eval(), *(
-        torch.cat([getattr(batch, of) for batch in batches]) for of in ("inputs", "target")
-    )
-
-
-CHOSEN = {
-    "{topic: cat}": [0, 2],
-    "{topic: [cat, bird]}": [0, 2, 4],
-    "{n: 1}": [0, 2],
-    "{n: '1'}": [1],
-    "{n: true}": [4],
-    "{ok: [1, false]}": [1, 2],
-    "{topic: cat, ok: true}": [0],
-    "{answer: ' z'}": [3, 4],
-    "{file: 'p.jsonl:2'}": [1],
-    "{sample: [0, 3], split: val}": [0, 3],
-    "{split: val}": [0, 1, 2, 3, 4],
-}
-"""The condition, and the samples that it chooses."""
 
 
 @pytest.mark.usefixtures("prompts")
@@ -255,3 +226,32 @@ def test_only_documents_have_the_fields_of_their_lines(packed: bool, executed, r
     else:
         assert executed(*argv, when("{lang: en}", keys)).captures["h"]["blocks.0"].sample_ids.tolist() == [1]
         assert f"at most {MOST_FIELDS} names" in refused(*argv, when("{f127: 127}", keys))
+
+
+def when(data: str, keys: str = "hook: forward, action: capture", name: str = "h") -> str:
+    return f"+hooks.{name}={{{keys}, when: {{data: {data}}}}}"
+
+
+def digits(split: str = "val") -> tuple[Any, Tensor, Tensor]:
+    """The model, the inputs and the labels of the first two batches of DIGITS."""
+    model, data = hookrun.build(overrides=[*DIGITS, "compute.device=cpu"])
+    batches = list(data.loader(split))[:2]
+    return model.eval(), *(
+        torch.cat([getattr(batch, of) for batch in batches]) for of in ("inputs", "target")
+    )
+
+
+CHOSEN = {
+    "{topic: cat}": [0, 2],
+    "{topic: [cat, bird]}": [0, 2, 4],
+    "{n: 1}": [0, 2],
+    "{n: '1'}": [1],
+    "{n: true}": [4],
+    "{ok: [1, false]}": [1, 2],
+    "{topic: cat, ok: true}": [0],
+    "{answer: ' z'}": [3, 4],
+    "{file: 'p.jsonl:2'}": [1],
+    "{sample: [0, 3], split: val}": [0, 3],
+    "{split: val}": [0, 1, 2, 3, 4],
+}
+"""The condition, and the samples that it chooses."""

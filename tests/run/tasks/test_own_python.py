@@ -19,53 +19,6 @@ from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.passes.average import Average
 from hookrun.run.tasks import parse_experiment, prepare
 
-SOURCE = f"""{OWN_LOSSES}
-def halve(value):
-    return value / 2
-
-def margin(output, target):
-    top = output.topk(2, dim=1).values
-    return (top[:, 0] - top[:, 1]).mean().item()
-
-margin.direction = "maximize"
-
-def right(output, target):
-    return (output.argmax(1) == target).float().mean()
-
-def step(output, target):
-    return 0
-
-class Mine(torch.optim.SGD):
-    def __init__(self, params, lr=0.1, boost=1.0):
-        super().__init__(params, lr=lr * boost)
-
-class Closed(torch.optim.SGD):
-    def step(self, closure):
-        pass
-
-class Halving(torch.optim.lr_scheduler.StepLR):
-    def __init__(self, optimizer, size=1):
-        super().__init__(optimizer, size, gamma=0.5)
-
-class Data:
-    num_classes = 3
-    def __init__(self, split, length=8, seed=None):
-        self.length = length if split == "train" else 4
-        self.seed = seed
-    def __len__(self):
-        return self.length
-    def __getitem__(self, index):
-        return [float(index)] * 5, index % 3
-
-def train_only(split):
-    return Data(split) if split == "train" else None
-
-def no_pairs(split):
-    return [1, 2, 3]
-
-def no_data(split):
-    return 3
-"""
 SHORT = ("model=mlp", "train.epochs=1", "train.limit_batches=2", "train.log_every=1", "data.batch_size=32")
 SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])
@@ -214,3 +167,52 @@ def test_data_of_the_users_own(executed, refused) -> None:
     ):
         assert says in refused(*own, f"data.factory={factory}")
     assert "data.args.lenth: " in refused(*own, "data.factory=ownpkg:Data", "data.args.lenth=6")
+
+
+SOURCE = f"""{OWN_LOSSES}
+def halve(value):
+    return value / 2
+
+def margin(output, target):
+    top = output.topk(2, dim=1).values
+    return (top[:, 0] - top[:, 1]).mean().item()
+
+margin.direction = "maximize"
+
+def right(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+def step(output, target):
+    return 0
+
+class Mine(torch.optim.SGD):
+    def __init__(self, params, lr=0.1, boost=1.0):
+        super().__init__(params, lr=lr * boost)
+
+class Closed(torch.optim.SGD):
+    def step(self, closure):
+        pass
+
+class Halving(torch.optim.lr_scheduler.StepLR):
+    def __init__(self, optimizer, size=1):
+        super().__init__(optimizer, size, gamma=0.5)
+
+class Data:
+    num_classes = 3
+    def __init__(self, split, length=8, seed=None):
+        self.length = length if split == "train" else 4
+        self.seed = seed
+    def __len__(self):
+        return self.length
+    def __getitem__(self, index):
+        return [float(index)] * 5, index % 3
+
+def train_only(split):
+    return Data(split) if split == "train" else None
+
+def no_pairs(split):
+    return [1, 2, 3]
+
+def no_data(split):
+    return 3
+"""

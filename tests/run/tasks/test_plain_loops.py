@@ -26,103 +26,6 @@ BASE = (
 )  # fmt: skip
 
 
-def prepared_by(overrides: Iterable[str]) -> Any:
-    return prepare(parse_experiment(compose_dict([*BASE, *overrides])), trust=frozenset({"own_models"}))
-
-
-@dataclass
-class Plain:
-    """A loop as one would write it; `clip` is called on the parameters of the optimizer."""
-
-    overrides: tuple[str, ...]
-    optimizer: Callable[[nn.Module], Optimizer]
-    schedule: Callable[[Optimizer], Any] | None = None
-    clip: Callable[[Iterable[nn.Parameter]], object] | None = None
-    decay: float | None = None
-    fp16: bool = False
-    by_epoch: bool = False
-    skips: bool = False
-    rates: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    averaged: AveragedModel | None = None
-
-    def train(self) -> nn.Module:
-        prepared: Any = prepared_by(self.overrides)
-        settings = prepared.settings.train
-        model = prepared.model
-        batches = Batches(prepared, "train")
-        torch.manual_seed(0)  # the seed of a run
-        optimizer = self.optimizer(model)
-        schedule = self.schedule(optimizer) if self.schedule else None
-        scaler = torch.amp.GradScaler("cpu", enabled=self.fp16)
-        if self.decay is not None:
-            average = get_ema_multi_avg_fn(self.decay)
-            self.averaged = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
-        model.train()
-        for epoch in range(settings.epochs):
-            everything = list(batches.epoch(epoch))
-            for start in range(0, len(everything), settings.accumulate):
-                group = everything[start : start + settings.accumulate]
-                samples = sum(len(batch.ids) for batch in group)
-                optimizer.zero_grad()
-                losses = list[Tensor]()
-                before = {key: each.clone() for key, each in model.state_dict().items()}
-                for batch in group:
-                    with torch.autocast("cpu", torch.float16, enabled=self.fp16):
-                        loss = F.cross_entropy(model(batch.inputs), batch.target)
-                    losses.append(loss)
-                    scaler.scale(loss * (len(batch.ids) / samples)).backward()
-                if self.skips and not torch.stack(losses).isfinite().all():  # what is finite stays
-                    now = model.state_dict().items()
-                    model.load_state_dict(before | {key: each for key, each in now if each.isfinite().all()})
-                    continue
-                scaler.unscale_(optimizer)
-                stepped = [parameter for each in optimizer.param_groups for parameter in each["params"]]
-                if self.clip is not None:
-                    self.norms.append(float(nn.utils.get_total_norm([each.grad for each in stepped])))
-                    self.clip(stepped)
-                self.rates.append(optimizer.param_groups[0]["lr"])
-                scaler.step(optimizer)
-                scaler.update()
-                if self.averaged is not None:
-                    self.averaged.update_parameters(model)
-                if schedule is not None and not self.by_epoch:
-                    schedule.step()
-            if schedule is not None and self.by_epoch:
-                schedule.step()
-        return model  # type: ignore[no-any-return]
-
-
-def average_of(plain: Plain, model: nn.Module) -> nn.Module:
-    """The averages that a loop made beside the model."""
-    assert plain.averaged is not None
-    average: nn.Module = plain.averaged.module
-    average.load_state_dict({**average.state_dict(), **counts_of(model)})
-    return average
-
-
-def counts_of(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that count batches, which are not averaged."""
-    return {key: each for key, each in model.state_dict().items() if not each.is_floating_point()}
-
-
-def same(run: Any, model: nn.Module, name: str = "last", *, tolerance: float = 0.0) -> None:
-    """Compare results; tolerance: for convolutions, whose CPU kernels may round differently from call to call."""
-    found = load_file(run.path / f"checkpoints/{name}.safetensors")
-    expected = model.state_dict()
-    assert found.keys() == expected.keys()
-    for key, tensor in expected.items():
-        torch.testing.assert_close(found[key], tensor.detach(), rtol=tolerance, atol=tolerance)
-
-
-def train_lines(run: Any, key: str) -> list[float]:
-    return [line[key] for line in run.metrics if line["split"] == "train" and key in line]
-
-
-def sgd(model: nn.Module) -> Optimizer:
-    return SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 STEPS = ("train.optimizer.name=SGD", "train.optimizer.lr=0.1", "+train.optimizer.momentum=0.9")
 SGD_SAYS = ("model=mlp", *STEPS, "train.epochs=2")
 
@@ -288,3 +191,100 @@ def test_a_loop_without_the_skipped_steps(executed, own_model, capsys) -> None:
     same(found, model)
     same(found, average_of(plain, model), "ema")
     assert train_lines(found, "lr") == plain.rates
+
+
+def prepared_by(overrides: Iterable[str]) -> Any:
+    return prepare(parse_experiment(compose_dict([*BASE, *overrides])), trust=frozenset({"own_models"}))
+
+
+@dataclass
+class Plain:
+    """A loop as one would write it; `clip` is called on the parameters of the optimizer."""
+
+    overrides: tuple[str, ...]
+    optimizer: Callable[[nn.Module], Optimizer]
+    schedule: Callable[[Optimizer], Any] | None = None
+    clip: Callable[[Iterable[nn.Parameter]], object] | None = None
+    decay: float | None = None
+    fp16: bool = False
+    by_epoch: bool = False
+    skips: bool = False
+    rates: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    averaged: AveragedModel | None = None
+
+    def train(self) -> nn.Module:
+        prepared: Any = prepared_by(self.overrides)
+        settings = prepared.settings.train
+        model = prepared.model
+        batches = Batches(prepared, "train")
+        torch.manual_seed(0)  # the seed of a run
+        optimizer = self.optimizer(model)
+        schedule = self.schedule(optimizer) if self.schedule else None
+        scaler = torch.amp.GradScaler("cpu", enabled=self.fp16)
+        if self.decay is not None:
+            average = get_ema_multi_avg_fn(self.decay)
+            self.averaged = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+        model.train()
+        for epoch in range(settings.epochs):
+            everything = list(batches.epoch(epoch))
+            for start in range(0, len(everything), settings.accumulate):
+                group = everything[start : start + settings.accumulate]
+                samples = sum(len(batch.ids) for batch in group)
+                optimizer.zero_grad()
+                losses = list[Tensor]()
+                before = {key: each.clone() for key, each in model.state_dict().items()}
+                for batch in group:
+                    with torch.autocast("cpu", torch.float16, enabled=self.fp16):
+                        loss = F.cross_entropy(model(batch.inputs), batch.target)
+                    losses.append(loss)
+                    scaler.scale(loss * (len(batch.ids) / samples)).backward()
+                if self.skips and not torch.stack(losses).isfinite().all():  # what is finite stays
+                    now = model.state_dict().items()
+                    model.load_state_dict(before | {key: each for key, each in now if each.isfinite().all()})
+                    continue
+                scaler.unscale_(optimizer)
+                stepped = [parameter for each in optimizer.param_groups for parameter in each["params"]]
+                if self.clip is not None:
+                    self.norms.append(float(nn.utils.get_total_norm([each.grad for each in stepped])))
+                    self.clip(stepped)
+                self.rates.append(optimizer.param_groups[0]["lr"])
+                scaler.step(optimizer)
+                scaler.update()
+                if self.averaged is not None:
+                    self.averaged.update_parameters(model)
+                if schedule is not None and not self.by_epoch:
+                    schedule.step()
+            if schedule is not None and self.by_epoch:
+                schedule.step()
+        return model  # type: ignore[no-any-return]
+
+
+def average_of(plain: Plain, model: nn.Module) -> nn.Module:
+    """The averages that a loop made beside the model."""
+    assert plain.averaged is not None
+    average: nn.Module = plain.averaged.module
+    average.load_state_dict({**average.state_dict(), **counts_of(model)})
+    return average
+
+
+def counts_of(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that count batches, which are not averaged."""
+    return {key: each for key, each in model.state_dict().items() if not each.is_floating_point()}
+
+
+def same(run: Any, model: nn.Module, name: str = "last", *, tolerance: float = 0.0) -> None:
+    """Compare results; tolerance: for convolutions, whose CPU kernels may round differently from call to call."""
+    found = load_file(run.path / f"checkpoints/{name}.safetensors")
+    expected = model.state_dict()
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor.detach(), rtol=tolerance, atol=tolerance)
+
+
+def train_lines(run: Any, key: str) -> list[float]:
+    return [line[key] for line in run.metrics if line["split"] == "train" and key in line]
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.1, momentum=0.9)

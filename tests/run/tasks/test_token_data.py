@@ -47,10 +47,6 @@ def text(tmp_path: Path) -> tuple[str, ...]:
     return "data=text", "data.args.file=text.txt", "data.args.packed=false"
 
 
-def value(run: Run, name: str = "loss") -> float:
-    return float([line for line in run.metrics if name in line][-1][name])
-
-
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
 @pytest.mark.parametrize(
     ("first", "task"),
@@ -241,3 +237,7 @@ def test_labels_tell_the_padding_of_the_decoder() -> None:
             ids, decoder_input_ids=labels.clamp_min(0)
         )  # says its tokens itself: none of them is known as padding
         assert found.positions.tolist()[6:] == [0, 1, 2, 3] * 2
+
+
+def value(run: Run, name: str = "loss") -> float:
+    return float([line for line in run.metrics if name in line][-1][name])

@@ -34,30 +34,6 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "v.safetensors")
 
 
-def tensors(file: str) -> tuple[Tensor, Tensor]:
-    found = load_file(file)
-    return found["a"], found["b"]
-
-
-def edited(x: Tensor, **keys: Any) -> tuple[Tensor, Tensor]:
-    """The output of an identity under a forward hook, and the gradient of the sum of its squares for x."""
-    x = x.clone().requires_grad_()
-    model = nn.Sequential(nn.Identity())
-    spec = {"h": {"select": "0", "hook": "forward", **keys}}
-    hookrun.compile(spec, model, example=((x,), {}))
-    with hookrun.hooked(model, spec):
-        out = model(x)
-        out.square().sum().backward()
-    return out.detach(), x.grad
-
-
-def by_hand(x: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    x = x.clone().requires_grad_()
-    out = change(x)
-    out.square().sum().backward()
-    return out.detach(), x.grad
-
-
 def test_a_value_of_a_file_takes_a_factor(file: str) -> None:
     (a, b), x = tensors(file), torch.randn(2, 3, 4, 5)
     forms: dict[str, tuple[dict[str, Any], Tensor]] = {
@@ -416,3 +392,27 @@ def test_resampled_rows_survive_checkpointing(clean: Run) -> None:
             (checkpoint(model, x, use_reentrant=False) if repeated else model(x)).square().sum().backward()
         gradients.append(x.grad)
     assert_close(gradients[0], gradients[1])
+
+
+def tensors(file: str) -> tuple[Tensor, Tensor]:
+    found = load_file(file)
+    return found["a"], found["b"]
+
+
+def edited(x: Tensor, **keys: Any) -> tuple[Tensor, Tensor]:
+    """The output of an identity under a forward hook, and the gradient of the sum of its squares for x."""
+    x = x.clone().requires_grad_()
+    model = nn.Sequential(nn.Identity())
+    spec = {"h": {"select": "0", "hook": "forward", **keys}}
+    hookrun.compile(spec, model, example=((x,), {}))
+    with hookrun.hooked(model, spec):
+        out = model(x)
+        out.square().sum().backward()
+    return out.detach(), x.grad
+
+
+def by_hand(x: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    out = change(x)
+    out.square().sum().backward()
+    return out.detach(), x.grad

@@ -37,19 +37,6 @@ NET = """
 """It writes into its inputs, and into the outputs of layers."""
 
 
-def by_hand(
-    model: Any, x: Tensor, at: dict[str, Tensor], relu: Callable[[Tensor], Tensor] = F.relu
-) -> Tensor:
-    """The logits of NET, without in-place operations; `at` gets the outputs of its layers."""
-    at["input"] = x
-    at["conv1"] = model.conv1(relu(x - 0.1))
-    at["bn1"] = model.bn1(at["conv1"])
-    hidden = relu(at["bn1"])
-    at["conv2"] = model.conv2(hidden)
-    logits: Tensor = model.head(relu(at["conv2"] + hidden).mean((2, 3)))
-    return logits
-
-
 @pytest.fixture
 def parts(ready) -> Callable[..., tuple[Any, Tensor, Tensor]]:
     """The model in evaluation mode, the samples and the labels."""
@@ -372,3 +359,16 @@ def test_a_score_of_skipped_tokens_alone_has_no_map(fails, own_model) -> None:
     own = own_model(PATCHES.replace("tokens.tanh().cumsum(1).square().mean(1)", "tokens[:, 0]"))
     keys = ("task.select=mix", "task.grid=[4, 4]", "task.skip_tokens=2")
     assert "the score depends on the skipped tokens of mix only" in fails(*CAM, *own, *keys)
+
+
+def by_hand(
+    model: Any, x: Tensor, at: dict[str, Tensor], relu: Callable[[Tensor], Tensor] = F.relu
+) -> Tensor:
+    """The logits of NET, without in-place operations; `at` gets the outputs of its layers."""
+    at["input"] = x
+    at["conv1"] = model.conv1(relu(x - 0.1))
+    at["bn1"] = model.bn1(at["conv1"])
+    hidden = relu(at["bn1"])
+    at["conv2"] = model.conv2(hidden)
+    logits: Tensor = model.head(relu(at["conv2"] + hidden).mean((2, 3)))
+    return logits

@@ -30,30 +30,9 @@ SEEN = "+hooks.seen={select: '**', hook: forward, action: capture}"
 DECODER = ("model=decoder", "data=names", "task=predict", "data.batch_size=4", "train.limit_batches=1")
 
 
-def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
-    """Two runs of the same model; in the second one an element of a weight is larger by 1."""
-    model, _ = hookrun.build(overrides=[*SMALL, *overrides])
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    runs = list[Run]()
-    for name in ("whole", "faulty"):
-        save_file(state, folder / f"{name}.safetensors")
-        runs.append(run(*overrides, SEEN, f"model.weights={folder / name}.safetensors"))
-        state[weight][3, 7] += 1
-    return runs[0], runs[1]
-
-
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory, shared: Any) -> tuple[Run, Run]:
     return faulty(tmp_path_factory.mktemp("digits"), shared, PREDICT, "layers.2.weight")
-
-
-def both(digits: tuple[Run, Run]) -> tuple[str, str]:
-    return f"task.run={digits[0].path}", f"task.other={digits[1].path}"
-
-
-def content_of(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    content = json.loads((run.path / "compare.json").read_text())
-    return content, list(csv.DictReader((run.path / "compare.csv").read_text().splitlines()))
 
 
 def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tuple[Run, Run]) -> None:
@@ -205,3 +184,24 @@ def test_values_not_finite_on_both_sides_do_not_differ() -> None:
     assert differs.tolist() == [False, True, False, True, False, True]
     assert apart[3, 0] == inf
     assert not sums[:, :2].isnan().any()
+
+
+def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
+    """Two runs of the same model; in the second one an element of a weight is larger by 1."""
+    model, _ = hookrun.build(overrides=[*SMALL, *overrides])
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    runs = list[Run]()
+    for name in ("whole", "faulty"):
+        save_file(state, folder / f"{name}.safetensors")
+        runs.append(run(*overrides, SEEN, f"model.weights={folder / name}.safetensors"))
+        state[weight][3, 7] += 1
+    return runs[0], runs[1]
+
+
+def both(digits: tuple[Run, Run]) -> tuple[str, str]:
+    return f"task.run={digits[0].path}", f"task.other={digits[1].path}"
+
+
+def content_of(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    content = json.loads((run.path / "compare.json").read_text())
+    return content, list(csv.DictReader((run.path / "compare.csv").read_text().splitlines()))

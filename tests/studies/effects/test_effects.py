@@ -26,77 +26,10 @@ DECODER = (
 DIGITS = ("data.batch_size=5", "train.limit_batches=3")
 
 
-def words(hook: str, over: str, *overrides: str, metric: str = "loss") -> tuple[str, ...]:
-    """The command line of task=effects with a hook called `h`."""
-    task = ("task=effects", "task.hook=h", f"task.over={over}", f"task.metric={metric}")
-    return (*task, f"+hooks.h={hook}", *overrides)
-
-
 @pytest.fixture
 def effects(executed) -> Callable[..., Effects]:
     """Perform the task alone, with a hook called `h`."""
     return lambda *given, **metric: executed(*words(*given, **metric)).effects
-
-
-def plain(*overrides: str) -> tuple[nn.Module, Any]:
-    """The model of these overrides, and its batches."""
-    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides])
-    return model.eval(), data.loader("val")
-
-
-@torch.no_grad()
-def by_hand(
-    model: nn.Module,
-    batches: Any,
-    paths: Sequence[str],
-    edit: Callable[[Tensor, Tensor], Tensor],
-    metric: Callable[[Any, Tensor], Tensor],
-    *,
-    pre: bool = False,
-) -> Tensor:
-    """[samples]: the metric with the edit at these modules, one plain pass over the batches; edit: (value, mask)."""
-    values = []
-    for batch in batches:
-        named = isinstance(batch.inputs, Mapping)
-        ids = batch.inputs["input_ids"] if named else None
-        mask = torch.ones_like(ids) if named and "attention_mask" not in batch.inputs else None
-        mask = batch.inputs["attention_mask"] if named and mask is None else mask
-        handles = []
-        for path in paths:
-            module = model.get_submodule(path)
-            if pre:
-                hook = lambda m, args, mask=mask: (edit(args[0], mask), *args[1:])  # noqa: E731
-                handles.append(module.register_forward_pre_hook(hook))
-            else:
-                handles.append(module.register_forward_hook(lambda m, a, out, mask=mask: edit(out, mask)))
-        values.append(metric(model(**batch.inputs) if named else model(batch.inputs), batch.target))
-        for handle in handles:
-            handle.remove()
-    return torch.cat(values).double()
-
-
-def of_labels(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")
-
-
-def of_tokens(output: Tensor, target: Tensor) -> Tensor:
-    losses = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
-    return losses.sum(1) / (target != -100).sum(1)
-
-
-def put(*index: Any, factor: float = 0) -> Callable[[Tensor, Tensor], Tensor]:
-    """An edit that multiplies a part of the value."""
-
-    def edit(value: Tensor, mask: Tensor) -> Tensor:
-        value = value.clone()
-        value[index] *= factor
-        return value
-
-    return edit
-
-
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
 def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> None:
@@ -460,3 +393,70 @@ def test_effects_that_differ_are_a_difference_of_the_runs(executed) -> None:
     one, other = (executed(*words(hook % value, over, *DIGITS)) for value in (0, 5))
     assert one.compare(shutil.copytree(one.path, "copy")).reasons == []
     assert one.compare(other).reasons == ["metrics that differ: 2"]
+
+
+def words(hook: str, over: str, *overrides: str, metric: str = "loss") -> tuple[str, ...]:
+    """The command line of task=effects with a hook called `h`."""
+    task = ("task=effects", "task.hook=h", f"task.over={over}", f"task.metric={metric}")
+    return (*task, f"+hooks.h={hook}", *overrides)
+
+
+def plain(*overrides: str) -> tuple[nn.Module, Any]:
+    """The model of these overrides, and its batches."""
+    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides])
+    return model.eval(), data.loader("val")
+
+
+@torch.no_grad()
+def by_hand(
+    model: nn.Module,
+    batches: Any,
+    paths: Sequence[str],
+    edit: Callable[[Tensor, Tensor], Tensor],
+    metric: Callable[[Any, Tensor], Tensor],
+    *,
+    pre: bool = False,
+) -> Tensor:
+    """[samples]: the metric with the edit at these modules, one plain pass over the batches; edit: (value, mask)."""
+    values = []
+    for batch in batches:
+        named = isinstance(batch.inputs, Mapping)
+        ids = batch.inputs["input_ids"] if named else None
+        mask = torch.ones_like(ids) if named and "attention_mask" not in batch.inputs else None
+        mask = batch.inputs["attention_mask"] if named and mask is None else mask
+        handles = []
+        for path in paths:
+            module = model.get_submodule(path)
+            if pre:
+                hook = lambda m, args, mask=mask: (edit(args[0], mask), *args[1:])  # noqa: E731
+                handles.append(module.register_forward_pre_hook(hook))
+            else:
+                handles.append(module.register_forward_hook(lambda m, a, out, mask=mask: edit(out, mask)))
+        values.append(metric(model(**batch.inputs) if named else model(batch.inputs), batch.target))
+        for handle in handles:
+            handle.remove()
+    return torch.cat(values).double()
+
+
+def of_labels(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def of_tokens(output: Tensor, target: Tensor) -> Tensor:
+    losses = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+    return losses.sum(1) / (target != -100).sum(1)
+
+
+def put(*index: Any, factor: float = 0) -> Callable[[Tensor, Tensor], Tensor]:
+    """An edit that multiplies a part of the value."""
+
+    def edit(value: Tensor, mask: Tensor) -> Tensor:
+        value = value.clone()
+        value[index] *= factor
+        return value
+
+    return edit
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)

@@ -44,15 +44,6 @@ def generate(executed: Runs, tmp_path: Path) -> Runs:
     return generate
 
 
-def hook(name: str, layer: str, action: str, tokens: str, **keys: Any) -> str:
-    more = "".join(f", {key}: {value}" for key, value in keys.items())
-    return f"+hooks.{name}={{select: {layer}, hook: forward, action: {action}, tokens: {tokens}{more}}}"
-
-
-def ids_of(run: Run) -> list[list[int]]:
-    return [line["ids"] for line in run.generations]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
     hooks = (
@@ -231,3 +222,12 @@ def test_prompts_that_cannot_go_on_are_refused(refused, tmp_path) -> None:
     bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"
     masked = ("model=transformers", f"model.args.config={bert}", "model.args.class=masked_lm")
     assert "does not predict next tokens" in refused(*masked, *names)
+
+
+def hook(name: str, layer: str, action: str, tokens: str, **keys: Any) -> str:
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    return f"+hooks.{name}={{select: {layer}, hook: forward, action: {action}, tokens: {tokens}{more}}}"
+
+
+def ids_of(run: Run) -> list[list[int]]:
+    return [line["ids"] for line in run.generations]

@@ -33,46 +33,6 @@ MODELS = {
 }
 
 
-def transformer(kind: str, *more: str) -> tuple[str, ...]:
-    config = f"{{model_type: {kind}, {MODELS[kind]}}}"
-    return "model=transformers", f"model.args.config={config}", *DATA, *more
-
-
-def drawn(path: Path, *model: str) -> tuple[nn.Module, str]:
-    """The model with every parameter drawn at random, also biases and norms, and the override that loads it."""
-    built, _ = hookrun.build(overrides=[*model, "compute.device=cpu"])
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.2)
-    save_file({name: each.clone().contiguous() for name, each in built.state_dict().items()}, path)
-    return built.eval(), f"model.weights={path}"
-
-
-def sums(run: Run, key: str) -> dict[tuple[int, int], float]:
-    found = defaultdict[tuple[int, int], float](float)
-    for line in run.lens:
-        if key in line:
-            found[line["sample"], line["position"]] += line[key]
-    return dict(found)
-
-
-def answers(run: Run, part: str) -> dict[tuple[int, int], dict[str, Any]]:
-    return {(line["sample"], line["position"]): line for line in run.lens if line["part"] == part}
-
-
-def concluded(run: Run) -> float:
-    """The logit difference over the whole pass."""
-    (line,) = (line for line in run.metrics if "module" not in line)
-    value: float = line["logit_difference"]
-    return value
-
-
-def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
-    _, data = hookrun.build(overrides=list(overrides))
-    return [data["val"][number] for number in range(6)]
-
-
 KEYS = ("sample", "split", "part", "kind", "layer", "position", "token", "text", "top")
 OF_ANSWER = ("answer_logit", "wrong_logit", "logit_difference")
 
@@ -294,3 +254,43 @@ def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     assert "5 lines are not valid records" in text
     with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
         hookrun.open_run(found.path).lens  # noqa: B018
+
+
+def transformer(kind: str, *more: str) -> tuple[str, ...]:
+    config = f"{{model_type: {kind}, {MODELS[kind]}}}"
+    return "model=transformers", f"model.args.config={config}", *DATA, *more
+
+
+def drawn(path: Path, *model: str) -> tuple[nn.Module, str]:
+    """The model with every parameter drawn at random, also biases and norms, and the override that loads it."""
+    built, _ = hookrun.build(overrides=[*model, "compute.device=cpu"])
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.2)
+    save_file({name: each.clone().contiguous() for name, each in built.state_dict().items()}, path)
+    return built.eval(), f"model.weights={path}"
+
+
+def sums(run: Run, key: str) -> dict[tuple[int, int], float]:
+    found = defaultdict[tuple[int, int], float](float)
+    for line in run.lens:
+        if key in line:
+            found[line["sample"], line["position"]] += line[key]
+    return dict(found)
+
+
+def answers(run: Run, part: str) -> dict[tuple[int, int], dict[str, Any]]:
+    return {(line["sample"], line["position"]): line for line in run.lens if line["part"] == part}
+
+
+def concluded(run: Run) -> float:
+    """The logit difference over the whole pass."""
+    (line,) = (line for line in run.metrics if "module" not in line)
+    value: float = line["logit_difference"]
+    return value
+
+
+def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
+    _, data = hookrun.build(overrides=list(overrides))
+    return [data["val"][number] for number in range(6)]

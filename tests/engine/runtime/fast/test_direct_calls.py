@@ -33,23 +33,6 @@ SEEN = {"seen": {"select": "**", "hook": "forward", "action": "capture"}}
 GRADIENTS = {"of": {"select": "{0,1,2}", "hook": "output_grad", "action": "capture"}}
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-
-def is_called_directly(module: nn.Module) -> bool:
-    return hasattr(vars(module).get("_compiled_call_impl"), "hooks_fire")
-
-
-def is_set(module: nn.Module) -> bool:
-    return "_compiled_call_impl" in vars(module)
-
-
-def called(module: nn.Module, *args: Any) -> Tensor:
-    return module(*args)  # type: ignore[no-any-return]
-
-
 def test_a_model_that_will_be_compiled_is_called_by_torch() -> None:
     """Guards of a graph check everything that was read for it, so a direct call must not be part of it."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
@@ -369,3 +352,20 @@ def test_gradients_equal_those_of_a_hook_on_the_output() -> None:
     model.requires_grad_(False)
     with hookrun.hooked(model, GRADIENTS), pytest.raises(hookrun.HookrunError, match="carries no gradient"):
         called(model, X)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def is_called_directly(module: nn.Module) -> bool:
+    return hasattr(vars(module).get("_compiled_call_impl"), "hooks_fire")
+
+
+def is_set(module: nn.Module) -> bool:
+    return "_compiled_call_impl" in vars(module)
+
+
+def called(module: nn.Module, *args: Any) -> Tensor:
+    return module(*args)  # type: ignore[no-any-return]

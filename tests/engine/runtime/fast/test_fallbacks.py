@@ -20,6 +20,40 @@ from hookrun.engine.runtime.fast import copies, direct_calls, small_tensors
 FILES = (copies, direct_calls, small_tensors)
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module in FILES for name in module.NAMES],
+    ids=lambda it: str(it)[-40:],
+)
+def test_a_torch_without_a_private_name_takes_the_plain_way(
+    module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "torch", Without(torch, name))
+    assert is_off(loaded_again(module))
+
+
+def test_the_environment_turns_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [is_off(loaded_again(module)) for module in FILES] == [not fast.IS_ON] * len(FILES)
+    monkeypatch.setenv("HOOKRUN_FAST", "0")
+    monkeypatch.setattr(fast, "IS_ON", loaded_again(fast).IS_ON)
+    assert all(is_off(loaded_again(module)) for module in FILES)
+
+
+def test_the_variable_of_the_removed_code_in_c_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKRUN_KERNELS", "0")
+    with pytest.warns(hookrun.HookrunWarning, match="HOOKRUN_KERNELS has no effect"):
+        loaded_again(fast)
+
+
+def test_every_private_name_is_asked_for() -> None:
+    """A name that a file takes from torch in another way would be missed above."""
+    for path in Path(str(fast.__file__)).parent.glob("*.py"):
+        assert (
+            re.findall(r"torch\._C\.(?!_DisableFuncTorch)\w+|import _|torch\._(?!C)\w+", path.read_text())
+            == []
+        )
+
+
 class Without:
     """An object without the attribute at a path."""
 
@@ -57,37 +91,3 @@ def is_off(module: Any) -> bool:
         handle = layer.register_forward_hook(lambda *_: None)
         return module.call_directly(layer, handle.id, lambda out: out) is None
     return module.SmallTensors().add(x, ("mean",), ()) is None
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [(module, name) for module in FILES for name in module.NAMES],
-    ids=lambda it: str(it)[-40:],
-)
-def test_a_torch_without_a_private_name_takes_the_plain_way(
-    module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fast, "torch", Without(torch, name))
-    assert is_off(loaded_again(module))
-
-
-def test_the_environment_turns_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [is_off(loaded_again(module)) for module in FILES] == [not fast.IS_ON] * len(FILES)
-    monkeypatch.setenv("HOOKRUN_FAST", "0")
-    monkeypatch.setattr(fast, "IS_ON", loaded_again(fast).IS_ON)
-    assert all(is_off(loaded_again(module)) for module in FILES)
-
-
-def test_the_variable_of_the_removed_code_in_c_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOOKRUN_KERNELS", "0")
-    with pytest.warns(hookrun.HookrunWarning, match="HOOKRUN_KERNELS has no effect"):
-        loaded_again(fast)
-
-
-def test_every_private_name_is_asked_for() -> None:
-    """A name that a file takes from torch in another way would be missed above."""
-    for path in Path(str(fast.__file__)).parent.glob("*.py"):
-        assert (
-            re.findall(r"torch\._C\.(?!_DisableFuncTorch)\w+|import _|torch\._(?!C)\w+", path.read_text())
-            == []
-        )

@@ -29,29 +29,6 @@ X = torch.linspace(-1, 1, 15).reshape(5, 3)
 in_graphs = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.12 compiles no edited parameters")
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-
-
-def hooked(model: nn.Module, select: Any = "0.weight", **hook: Any) -> Any:
-    return hookrun.hooked(model, one_hook(select, "weight", **hook))
-
-
-def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
-    """The output, then the gradient of each parameter."""
-    model.zero_grad()
-    output = call()
-    output.square().sum().backward()
-    return [output.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
-def require_equal(found: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(found) == len(expected)
-    for pair in zip(found, expected, strict=True):
-        assert torch.equal(*pair)
-
-
 class Through(torch.autograd.Function):
     """The second tensor with the gradient of the first."""
 
@@ -383,3 +360,26 @@ def test_two_installations_edit_one_after_the_other() -> None:
     inner = functional_call(plain[0], {"weight": plain[0].weight * 2 * 3}, X)
     assert torch.equal(found, nn.functional.linear(torch.relu(inner), weight, model[2].bias))
     assert not {"weight", "parametrizations"} & (vars(model[0]).keys() | vars(model[2]).keys())
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def hooked(model: nn.Module, select: Any = "0.weight", **hook: Any) -> Any:
+    return hookrun.hooked(model, one_hook(select, "weight", **hook))
+
+
+def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
+    """The output, then the gradient of each parameter."""
+    model.zero_grad()
+    output = call()
+    output.square().sum().backward()
+    return [output.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def require_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    for pair in zip(found, expected, strict=True):
+        assert torch.equal(*pair)

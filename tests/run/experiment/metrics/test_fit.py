@@ -34,12 +34,6 @@ def strange(trusted: Callable[..., None]) -> Overrides:
     return strange
 
 
-def told(prepared: Any) -> list[str]:
-    """The lines of the plan about loss and metrics, then the notes on the loss."""
-    lines = [line for line in prepared.lines if line.startswith(("loss:", "metrics:"))]
-    return lines + [note for note in prepared.notes if note.startswith("train.loss")]
-
-
 # ---- which tensor --------------------------------------------------------------------------------------------------
 
 
@@ -361,3 +355,9 @@ def test_labels_of_any_integer_type_are_labels(strange: Overrides, executed: Any
     [short] = executed(*strange("scores", "int32"), "task=evaluate").metrics
     assert long["loss"] == short["loss"]
     assert long["accuracy"] == short["accuracy"]
+
+
+def told(prepared: Any) -> list[str]:
+    """The lines of the plan about loss and metrics, then the notes on the loss."""
+    lines = [line for line in prepared.lines if line.startswith(("loss:", "metrics:"))]
+    return lines + [note for note in prepared.notes if note.startswith("train.loss")]

@@ -24,65 +24,10 @@ from hookrun.store.reader import Run
 
 Runs = Callable[..., Run]
 OF_CLASSES = ("auroc", "average_precision", "f1", "balanced_accuracy")
-OWN = """
-import torch
-
-def wer(outputs, targets):
-    assert outputs.dtype == torch.float32 and not outputs.requires_grad
-    return (outputs.argmax(1) != targets).sum() / len(targets)
-
-wer.over, wer.direction = "split", "minimize"
-
-def first_words(outputs, targets):
-    return [len(row) for row in outputs][0]
-
-first_words.over = "split"
-
-def per_row(output, target):
-    return output.double().logsumexp(1)
-
-def spread(output, target):
-    return output.std()
-
-def nothing(outputs, targets):
-    return float("nan")
-
-nothing.over = "split"
-
-def ordered(outputs, targets):
-    return (outputs[:, 0] * torch.arange(len(outputs))).sum()
-
-ordered.over = "split"
-
-def whole(output, target):
-    return 0
-
-whole.over = "epoch"
-"""
-
-
-def over_split(
-    entries: list[Any], scores: Tensor, targets: Tensor, split: str = "val"
-) -> tuple[dict[str, float], list[str]]:
-    """The metrics of rows that come in batches of seven, in a mixed order."""
-    keys = [MetricKeys(**each) if isinstance(each, dict) else each for each in entries]
-    average = Average(load_metrics(keys))
-    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(1))
-    for ids in order.split(7):
-        average.add(None, of_samples(scores[ids], targets[ids]), ids=ids, split=split)
-    return average.over_split()
 
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
-
-
-def close(found: dict[str, float], wanted: dict[str, float]) -> None:
-    assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12)
-
-
-def by_average(name: str) -> list[dict[str, Any]]:
-    return [{"name": name, "average": average} for average in ("macro", "micro", "none")]
 
 
 @pytest.mark.parametrize("name", ["auroc", "average_precision"])
@@ -546,3 +491,60 @@ def test_cells_that_are_not_defined_are_told(executed: Runs) -> None:
     assert found.faults == ["factor=3e+38: auroc (exact) is NaN or infinite"]
     assert found["exact"][1].isnan()
     assert found["exact"][0].isfinite()
+
+
+OWN = """
+import torch
+
+def wer(outputs, targets):
+    assert outputs.dtype == torch.float32 and not outputs.requires_grad
+    return (outputs.argmax(1) != targets).sum() / len(targets)
+
+wer.over, wer.direction = "split", "minimize"
+
+def first_words(outputs, targets):
+    return [len(row) for row in outputs][0]
+
+first_words.over = "split"
+
+def per_row(output, target):
+    return output.double().logsumexp(1)
+
+def spread(output, target):
+    return output.std()
+
+def nothing(outputs, targets):
+    return float("nan")
+
+nothing.over = "split"
+
+def ordered(outputs, targets):
+    return (outputs[:, 0] * torch.arange(len(outputs))).sum()
+
+ordered.over = "split"
+
+def whole(output, target):
+    return 0
+
+whole.over = "epoch"
+"""
+
+
+def over_split(
+    entries: list[Any], scores: Tensor, targets: Tensor, split: str = "val"
+) -> tuple[dict[str, float], list[str]]:
+    """The metrics of rows that come in batches of seven, in a mixed order."""
+    keys = [MetricKeys(**each) if isinstance(each, dict) else each for each in entries]
+    average = Average(load_metrics(keys))
+    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(1))
+    for ids in order.split(7):
+        average.add(None, of_samples(scores[ids], targets[ids]), ids=ids, split=split)
+    return average.over_split()
+
+
+def close(found: dict[str, float], wanted: dict[str, float]) -> None:
+    assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+def by_average(name: str) -> list[dict[str, Any]]:
+    return [{"name": name, "average": average} for average in ("macro", "micro", "none")]
