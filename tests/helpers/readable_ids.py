@@ -11,11 +11,13 @@ LONGEST = 60
 
 
 def readable_id(value: Any) -> str | None:
-    """The id of a parameter, or None where pytest's own is as good: for texts, numbers and functions.
+    """The id of a parameter, or None where pytest's own is as good: for short texts, numbers and functions.
 
     It is the same in every process, as xdist needs: sets and objects, whose text is not, are left to pytest.
     """
-    if not isinstance(value, Mapping | tuple | list | Path) and type(value).__name__ != "dtype":
+    if isinstance(value, str) and len(value) <= LONGEST:
+        return None
+    if isinstance(value, bool | int | float | complex | type) or value is None:
         return None
     text = _text(value)
     if not text:
@@ -32,7 +34,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, Path):
         return value.name if value.is_absolute() else value.as_posix()
     if isinstance(value, Mapping):
-        return _joined([f"{key}:{text}" if (text := _text(part)) else None for key, part in value.items()])
+        return _joined([_pair(key, part) for key, part in value.items()])
     if isinstance(value, tuple | list):
         return _joined([_text(part) for part in value])
     if isinstance(value, type):
@@ -42,7 +44,15 @@ def _text(value: Any) -> str | None:
     return None
 
 
-def _joined(parts: list[str | None]) -> str | None:
-    if None in parts:
+def _pair(key: Any, value: Any) -> str | None:
+    text = _text(value)
+    if text is None:
         return None
-    return ",".join(part for part in parts if part)
+    return f"{key}:{text}"
+
+
+def _joined(parts: list[str | None]) -> str | None:
+    texts = [part for part in parts if part is not None]
+    if len(texts) < len(parts):
+        return None
+    return ",".join(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,50 +38,50 @@ KEYS = ("sample", "split", "part", "kind", "layer", "position", "token", "text",
 OF_ANSWER = ("answer_logit", "wrong_logit", "logit_difference")
 
 
-def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed, tmp_path) -> None:
-    model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
-    found = executed(*LENS, weights, "task.top=3")
-    seen: dict[str, Tensor] = {}
-    for number in (0, 1):
-        path = f"blocks.{number}.resid_post"
-        model.get_submodule(path).register_forward_hook(
-            lambda module, args, output, path=path: seen.__setitem__(path, output)
-        )
-    places = [(line["sample"], line["layer"] is not None, line["layer"]) for line in found.lens]
+def test_lines_of_a_decoder_are_ordered_by_sample(decoder: DecoderLens) -> None:
+    places = [(line["sample"], line["layer"] is not None, line["layer"]) for line in decoder.run.lens]
     assert places == sorted(places), "by sample, then part"
-    metrics = {line["module"]: line for line in found.metrics if "module" in line}
+    for each in decoder.streams:
+        lines = decoder.lines(each)
+        assert [line["position"] for line in lines] == list(range(len(each.tokens)))
+        assert [line["token"] for line in lines] == each.tokens
+        for line in lines:
+            assert isinstance(line["text"], str)
+
+
+def test_the_top_tokens_are_those_of_the_stream_by_hand(decoder: DecoderLens) -> None:
+    for each in decoder.streams:
+        values, tokens = each.logits.softmax(-1).topk(3)
+        for place, line in enumerate(decoder.lines(each)):
+            assert [token for token, _, _ in line["top"]] == tokens[place].tolist()
+            assert [value for _, _, value in line["top"]] == pytest.approx(values[place].tolist(), rel=1e-4)
+
+
+def test_the_kl_is_that_of_the_output_from_the_stream(decoder: DecoderLens) -> None:
+    metrics = {line["module"]: line for line in decoder.run.metrics if "module" in line}
     kls = defaultdict[str, list[float]](list)
-    for number, (inputs, target) in enumerate(samples(*DECODER)):
-        count = int(inputs["attention_mask"].sum())
-        with torch.no_grad():
-            output = model(inputs["input_ids"][None], inputs["attention_mask"][None])[0]
-            for path, stream in seen.items():
-                logits = model.unembed(model.ln_final(stream))[0]
-                kl = (output.softmax(-1) * (output.log_softmax(-1) - logits.log_softmax(-1))).sum(-1)
-                lines = [line for line in found.lens if line["part"] == path and line["sample"] == number]
-                assert [line["position"] for line in lines] == list(range(count))
-                for place, line in enumerate(lines):
-                    values, tokens = logits[place].softmax(-1).topk(3)
-                    assert [each[0] for each in line["top"]] == tokens.tolist()
-                    assert [each[2] for each in line["top"]] == pytest.approx(values.tolist(), rel=1e-4)
-                    assert line["kl_to_output"] == pytest.approx(float(kl[place]), abs=1e-5)
-                    assert line["token"] == inputs["input_ids"][place]
-                    assert isinstance(line["text"], str)
-                    kls[path].append(line["kl_to_output"])
-                assert list(lines[0]) == [*KEYS, "kl_to_output"]
-                assert list(lines[-1]) == [*KEYS, *OF_ANSWER, "kl_to_output"]
-                assert lines[0]["split"] == "val"
-                assert lines[0]["kind"] == "residual"
-                assert lines[0]["layer"] == int(path[7])
-                assert lines[-1]["logit_difference"] == lines[-1]["answer_logit"] - lines[-1]["wrong_logit"]
-                assert lines[-1]["answer_logit"] == pytest.approx(
-                    float(logits[count - 1, target[count - 1]]), abs=1e-4
-                )
-    assert {path: metrics[path]["kl"] for path in kls} == pytest.approx(
-        {path: sum(values) / len(values) for path, values in kls.items()}
-    )
+    for each in decoder.streams:
+        distance = each.output.log_softmax(-1) - each.logits.log_softmax(-1)
+        expected = (each.output.softmax(-1) * distance).sum(-1)
+        found = [line["kl_to_output"] for line in decoder.lines(each)]
+        assert found == pytest.approx(expected.tolist(), abs=1e-5)
+        kls[each.path] += found
+    for path, values in kls.items():
+        assert metrics[path]["kl"] == pytest.approx(sum(values) / len(values))
     assert metrics["blocks.1.resid_post"]["kl"] == pytest.approx(0, abs=1e-6)
     assert metrics["embed"]["positions"] == len(kls["blocks.0.resid_post"])
+
+
+def test_the_last_line_of_a_prompt_has_its_answer(decoder: DecoderLens) -> None:
+    for each in decoder.streams:
+        first, *_, last = decoder.lines(each)
+        assert list(first) == [*KEYS, "kl_to_output"]
+        assert list(last) == [*KEYS, *OF_ANSWER, "kl_to_output"]
+        assert first["split"] == "val"
+        assert first["kind"] == "residual"
+        assert first["layer"] == int(each.path[7])
+        assert last["logit_difference"] == last["answer_logit"] - last["wrong_logit"]
+        assert last["answer_logit"] == pytest.approx(float(each.logits[-1, each.answer]), abs=1e-4)
 
 
 def test_the_stream_of_gpt2_is_its_hidden_states(executed, tmp_path) -> None:
@@ -254,6 +255,60 @@ def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     assert "5 lines are not valid records" in text
     with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
         hookrun.open_run(found.path).lens  # noqa: B018
+
+
+@dataclass
+class Stream:
+    """The stream behind one block in the pass of one sample, by hooks written by hand.
+
+    logits, output: [T, V], of the stream and of the whole model; T the real tokens of the sample
+    """
+
+    sample: int
+    path: str
+    tokens: list[int]
+    answer: int
+    logits: Tensor
+    output: Tensor
+
+
+@dataclass
+class DecoderLens:
+    """A run of the lens on a decoder, and the streams of the same passes by hand."""
+
+    run: Run
+    streams: list[Stream]
+
+    def lines(self, stream: Stream) -> list[dict[str, Any]]:
+        """The run's lines of this stream, in their order."""
+        of_part = [line for line in self.run.lens if line["part"] == stream.path]
+        return [line for line in of_part if line["sample"] == stream.sample]
+
+
+@pytest.fixture(scope="module")
+def decoder(shared, tmp_path_factory) -> DecoderLens:
+    model, weights = drawn(tmp_path_factory.mktemp("drawn") / "w.safetensors", *DECODER)
+    seen = dict[str, Tensor]()
+
+    def keep(path: str) -> None:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            seen[path] = output
+
+        model.get_submodule(path).register_forward_hook(hook)
+
+    keep("blocks.0.resid_post")
+    keep("blocks.1.resid_post")
+    streams = []
+    for sample, (inputs, target) in enumerate(samples(*DECODER)):
+        mask = inputs["attention_mask"]
+        count = int(mask.sum())
+        with torch.no_grad():
+            output = model(inputs["input_ids"][None], mask[None])[0, :count]
+            for path, stream in seen.items():
+                logits = model.unembed(model.ln_final(stream))[0, :count]
+                tokens = inputs["input_ids"][:count].tolist()
+                streams.append(Stream(sample, path, tokens, int(target[count - 1]), logits, output))
+    return DecoderLens(shared(*LENS, weights, "task.top=3"), streams)
 
 
 def transformer(kind: str, *more: str) -> tuple[str, ...]:
