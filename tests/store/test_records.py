@@ -31,7 +31,7 @@ ENTRY = {
 }  # fmt: skip
 
 
-def test_unknown_keys_of_other_versions_are_accepted() -> None:
+def test_missing_and_unknown_keys_of_other_versions_are_accepted() -> None:
     assert checked({}, PlanRecord).hooks == []
     assert checked({"status": "done", "later": {"a": 1}}, Status).manifest is None
     assert checked({"split": "val", "sample": 0, "class": "cat"}, SampleLine).label == "cat"
@@ -75,7 +75,7 @@ def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path) -> None:
         read_record(path, Status)
 
 
-def test_a_wrong_line_is_named(tmp_path) -> None:
+def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path) -> None:
     path = tmp_path / "samples.jsonl"
     good = '{"split": "val", "sample": 0, "file": "a"}\n'
     path.write_text(good + good[:20])
@@ -109,9 +109,7 @@ def test_lines_are_accepted_with_keys_that_may_be_there() -> None:
     compared = {"text_without": "b", "ids_without": [2], "reason_without": "end", "kl_first": 0.1}
     assert GenerationLine.model_validate(GENERATION | compared).kl_first == 0.1
     found = LensLine.model_validate(LENS | {"later": 1})
-    assert found.part == "h.0"
-    assert found.position == 3
-    assert found.top == [(5, " a", 0.5)]
+    assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
     assert PictureLine.model_validate(PICTURE).png == PNG
 
 

@@ -25,6 +25,26 @@ WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Records = list[dict[str, Any]]
 
 
+def copying() -> nn.Sequential:
+    """Its output is a copy of its argument in the same order of memory."""
+    return nn.Sequential(Net(lambda _, x: x.clone()))
+
+
+def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
+    """x after flips of its elements, and the records of these."""
+    model = copying()
+    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
+        if samples is not None:
+            hooks.samples = torch.tensor(samples)
+        return model(x), hooks.records
+
+
+def integers(x: Tensor) -> np.ndarray[Any, Any]:
+    """The elements as unsigned integers of the same bits."""
+    flat = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().view(WIDTHS[x.element_size()]).copy()
+
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int32, torch.int64)
 SHAPES: dict[str, Callable[[], Tensor]] = {
     "matrix": lambda: torch.randn(6, 5),
@@ -45,10 +65,8 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
     expected = before.copy()
     for record in records:
         expected[record["element"]] ^= expected.dtype.type(1 << record["bit"])
-    assert (integers(new) == expected).all()
-    assert (integers(x) == before).all()
-    assert bool(records) is bool(x.numel())
-    assert new.dtype is dtype
+    assert (integers(new) == expected).all() and (integers(x) == before).all()
+    assert bool(records) is bool(x.numel()) and new.dtype is dtype
     values = {record["element"]: (record["before"], record["after"]) for record in records}
     for element, (old, changed) in values.items():
         np.testing.assert_equal(
@@ -57,10 +75,7 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
 
 
 def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
-    model = copying()
-    bits = [0, 5, 31]
-    elements = 10
-    draws = 10_000
+    model, bits, elements, draws = copying(), [0, 5, 31], 10, 10_000
     spec = {"select": "0", "hook": "forward", "action": "flip_bits", "rate": 0.01, "bits": bits, "seed": 1}
     with hookrun.hooked(model, {"h": spec}) as hooks:
         for _ in range(draws):
@@ -74,18 +89,15 @@ def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
     for key, kinds in (("bit", bits), ("element", range(elements))):
         counts = Counter(record[key] for record in records)
         assert set(counts) == set(kinds)
-        for kind in kinds:
-            assert within_3_sigma(counts[kind], elements * 3 * draws // len(kinds))
+        assert all(within_3_sigma(counts[kind], elements * 3 * draws // len(kinds)) for kind in kinds)
 
 
 @pytest.mark.parametrize("index", [None, ":, [0, 2]", "[3, 1]", "..., 1:"])
-def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
-    x = torch.randn(4, 5, 3)
-    part = {} if index is None else {"index": index}
+def test_count_is_exact_and_elements_are_of_the_whole_tensor(index: str | None) -> None:
+    x, part = torch.randn(4, 5, 3), {} if index is None else {"index": index}
     picked = np.arange(60).reshape(4, 5, 3)[eval(f"np.s_[{index or '...'}]")]
     new, records = flipped(x, count=7, samples=[10, 11, 12, 13], **part)
-    assert len(records) == 7
-    assert {record["element"] for record in records} <= set(picked.ravel().tolist())
+    assert len(records) == 7 and {record["element"] for record in records} <= set(picked.ravel().tolist())
     assert {(record["element"], record["sample"]) for record in records} == {
         (at, 10 + at // 15) for at in np.flatnonzero(integers(new) != integers(x)).tolist()
     }
@@ -94,10 +106,9 @@ def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
     assert Counter(record["sample"] for record in records) == {10 + row: 2 for row in rows}
 
 
-def test_the_gradient_is_straight_through() -> None:
+def test_the_gradient_is_straight_through_and_a_weight_stays() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
-    stored = model[0].weight.detach().clone()
-    x = torch.randn(2, 3, requires_grad=True)
+    stored, x = model[0].weight.detach().clone(), torch.randn(2, 3, requires_grad=True)
     flips = {"action": "flip_bits", "count": 3, "bits": [20, 31]}
     weight = {"select": "0.weight", "hook": "weight", **flips}
     output = {"select": "0", "hook": "forward", **flips}
@@ -105,8 +116,7 @@ def test_the_gradient_is_straight_through() -> None:
         seen = model(x)
         seen.sum().backward()
         lists = {name: [r for r in hooks.records if r["hook"] == name] for name in ("weight", "output")}
-    read = integers(stored)
-    made = None
+    read, made = integers(stored), None
     for record in lists["weight"]:
         read[record["element"]] ^= np.uint32(1 << record["bit"])
     read_weight = torch.from_numpy(read.view(np.float32)).view(4, 3)
@@ -114,15 +124,14 @@ def test_the_gradient_is_straight_through() -> None:
     for record in lists["output"]:
         made[record["element"]] ^= np.uint32(1 << record["bit"])
     plain = torch.from_numpy(made.view(np.float32)).view(2, 4)
-    assert torch.equal(seen, plain.relu())
-    assert torch.equal(model[0].weight, stored)
+    assert torch.equal(seen, plain.relu()) and torch.equal(model[0].weight, stored)
     passed = (plain > 0).float()
     torch.testing.assert_close(x.grad, passed @ read_weight)
     torch.testing.assert_close(model[0].weight.grad, passed.t() @ x.detach())
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_recomputed_call_lists_nothing_twice(reentrant: bool) -> None:
+def test_a_recomputed_call_flips_again_and_lists_nothing_twice(reentrant: bool) -> None:
     def trained(run: Callable[[nn.Module, Tensor], Tensor]) -> tuple[list[Tensor], Records]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -134,8 +143,7 @@ def test_a_recomputed_call_lists_nothing_twice(reentrant: bool) -> None:
 
     plain, records = trained(lambda model, x: model(x))
     again, others = trained(lambda model, x: checkpoint(model, x, use_reentrant=reentrant))
-    assert all(map(torch.equal, plain, again))
-    assert records == others
+    assert all(map(torch.equal, plain, again)) and records == others
 
 
 @pytest.mark.parametrize(
@@ -212,8 +220,7 @@ def train(
     """Train in an own loop: the bits of all outputs and weights, and the list of faults."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen = list[Tensor]()
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), list[Tensor]()
     spec = {name: {**hook, "action": "flip_bits"} for name, hook in hooks.items()}
     with hookrun.record(model, spec, run_dir=run, strict=True):
         for _ in range(steps):
@@ -233,10 +240,8 @@ def test_a_list_is_repeated_bit_for_bit_on_every_kind_of_hook(tmp_path: Path) ->
     seeded = {name: hook | {"seed": 7} for name, hook in HOOKS.items()}
     assert train(seeded, tmp_path / "other")[1] != first[1]
     run = hookrun.open_run(tmp_path / "first")
-    assert {line["hook"] for line in run.faults} == set(HOOKS)
-    assert len(run.table("faults")) == len(run.faults)
-    assert "faults.jsonl" in (run.path / "manifest.json").read_text()
-    assert verify(run.path).bad == []
+    assert {line["hook"] for line in run.faults} == set(HOOKS) and len(run.table("faults")) == len(run.faults)
+    assert "faults.jsonl" in (run.path / "manifest.json").read_text() and verify(run.path).bad == []
     with (run.path / "faults.jsonl").open("a") as file:
         file.write("{}\n")
     assert any("faults.jsonl" in text for text in verify(run.path).bad)
@@ -260,23 +265,3 @@ def test_a_list_that_does_not_fit_is_refused(
     train({"part": HOOKS["part"]}, Path("first"))
     with pytest.raises(hookrun.HookrunError, match=f"(?s){message}"):
         train({"part": repeating("first")["part"] | changed}, Path("again"), **length)
-
-
-def copying() -> nn.Sequential:
-    """Its output is a copy of its argument in the same order of memory."""
-    return nn.Sequential(Net(lambda _, x: x.clone()))
-
-
-def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
-    """x after flips of its elements, and the records of these."""
-    model = copying()
-    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
-        if samples is not None:
-            hooks.samples = torch.tensor(samples)
-        return model(x), hooks.records
-
-
-def integers(x: Tensor) -> np.ndarray[Any, Any]:
-    """The elements as unsigned integers of the same bits."""
-    flat = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8).numpy().view(WIDTHS[x.element_size()]).copy()
