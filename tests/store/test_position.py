@@ -109,42 +109,67 @@ def test_a_directory_may_be_cut_back_twice(
     assert 8 < died < 20
 
 
-def test_a_position_beyond_the_files_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metrics": 10**6}, r"metrics.jsonl has 2\d\d bytes, and no line ends at byte 1,000,000"),
+        ({"stats": -3}, r"stats.jsonl has .*, and no line ends at byte"),
+        ({"samples": -10_000}, "greater than or equal to 0"),
+        ({"captures": {"shards": 2}}, "index of captures names 2 shards in .* bytes, the state says 2 in "),
+        ({"captures": {"index": 0, "shards": 2}}, r"2 shards in [\d,]+ bytes, the state says 2 in 0"),
+    ],
+)
+def test_a_position_beyond_the_files_changes_nothing(change, message: str, tmp_path: Path) -> None:
     run = whole(tmp_path / "run", 5)
     position = run.position()
     run.close()
-    path = run.path
+    for name, value in change.items():
+        if isinstance(value, dict):
+            position[name] = {**position[name], **value}
+        elif value < 0:
+            position[name] += value
+        else:
+            position[name] = value
+    refuse(run.path, position, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("captures/000000.safetensors", "captures/000000.safetensors: No such file"),
+        ("captures/index.jsonl", "index.jsonl: No such file"),
+    ],
+)
+def test_a_position_needs_the_files_of_its_captures(name: str, message: str, tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", 5)
+    position = run.position()
+    run.close()
+    (run.path / name).unlink()
+    refuse(run.path, position, message)
+
+
+def test_a_position_needs_shards_of_their_size(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", 5)
+    position = run.position()
+    run.close()
+    (run.path / "captures" / "000000.safetensors").write_bytes(b"x")
+    refuse(run.path, position, "captures/000000.safetensors has 1 bytes, its index says")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("samples.jsonl", "it is a link"), ("predictions", "predictions is not a folder of its own")],
+)
+def test_a_link_in_place_of_a_file_is_not_followed(name: str, message: str, tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", 5)
+    position = run.position()
+    run.close()
     secret = tmp_path / "secret"
     secret.write_text("not yours\n")
-    first = next(each for each in sorted((path / "captures").iterdir()) if each.suffix == ".safetensors")
-    mistakes: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
-        (lambda: None, {"metrics": 10**6}, r"metrics.jsonl has 2\d\d bytes, and no line ends at byte 1,000,000"),
-        (lambda: None, {"stats": position["stats"] - 3}, r"stats.jsonl has .*, and no line ends at byte"),
-        (lambda: None, {"samples": -1}, "greater than or equal to 0"),
-        (
-            lambda: None,
-            {"captures": {**position["captures"], "shards": 2}},
-            "index of captures names 2 shards in .* bytes, the state says 2 in ",
-        ),
-        (lambda: None, {"captures": {"index": 0, "shards": 2}}, r"2 shards in [\d,]+ bytes, the state says 2 in 0"),
-        (lambda: replace_by_link(path / "samples.jsonl", secret), {}, "it is a link"),
-        (lambda: first.write_bytes(b"x"), {}, "captures/000000.safetensors has 1 bytes, its index says"),
-        (first.unlink, {}, "captures/000000.safetensors: No such file"),
-        (lambda: (path / "captures" / "index.jsonl").unlink(), {}, "index.jsonl: No such file"),
-        (lambda: replace_by_link(path / "predictions", tmp_path), {}, "predictions is not a folder of its own"),
-    ]  # fmt: skip
-    for damage, change, message in mistakes:
-        damage()
-        before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
-        with pytest.raises(StoreError, match=message):
-            RunDir.reopen(path, {**position, **change})
-        assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+    (run.path / name).rename(tmp_path / "before")
+    (run.path / name).symlink_to(secret if name == "samples.jsonl" else tmp_path)
+    refuse(run.path, position, message)
     assert secret.read_text() == "not yours\n"
-
-
-def replace_by_link(path: Path, to: Path) -> None:
-    path.rename(path.with_name(f"{path.name}.before"))
-    path.symlink_to(to)
 
 
 def test_a_file_that_was_deleted_during_the_run_has_no_position(tmp_path: Path) -> None:
@@ -193,16 +218,28 @@ def record(run: RunDir, number: int) -> None:
     run.append(SAMPLES, [{"split": "val", "sample": number}])
 
 
+def refuse(path: Path, position: dict[str, Any], message: str) -> None:
+    """Reopening is an error with this message, and changes no file."""
+
+    def content() -> dict[Path, bytes]:
+        return {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+    before = content()
+    with pytest.raises(StoreError, match=message):
+        RunDir.reopen(path, position)
+    assert content() == before
+
+
 def recorded(path: Path) -> dict[str, Any]:
     """Everything that a reader finds."""
     run = open_run(path)
     assert verify(path).bad == []
-    rows = [(run.captures["h"]["fc"], "h"), (run.predictions, "p")]
-    return {
-        **{name: (each[:].tolist(), each.sample_ids.tolist(), each.steps.tolist()) for each, name in rows},
-        **{name: (path / f"{name}.jsonl").read_text() for name in ("metrics", "stats", "samples")},
-        "files": sorted(each.name for each in path.iterdir()),
-    }
+    found: dict[str, Any] = {"files": sorted(each.name for each in path.iterdir())}
+    for name, rows in {"captures": run.captures["h"]["fc"], "predictions": run.predictions}.items():
+        found[name] = rows[:].tolist(), rows.sample_ids.tolist(), rows.steps.tolist()
+    for name in ("metrics", "stats", "samples"):
+        found[name] = (path / f"{name}.jsonl").read_text()
+    return found
 
 
 def whole(path: Path, batches: int = 7) -> RunDir:
