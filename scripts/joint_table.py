@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,33 +27,27 @@ from hookrun.run.experiment.settings import Compute, Settings, Train
 from hookrun.run.experiment.sharding import shard_problems
 
 EQUAL, DIFFERS, REFUSED = "equal", "differs", "refused"
+EXAMPLES = Path(__file__).resolve().parents[1] / "conf" / "hooks"
 
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "add_bias": [{"value": 0.01}, {"value": [0.01], "trainable": True}],
     "add_parameter": [{"name": "more", "shape": [2]}],
-    "capture": [{}],
     "cast": [{"dtype": "bfloat16"}],
     "check": [{"max": 0.1, "policy": "warn"}],
     "clamp": [{"min": -0.02, "max": 0.02}],
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
     "flip_bits": [{"count": 2, "bits": [18, 20]}],
-    "freeze": [{}],
     "init": [{"name": "xavier_uniform_"}],
     "linear": [{}],
     "noise": [{"std": 0.1}],
-    "offload": [{"to": "cpu"}],
-    "print": [{}],
     "project": [{"direction": [1, 2, 0, 0, 0, 0, 0, 0]}],
-    "prune": [{"amount": 0.5}],
     "python": [{"function": "hookrun.examples:soften"}],
     "quantize": [{"bits": 4}, {"bits": 4, "per": "group", "group_size": 2}],
     "replace": [{"value": 0.01}],
-    "scale": [{"factor": 0.5}],
-    "skip": [{}],
     "stats": [{}],
 }
-"""The parameters of each action in the table; a missing action is an error."""
+"""The parameters of actions whose example does not fit the small network, or that have more than one row."""
 
 ELSEWHERE = {("python", "apply"): {"function": "hookrun.examples:shrink"}}
 """(action, hook type) -> other parameters for this hook type."""
@@ -133,13 +129,23 @@ class Network(nn.Module):
         return found
 
 
+def parameters_of(action: str) -> list[dict[str, Any]]:
+    """The action's parameters in each of its rows: those above, or those of the first hook of its example."""
+    if action in PARAMETERS:
+        return PARAMETERS[action]
+    hooks = yaml.safe_load((EXAMPLES / f"{action}.yaml").read_text())
+    first = next(iter(hooks.values()))
+    fields = actions()[action].model_fields
+    return [{key: value for key, value in first.items() if key in fields}]
+
+
 def rows() -> Iterator[Row]:
-    """Every action on every hook type that allows it with its parameters. KeyError for an action without parameters.
+    """Every action on every hook type that allows it with its parameters.
 
     An action that stops the forward is left out: without an output nothing is trained.
     """
     for action, kind in actions().items():
-        for parameters in () if kind.does == "stop" else PARAMETERS[action]:
+        for parameters in () if kind.does == "stop" else parameters_of(action):
             params = kind.model_validate(parameters)
             for name, hook_type in HOOK_TYPES.items():
                 if hook_type in kind.hook_types and params.carried_by(hook_type) is None:

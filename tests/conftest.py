@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from quick_hydra import quick_hydra
 from quick_torch import quick_torch
+from readable_ids import readable_id
 from warm_processes import WarmProcesses, WarmServer
 
 # Before torch is imported, for this process and those that tests start. The models are small, and threads that compete
@@ -40,6 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests marked `before_compilers` are the first ones; the others keep their order."""
     items.sort(key=lambda item: item.get_closest_marker("before_compilers") is None)
+
+
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """Ids by which `-k` finds a test, in place of `keys0`, `keys1`, ..."""
+    return readable_id(val)
 
 
 @pytest.hookimpl(optionalhook=True)

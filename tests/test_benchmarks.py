@@ -15,12 +15,14 @@ from benchmarks.table import BEGIN, END, IN_BRIEF, PICTURE, brief_table, readme_
 from benchmarks.works import of_subject
 
 ROOT = Path(__file__).parents[1]
-README, PAGE = ROOT / "README.md", ROOT / "scripts/benchmarks/README.md"
+README = ROOT / "README.md"
+PAGE = ROOT / "scripts/benchmarks/README.md"
 MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
 
 
-def test_a_subject_is_measured_printed_and_written(tmp_path, capsys) -> None:
-    out, readme = tmp_path / "bench.json", tmp_path / "README.md"
+def test_a_measured_subject_is_printed(tmp_path, capsys) -> None:
+    out = tmp_path / "bench.json"
+    readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     arguments = ["--rounds", "1", "--seconds", "0", "--json", str(out), "--readme", str(readme)]
     assert main(["selectors", *arguments]) == 0
@@ -29,10 +31,14 @@ def test_a_subject_is_measured_printed_and_written(tmp_path, capsys) -> None:
     assert row["timings"][1]["name"] == OURS
     assert row["reached"] == (row["ratio"] <= row["target"])
     text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "`scripts/bench selectors --rounds 1 --seconds 0`" in text and "100 selectors" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "`scripts/bench selectors --rounds 1 --seconds 0`" in text
+    assert "100 selectors" in text
     drawn = ElementTree.fromstring((tmp_path / PICTURE).read_text())
-    assert f"({PICTURE})" in text and "100 selectors" in str(drawn.findtext("{*}desc"))
+    assert f"({PICTURE})" in text
+    assert "100 selectors" in str(drawn.findtext("{*}desc"))
 
 
 def test_the_picture_has_every_variant_of_a_row() -> None:
@@ -46,7 +52,7 @@ def test_the_picture_has_every_variant_of_a_row() -> None:
     assert places["hand"] < places["ours"] < places["peer"]
 
 
-def test_captures_of_the_small_network_equal_those_of_hand_written_hooks(tmp_path: Path) -> None:
+def test_captures_equal_those_of_hand_written_hooks(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     arguments = ["--row", "capture_mlp", "--row", "clamp_mlp", "--rounds", "1", "--seconds", "0"]
     assert main(["hooks", *arguments, "--json", str(out)]) == 0
@@ -62,7 +68,7 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     assert judged("work", {"bare": [1.0], OURS: [1.6]}, target=1.5).reached is False
 
 
-def test_other_outputs_are_an_error_for_hookrun_and_leave_out_another_library() -> None:
+def test_other_outputs_are_an_error_for_hookrun_alone() -> None:
     def ways(**values: float) -> Ways:
         found = Ways()
         for name, value in values.items():
@@ -87,7 +93,8 @@ def test_the_page_has_the_markers_of_the_table() -> None:
     result = judged("a work", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
     table = readme_table("scripts/bench all", MACHINE, [result])
     assert "| a work | bare | 1.25 | other 3.00 | **1.50** | ≤ 1.4 |" in table
-    assert "torch 2.15.0." in table and "zarr" not in table
+    assert "torch 2.15.0." in table
+    assert "zarr" not in table
     assert table in written(PAGE.read_text(encoding="utf-8"), table)
     with pytest.raises(ValueError, match="benchmark"):
         written("# a readme", table)
@@ -125,9 +132,11 @@ def test_rows_of_a_gpu_say_that_there_is_none(tmp_path: Path, capsys) -> None:
     assert main(["device", "--row", "stats_in_training", "--json", str(out)]) == 0
     assert "missing: this machine has no GPU" in capsys.readouterr().out
     (row,) = json.loads(out.read_text())["rows"]
-    assert row["reached"] is None and row["target"] == 1.01
+    assert row["reached"] is None
+    assert row["target"] == 1.01
 
 
 def test_all_subjects_together_leave_out_the_device() -> None:
-    assert not any("device" in work.subjects for work in of_subject("all"))
+    for work in of_subject("all"):
+        assert "device" not in work.subjects
     assert len(list(of_subject("device"))) == 3

@@ -13,7 +13,7 @@ from hookrun.errors import CompileError, HookrunError, Lookup, Problem, SpecErro
 
 
 @pytest.mark.parametrize("error", [SpecError, CompileError])
-def test_an_error_has_problems_and_is_pickled_with_them(error: type[SpecError | CompileError]) -> None:
+def test_a_pickled_error_keeps_its_problems(error: type[SpecError | CompileError]) -> None:
     problems = [Problem("seed", "found 'x'", "give a number"), Problem("", "there is no hook")]
     copy = pickle.loads(pickle.dumps(error(problems)))
     assert copy.errors == problems
@@ -45,20 +45,26 @@ def test_a_count_has_its_noun_in_the_singular_or_plural() -> None:
     assert [counted(count, "job") for count in (0, 1, 2000)] == ["0 jobs", "1 job", "2,000 jobs"]
 
 
-def test_a_key_or_its_alias_is_found_and_a_missing_one_is_an_error_with_similar_keys() -> None:
+def test_a_missing_key_is_told_with_similar_keys() -> None:
     found: Any = Lookup("module", "the run", {"conv1": 1, "fc": 2, "b": 3}, {"a": "fc", "b": "conv1"})
     assert (found["fc"], found["a"], found["b"]) == (2, 2, 3), "a key comes before an alias of that name"
-    assert list(found) == ["conv1", "fc", "b"] and len(found) == 3 and "a" in found
+    assert list(found) == ["conv1", "fc", "b"]
+    assert len(found) == 3
+    assert "a" in found
     with pytest.raises(KeyError, match="no module 'conv2' in the run") as missing:
         found["conv2"]
-    assert isinstance(missing.value, HookrunError) and "conv1" in str(missing.value)
+    assert isinstance(missing.value, HookrunError)
+    assert "conv1" in str(missing.value)
     with pytest.raises(KeyError, match="one module per name"):
         found[0]
     assert found.get("conv2") is None
 
 
-def test_an_error_shows_twenty_problems_and_no_line_without_end() -> None:
+def test_an_error_shows_twenty_problems() -> None:
     error = SpecError([Problem(f"hooks.h{number}", "x" * 8_000) for number in range(2_000)])
     lines = str(error).splitlines()
-    assert len(lines) == 22 and lines[0] == "2,000 configuration errors" and lines[-1] == "  and 1,980 more"
-    assert max(map(len, lines)) < 1_100 and len(error.errors) == 2_000
+    assert len(lines) == 22
+    assert lines[0] == "2,000 configuration errors"
+    assert lines[-1] == "  and 1,980 more"
+    assert max(map(len, lines)) < 1_100
+    assert len(error.errors) == 2_000

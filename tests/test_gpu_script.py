@@ -12,11 +12,12 @@ import torch
 WAITS = "tests/device/test_waits.py"
 
 
-def test_the_second_device_is_checked_and_written(tmp_path: Path, capsys) -> None:
+def test_the_second_device_is_checked(tmp_path: Path, capsys) -> None:
     out = tmp_path / "gpu.json"
     assert gpu.main(["--device", "second", "--tests", WAITS, "--no-bench", "--json", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "passed" in said and said.splitlines()[-1] == "all well on second"
+    assert "passed" in said
+    assert said.splitlines()[-1] == "all well on second"
     found = json.loads(out.read_text())
     assert [(part["name"], part["result"]) for part in found["parts"]] == [
         ("tests", "ok"),
@@ -24,7 +25,7 @@ def test_the_second_device_is_checked_and_written(tmp_path: Path, capsys) -> Non
     ]
 
 
-def test_a_failed_test_is_shown_and_ends_the_check_with_1(tmp_path: Path, capsys) -> None:
+def test_a_failed_test_ends_the_check_with_1(tmp_path: Path, capsys) -> None:
     failing = tmp_path / "test_failing.py"
     failing.write_text("def test_it():\n    assert 'here' == 'there'\n")
     assert gpu.main(["--device", "second", "--tests", str(failing), "--no-bench"]) == 1

@@ -132,7 +132,8 @@ def imports_of(tree: ast.Module, file: str) -> tuple[Import, ...]:
 
 
 def wrong_directions(tree: ast.Module, file: str) -> list[str]:
-    room, found = room_of(file), []
+    room = room_of(file)
+    found = []
     for each in imports_of(tree, file):
         target = room_imported(each.module)
         if target is None or target == room or (room in SURFACE and target in SURFACE):
@@ -165,7 +166,8 @@ def foreign_code(tree: ast.Module, file: str) -> list[str]:
         if each.module.split(".")[0] in PICKLES or each.module.startswith("hydra.utils.instantiate")
     ]
     for call in (node for node in nodes(tree) if isinstance(node, ast.Call)):
-        name, where = ast.unparse(call.func), f"{file}, line {call.lineno}"
+        name = ast.unparse(call.func)
+        where = f"{file}, line {call.lineno}"
         if name in {"eval", "exec", "__import__"} or name.endswith(
             ("hydra.utils.instantiate", "hydra.utils.call")
         ):
@@ -331,7 +333,7 @@ def test_no_module_is_named_like_a_public_function() -> None:
     assert not (PACKAGE / "command" / "cli" / "main.py").exists()
 
 
-def test_importing_every_spec_action_and_task_leaves_torch_unimported() -> None:
+def test_importing_every_spec_leaves_torch_unimported() -> None:
     """An experiment is validated, and ``--help`` printed, before torch is imported."""
     names = [
         name
@@ -340,7 +342,8 @@ def test_importing_every_spec_action_and_task_leaves_torch_unimported() -> None:
     ]
     program = f"import sys, {', '.join(names)}\nprint(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""
 
 
 def test_configuration_names_no_code() -> None:

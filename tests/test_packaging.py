@@ -22,10 +22,6 @@ CODE = {
 }
 
 
-def build_wheel(folder: Path, version: str) -> Path:
-    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=[version])))
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"), "standard")
@@ -42,25 +38,19 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run_from(site: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True
-    )
-
-
-def test_a_wheel_holds_the_package_and_the_configuration_and_nothing_else(wheel: Path) -> None:
+def test_a_wheel_holds_package_with_configuration_only(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert "hookrun/conf/config.yaml" in names
     assert names == CODE | {f"hookrun/{name}" for name in CONF} | {"hookrun/py.typed"}
 
 
-def test_an_editable_install_points_at_the_checkout_and_copies_nothing(tmp_path: Path) -> None:
+def test_an_editable_install_points_at_the_checkout(tmp_path: Path) -> None:
     editable = zipfile.ZipFile(build_wheel(tmp_path, "editable"))
     names = [name for name in editable.namelist() if ".dist-info/" not in name]
     assert [editable.read(name).decode().strip() for name in names] == [str(ROOT)]
 
 
-def test_a_source_distribution_can_be_built_and_tested_from(tmp_path: Path) -> None:
+def test_a_source_distribution_can_be_tested_from(tmp_path: Path) -> None:
     with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
     assert names >= CODE | CONF | {
@@ -84,7 +74,19 @@ def test_an_installed_hookrun_finds_its_own_configuration(site: Path, tmp_path: 
     command = run_from(
         site, tmp_path, sys.executable, site / "bin/hookrun", "--cfg", "job", "experiment=clip_fc"
     )
-    assert (module.returncode, module.stderr) == (0, "")
+    assert module.returncode == 0
+    assert module.stderr == ""
     assert "clip_fc:" in module.stdout
-    assert (command.returncode, command.stdout) == (0, module.stdout)
+    assert command.returncode == 0
+    assert command.stdout == module.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def build_wheel(folder: Path, version: str) -> Path:
+    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=[version])))
+
+
+def run_from(site: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )

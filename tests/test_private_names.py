@@ -36,7 +36,7 @@ def test_every_version_installed_here_has_the_names() -> None:
 
 
 @pytest.mark.parametrize("part", private_names.NAMES)
-def test_a_missing_name_is_told_with_package_and_version(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_is_told_with_its_version(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where = next(iter(private_names.NAMES[part]))
     monkeypatch.setitem(private_names.NAMES, part, {where: "_gone", f"{where}.nowhere": "_lost"})
     private_names.require.cache_clear()
@@ -47,7 +47,8 @@ def test_a_missing_name_is_told_with_package_and_version(part: str, monkeypatch:
     finally:
         private_names.require.cache_clear()
     text = str(caught.value)
-    assert f"{package} {version(package)} has no {where.replace(':', '.')}._gone" in text and "_lost" in text
+    assert f"{package} {version(package)} has no {where.replace(':', '.')}._gone" in text
+    assert "_lost" in text
 
 
 WITHOUT = """
@@ -77,7 +78,8 @@ for where, name, module in (
 
 def test_the_names_are_looked_up_before_any_of_them_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
-    assert (done.stdout.splitlines(), done.stderr) == (["HookrunError True"] * 8, "")
+    assert done.stdout.splitlines() == ["HookrunError True"] * 8
+    assert done.stderr == ""
 
 
 def private_uses(tree: ast.AST) -> set[str]:

@@ -21,6 +21,74 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(r"^(?:# |<!-- )(\S+?)(?: -->)?\n")
 
 
+TITLES = {
+    "action": "Add an action",
+    "hook type": "Add a hook type",
+    "selector form": "Add a selector form",
+    "task": "Add a task",
+    "report section": "Add a report section",
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
+    """All recipes, followed one after another in a copy of the package and its configuration."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("hookrun", "conf"):
+        shutil.copytree(ROOT / name, checkout / name)  # with everything that is compiled already
+    commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]}
+    for name, title in TITLES.items():
+        (command,) = follow(title, checkout)
+        words = shlex.split(command)
+        assert words[:3] == ["python", "-m", "hookrun"]
+        commands[name] = [*words[3:], "compute.device=cpu"]
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+    )
+
+    def done(name: str) -> Done:
+        found = Done(folder / name)
+        assert (found.folder / "code").exists(), ended.stderr
+        assert found.code == (2 if name == "wrong" else 0), found.err
+        return found
+
+    return done
+
+
+def test_an_action(done: Callable[[str], Done]) -> None:
+    found = done("action")
+    assert "soft (forward, soft_clamp) fired: relu1 x1" in found.out
+    assert "changed" in found.out
+    assert "hooks.soft.limit" in done("wrong").err
+
+
+def test_a_hook_type(done: Callable[[str], Done]) -> None:
+    found = done("hook type")
+    assert "running (buffers, stats) fired: bn1 x" in found.out
+    assert '"path": "running_mean"' in found.file("stats.jsonl")
+
+
+def test_a_selector_form(done: Callable[[str], Done]) -> None:
+    shown = done("selector form").out
+    assert "conv1" in shown
+    assert "(root)" not in shown
+
+
+def test_a_task(done: Callable[[str], Done]) -> None:
+    assert re.search(r"^val +seconds", done("task").out, re.MULTILINE)
+
+
+def test_a_report_section(done: Callable[[str], Done]) -> None:
+    page = done("report section").file("report.html")
+    assert 'href="#machine"' in page
+    assert "torch: <code>2." in page
+
+
 def recipe(title: str) -> str:
     """The text below a heading, down to the next one."""
     return README.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
@@ -84,13 +152,6 @@ for name, words in json.loads(sys.argv[1]).items():
         file.write(str(code))
     os.chdir("..")
 """
-TITLES = {
-    "action": "Add an action",
-    "hook type": "Add a hook type",
-    "selector form": "Add a selector form",
-    "task": "Add a task",
-    "report section": "Add a report section",
-}
 
 
 @dataclass(frozen=True)
@@ -115,60 +176,3 @@ class Done:
         """The one file of that name in its run directory."""
         (found,) = self.folder.glob(f"outputs/2*/{name}")
         return found.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
-    """All recipes, followed one after another in a copy of the package and its configuration."""
-    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("runs")
-    for name in ("hookrun", "conf"):
-        shutil.copytree(ROOT / name, checkout / name)  # with everything that is compiled already
-    commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]}
-    for name, title in TITLES.items():
-        (command,) = follow(title, checkout)
-        words = shlex.split(command)
-        assert words[:3] == ["python", "-m", "hookrun"]
-        commands[name] = [*words[3:], "compute.device=cpu"]
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-    )
-
-    def done(name: str) -> Done:
-        found = Done(folder / name)
-        assert (found.folder / "code").exists(), ended.stderr
-        assert found.code == (2 if name == "wrong" else 0), found.err
-        return found
-
-    return done
-
-
-def test_an_action(done: Callable[[str], Done]) -> None:
-    found = done("action")
-    assert "soft (forward, soft_clamp) fired: relu1 x1" in found.out
-    assert "changed" in found.out
-    assert "hooks.soft.limit" in done("wrong").err
-
-
-def test_a_hook_type(done: Callable[[str], Done]) -> None:
-    found = done("hook type")
-    assert "running (buffers, stats) fired: bn1 x" in found.out
-    assert '"path": "running_mean"' in found.file("stats.jsonl")
-
-
-def test_a_selector_form(done: Callable[[str], Done]) -> None:
-    shown = done("selector form").out
-    assert "conv1" in shown and "(root)" not in shown
-
-
-def test_a_task(done: Callable[[str], Done]) -> None:
-    assert re.search(r"^val +seconds", done("task").out, re.MULTILINE)
-
-
-def test_a_report_section(done: Callable[[str], Done]) -> None:
-    page = done("report section").file("report.html")
-    assert 'href="#machine"' in page
-    assert "torch: <code>2." in page

@@ -44,11 +44,13 @@ def train(model: nn.Module, hooks: Any = None, steps: int = 3) -> None:
 
 
 def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
-    recorded, hooked = network(), network()
+    recorded = network()
+    hooked = network()
     before = copy.deepcopy([module._forward_hooks for module in recorded.modules()])
     with hookrun.record(recorded, SPEC, run_dir=tmp_path / "mine") as hooks:
         train(recorded, hooks)
-        assert len(hooks.captures["features"]["0"]) == 15 and len(hooks.records) == 6
+        assert len(hooks.captures["features"]["0"]) == 15
+        assert len(hooks.records) == 6
         train(recorded, steps=1)
     with hookrun.hooked(hooked, SPEC) as memory:
         train(hooked)
@@ -56,23 +58,29 @@ def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
     assert all(map(torch.equal, recorded.parameters(), hooked.parameters()))
     assert [module._forward_hooks for module in recorded.modules()] == before
     run = hookrun.open_run(tmp_path / "mine")
-    assert (run.status["status"], run.status["exit_code"]) == ("done", 0)
+    assert run.status["status"] == "done"
+    assert run.status["exit_code"] == 0
     assert torch.equal(run.captures["features"]["0"][:], torch.cat(memory.captures["features"]["0"]))
     assert torch.equal(hooks.captures["features"]["0"][:], run.captures["features"]["0"][:])
     assert run.captures["features"]["0"].sample_ids.tolist() == list(range(20)), "rows are numbered"
-    assert [line["norm"] for line in run.stats] == [line["norm"] for line in memory.records] and hooks.fired
+    assert [line["norm"] for line in run.stats] == [line["norm"] for line in memory.records]
+    assert hooks.fired
     assert [(line["step"], line["split"]) for line in run.metrics] == [(n, "train") for n in range(3)]
-    assert run.plan["hash"] == hooks.plan.to_dict()["hash"] and run.model["class"] == "Sequential"
-    assert {site["fired"] for site in run.hooks["sites"]} == {4} and run.env["torch"] == torch.__version__
+    assert run.plan["hash"] == hooks.plan.to_dict()["hash"]
+    assert run.model["class"] == "Sequential"
+    assert {site["fired"] for site in run.hooks["sites"]} == {4}
+    assert run.env["torch"] == torch.__version__
     found = verify(run.path)
-    assert found.bad == found.notes == [] and not (run.path / ".lock").exists()
+    assert found.bad == found.notes == []
+    assert not (run.path / ".lock").exists()
     page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert "features" in page and "Run it again" not in page
+    assert "features" in page
+    assert "Run it again" not in page
     (run.path / "plan.json").write_text("{}")
     assert "plan.json" in verify(run.path).bad[0]
 
 
-def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
+def test_samples_name_the_rows(tmp_path: Path) -> None:
     model = network()
     with hookrun.record(model, {"features": SPEC["features"]}, run_dir=tmp_path / "mine") as hooks:
         for ids in ([7, 3], [9, 1]):
@@ -81,7 +89,8 @@ def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
         with pytest.raises(hookrun.HookrunError, match="split: found 'test'"):
             hooks.split = "test"
     rows = hookrun.open_run(tmp_path / "mine").captures["features"]["0"]
-    assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits) == {"val"}
+    assert rows.sample_ids.tolist() == [1, 3, 7, 9]
+    assert set(rows.splits) == {"val"}
     torch.testing.assert_close(rows[0], model[0](torch.ones(4)).detach())
 
 
@@ -121,7 +130,9 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
         hooks.log(loss=1.0)
     first, second, third, last = hookrun.open_run(tmp_path / "mine").metrics
     assert (first["a"], first["b"], first["c"], first["e"], first["f"]) == (1, 0.5, 2.0, -math.inf, True)
-    assert math.isnan(first["d"]) and second == third and verify(tmp_path / "mine").bad == []
+    assert math.isnan(first["d"])
+    assert second == third
+    assert verify(tmp_path / "mine").bad == []
     assert last == {"split": "test", "epoch": 2, "step": 7, "val/loss": 3}
 
 
@@ -140,16 +151,24 @@ def test_the_reason_of_its_end_is_in_the_status(tmp_path, error: Any, status: st
         train(model, hooks)
         running = hookrun.open_run(tmp_path / "mine").status
         assert running["status"] == "running"
-        assert not cut_off(running) and cut_off({**running, "pid": 2**31 - 1})
+        assert not cut_off(running)
+        assert cut_off({**running, "pid": 2**31 - 1})
         raise error
-    assert caught.value is error and not any(module._forward_hooks for module in model.modules())
+    assert caught.value is error
+    for module in model.modules():
+        assert not module._forward_hooks
     run = hookrun.open_run(tmp_path / "mine")
-    assert (run.status["status"], run.status["reason"]) == (status, reason)
-    assert len(run.captures["features"]["0"]) == 15 and len(run.metrics) == 3 and len(run.stats) == 6
-    assert run.hooks["sites"] and (run.path / "report.html").exists() and not (run.path / ".lock").exists()
+    assert run.status["status"] == status
+    assert run.status["reason"] == reason
+    assert len(run.captures["features"]["0"]) == 15
+    assert len(run.metrics) == 3
+    assert len(run.stats) == 6
+    assert run.hooks["sites"]
+    assert (run.path / "report.html").exists()
+    assert not (run.path / ".lock").exists()
 
 
-def test_checks_stop_and_fail_a_run(tmp_path: Path) -> None:
+def test_checks_stop_a_run(tmp_path: Path) -> None:
     spec = {"small": {"select": "2", "hook": "forward", "action": "check", "max": 0.0, "policy": "stop"}}
     model = network()
     with hookrun.record(model, spec, run_dir=tmp_path / "stopped") as hooks:
@@ -199,11 +218,13 @@ def test_a_refused_recording_leaves_no_files(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(hookrun.CompileError), plan:
         raise AssertionError("it was entered")
     assert hookrun.open_run(tmp_path / "mine").status["status"] == "failed"
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not module._forward_pre_hooks
     monkeypatch.chdir(tmp_path)
     with hookrun.record(model, {}) as hooks:
         pass
-    assert hooks.path.parent == tmp_path / "outputs" and (tmp_path / "outputs/latest").resolve() == hooks.path
+    assert hooks.path.parent == tmp_path / "outputs"
+    assert (tmp_path / "outputs/latest").resolve() == hooks.path
 
 
 def test_hooks_that_did_nothing_are_a_warning(tmp_path: Path) -> None:
@@ -211,7 +232,8 @@ def test_hooks_that_did_nothing_are_a_warning(tmp_path: Path) -> None:
     recording = hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "told")
     with pytest.warns(hookrun.HookrunWarning, match="clip never fired on 2.weight") as told, recording:
         model(torch.ones(1, 4))
-    assert told[0].filename == __file__ and hookrun.open_run(tmp_path / "told").status["status"] == "done"
+    assert told[0].filename == __file__
+    assert hookrun.open_run(tmp_path / "told").status["status"] == "done"
     strict = hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "strict", strict=True)
     with pytest.raises(hookrun.HookrunError, match="strict"), strict:
         model(torch.ones(1, 4))
@@ -242,8 +264,10 @@ def test_a_forked_child_that_leaves_the_block_writes_nothing(tmp_path: Path, err
             pass
         train(model, steps=1)
     run = hookrun.open_run(tmp_path / "run")
-    assert verify(tmp_path / "run").bad == [] and run.status["status"] == "done"
-    assert len(run.captures["features"]["0"]) == 20 and len(run.metrics) == 3
+    assert verify(tmp_path / "run").bad == []
+    assert run.status["status"] == "done"
+    assert len(run.captures["features"]["0"]) == 20
+    assert len(run.metrics) == 3
 
 
 def test_hooks_that_are_dropped_without_being_left_are_removed(tmp_path: Path) -> None:
@@ -257,7 +281,8 @@ def test_hooks_that_are_dropped_without_being_left_are_removed(tmp_path: Path) -
         assert [module._forward_hooks for module in model.modules()] == before
         assert not any(module._forward_pre_hooks for module in model.modules())
     run = hookrun.open_run(tmp_path / "run")
-    assert run.status["status"] == "failed" and "dropped" in run.status["reason"]
+    assert run.status["status"] == "failed"
+    assert "dropped" in run.status["reason"]
     assert len(run.captures["features"]["0"]) == 2
 
 
@@ -268,11 +293,12 @@ def test_a_class_name_of_any_length_is_stored_shortened(tmp_path: Path) -> None:
     ):
         model(torch.ones(2, 4))
     (hook,) = hookrun.open_run(tmp_path / "run").plan["hooks"]
-    assert len(hook["targets"][0]["class"]) == 201 and hook["targets"][0]["class"].endswith("Z")
+    assert len(hook["targets"][0]["class"]) == 201
+    assert hook["targets"][0]["class"].endswith("Z")
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_a_line_after_the_optimizer_s_step_has_the_step_of_its_batch(tmp_path: Path, by_hand: bool) -> None:
+def test_lines_after_the_step_belong_to_its_batch(tmp_path: Path, by_hand: bool) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.record(model, {}, run_dir=tmp_path / "mine") as hooks:
@@ -335,7 +361,7 @@ def test_a_loop_that_calls_step_counts_by_itself(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "mine") == [0, 2, 4]
 
 
-def test_micro_batches_before_the_first_step_of_an_optimizer_are_of_step_0(tmp_path: Path) -> None:
+def test_micro_batches_before_the_first_step_are_of_step_0(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.record(model, SEEN, tmp_path / "mine"):

@@ -31,7 +31,10 @@ from hookrun.signals import (
 from hookrun.terminal import Words
 
 raised = signal.raise_signal
-TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+TERM = signal.SIGTERM
+INT = signal.SIGINT
+HUP = signal.SIGHUP
+USR1 = signal.SIGUSR1
 
 
 @pytest.fixture(autouse=True)
@@ -58,21 +61,25 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pause
 
 
-def test_outside_of_a_loop_each_signal_is_raised_at_once_and_handlers_are_restored() -> None:
+def test_outside_of_a_loop_each_signal_is_raised_at_once() -> None:
     for number, code in ((INT, 130), (TERM, 143), (HUP, 129), (USR1, 138)):
         with pytest.raises(KeyboardInterrupt) as caught, handled():
             raised(number)
         error = caught.value
         assert isinstance(error, Interrupted)
-        assert (error.signum, error.exit_code, str(error)) == (number, code, f"interrupted by {error.name}")
+        assert error.signum == number
+        assert error.exit_code == code
+        assert str(error) == f"interrupted by {error.name}"
         again = pickle.loads(pickle.dumps(error))
-        assert (again.exit_code, str(again)) == (code, str(error))
-        assert all(signal.getsignal(each) is interruptions.DEFAULTS[each] for each in SIGNALS)
+        assert again.exit_code == code
+        assert str(again) == str(error)
+        for each in SIGNALS:
+            assert signal.getsignal(each) is interruptions.DEFAULTS[each]
         assert pending() is None
     assert code_of(KeyboardInterrupt()) == 130
 
 
-def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) -> None:
+def test_a_loop_raises_the_second_signal(pause, capfd) -> None:
     done = []
     with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
         assert pending() is None
@@ -80,7 +87,8 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) ->
         pause(0.01)
         raised(TERM)  # the same one, sent to the process and to its group
         signal_that_came = pending()
-        assert signal_that_came is not None and signal_that_came.name == "SIGTERM"
+        assert signal_that_came is not None
+        assert signal_that_came.name == "SIGTERM"
         assert "SIGTERM: the run ends after this step" in capfd.readouterr().err
         done.append("step")
         pause(0.5)
@@ -89,7 +97,7 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) ->
     assert done == ["step"]
 
 
-def test_only_the_next_signal_is_ignored_where_the_run_has_failed(pause: Callable[[float], None]) -> None:
+def test_a_failed_run_ignores_the_next_signal_only(pause: Callable[[float], None]) -> None:
     done = []
     with pytest.raises(Interrupted, match="SIGINT"), handled():
         ignore_next()
@@ -102,7 +110,7 @@ def test_only_the_next_signal_is_ignored_where_the_run_has_failed(pause: Callabl
     assert done == ["page"]
 
 
-def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> None:
+def test_an_error_in_a_cleanup_does_not_replace_the_signal() -> None:
     error = AttributeError("no attribute 'save_nargs'")
     for around in (handled, interruption_kept):
         with pytest.raises(Interrupted, match="SIGTERM") as caught, handled(), around():
@@ -113,7 +121,7 @@ def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> 
         assert caught.value.__cause__ is error
 
 
-def test_an_error_that_other_code_raises_in_place_of_the_signal_does_not_replace_it() -> None:
+def test_an_error_raised_in_its_place_keeps_the_signal() -> None:
     with pytest.raises(Interrupted, match="SIGTERM"), handled():
         with suppress(KeyboardInterrupt):
             raised(TERM)
@@ -171,7 +179,7 @@ def test_each_signal_after_the_second_is_raised_at_once_too(pause: Callable[[flo
             pause(0.2)
 
 
-def test_a_signal_that_is_handled_or_ignored_elsewhere_is_not_taken_over() -> None:
+def test_a_signal_handled_elsewhere_is_not_taken_over() -> None:
     seen = list[int]()
     signal.signal(HUP, signal.SIG_IGN)  # nohup
     signal.signal(USR1, lambda number, _: seen.append(number))
@@ -179,7 +187,8 @@ def test_a_signal_that_is_handled_or_ignored_elsewhere_is_not_taken_over() -> No
         raised(HUP)
         raised(USR1)
         assert pending() is None
-    assert seen == [USR1] and signal.getsignal(HUP) is signal.SIG_IGN
+    assert seen == [USR1]
+    assert signal.getsignal(HUP) is signal.SIG_IGN
 
 
 def test_other_threads_set_no_handlers() -> None:
@@ -251,10 +260,11 @@ def test_a_worker_continues_until_its_parent_ends_it(method: str, tmp_path: Path
         capture_output=True,
         text=True,
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
 
 
-def test_output_that_nobody_reads_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_output_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookrun.terminal.UNREAD", 0)
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -280,7 +290,7 @@ class Gone(io.StringIO):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_terminal_that_is_gone_ends_the_command_as_its_signal_does(tmp_path: Path) -> None:
+def test_a_lost_terminal_ends_the_command_by_its_signal(tmp_path: Path) -> None:
     file = (tmp_path / "screen").open("w")
     ended = pytest.raises(Interrupted, match="SIGHUP")
     stdout = redirect_stdout(Words(Gone(file.fileno())))  # type: ignore[type-var]
@@ -291,7 +301,7 @@ def test_a_terminal_that_is_gone_ends_the_command_as_its_signal_does(tmp_path: P
     assert (tmp_path / "screen").read_bytes() == b""
 
 
-def test_a_terminal_that_is_gone_does_not_end_a_command_that_ignores_its_signal(tmp_path: Path) -> None:
+def test_a_command_may_ignore_that_its_terminal_is_gone(tmp_path: Path) -> None:
     signal.signal(HUP, signal.SIG_IGN)
     with (tmp_path / "screen").open("w") as file, handled():
         with redirect_stdout(Words(Gone(file.fileno()))):  # type: ignore[type-var]
@@ -299,7 +309,7 @@ def test_a_terminal_that_is_gone_does_not_end_a_command_that_ignores_its_signal(
         assert pending() is None
 
 
-def test_a_signal_that_arrives_where_python_cannot_raise_it_is_raised_later(pause, capsys) -> None:
+def test_a_signal_that_cannot_be_raised_waits(pause, capsys) -> None:
     class Removed:
         def __del__(self) -> None:
             pause(1)
@@ -309,4 +319,5 @@ def test_a_signal_that_arrives_where_python_cannot_raise_it_is_raised_later(paus
     with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
         raised(TERM)
         Removed()
-    assert capsys.readouterr().err == "" and sys.unraisablehook is shown
+    assert capsys.readouterr().err == ""
+    assert sys.unraisablehook is shown

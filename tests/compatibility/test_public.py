@@ -52,7 +52,7 @@ def test_an_earlier_finished_run_is_read(earlier: Callable[[str], Path]) -> None
     assert [line["epoch"] for line in run.metrics if line.get("split") == "val"] == [0, 1]
 
 
-def test_an_earlier_finished_run_is_verified_and_shown(earlier: Callable[[str], Path]) -> None:
+def test_an_earlier_finished_run_can_be_verified(earlier: Callable[[str], Path]) -> None:
     path = earlier("finished")
     assert verify([str(path)]) == 0
     (path / "report.html").unlink()
@@ -60,7 +60,7 @@ def test_an_earlier_finished_run_is_verified_and_shown(earlier: Callable[[str], 
     assert "features" in (path / "report.html").read_text(encoding="utf-8")
 
 
-def test_an_earlier_interrupted_run_is_resumed_or_refused_in_words(earlier, capsys) -> None:
+def test_an_earlier_interrupted_run_is_resumed_or_refused(earlier, capsys) -> None:
     path = earlier("interrupted")
     code = main([f"resume={path}"])
     if code == 0:

@@ -41,7 +41,8 @@ def clamped(tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.chdir(folder)
             with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
                 assert main(["experiment=lm/neuron_clamp", *SMALL, *few]) == 0
-        assert "WARNING" not in out.getvalue() and err.getvalue() == ""
+        assert "WARNING" not in out.getvalue()
+        assert err.getvalue() == ""
 
     return made_once(tmp_path_factory, "trained", train)
 
@@ -64,7 +65,8 @@ def shipped(tmp_path: Path, request: pytest.FixtureRequest, capsys, pages: None)
 
     What it needs runs once for the tests of this process.
     """
-    before, here = request.getfixturevalue("_needed"), tmp_path / "outputs/needs"
+    before = request.getfixturevalue("_needed")
+    here = tmp_path / "outputs/needs"
 
     def run(name: str, *overrides: str, code: int = 0) -> Run:
         if name.startswith("lm/"):

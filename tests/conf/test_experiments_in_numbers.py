@@ -16,15 +16,17 @@ from hookrun.cli import main
 from hookrun.studies.effects.records import Effects
 
 
-def test_heads_and_positions_of_one_trained_model(shipped) -> None:
+def test_lm_experiments_agree_on_one_trained_model(shipped) -> None:
     silenced: Effects = shipped("lm/head_ablation").effects
     model = next(Path("outputs/needs").glob("*/*/status.json")).parent
     trained = [line for line in hookrun.open_run(model).metrics if line["split"] == "val"][-1]
     assert trained["accuracy"] > 0.95
     assert silenced.axes == {"module": ["blocks.0.attn.z", "blocks.1.attn.z"], "heads": [0, 1, 2, 3]}
-    assert silenced["unedited"] > 4 and silenced["exact"].min() < silenced["unedited"] - 1
+    assert silenced["unedited"] > 4
+    assert silenced["exact"].min() < silenced["unedited"] - 1
     averaged: Effects = shipped("lm/mean_ablation").effects
-    assert averaged.axes == silenced.axes and not averaged["exact"].equal(silenced["exact"])
+    assert averaged.axes == silenced.axes
+    assert not averaged["exact"].equal(silenced["exact"])
     patched: Effects = shipped("lm/patch_residual").effects
     cells = {(cell["module"][7], cell["tokens"]): cell for cell in patched.cells()}
     assert cells["1", -5]["exact"] < -4, "in the corrupted sentence the model names the wrong one"
@@ -43,7 +45,7 @@ def test_heads_and_positions_of_one_trained_model(shipped) -> None:
     assert len(runs) == 2, "the model is trained once for all runs, and so is the clean run"
 
 
-def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(shipped) -> None:
+def test_the_answer_needs_the_direction_of_a_repeated_name(shipped) -> None:
     """Of the trained model, which is right in over 95 % without the hook: see the test above."""
 
     def accuracy(*more: str) -> float:
@@ -64,7 +66,7 @@ def test_what_the_model_would_predict_after_each_layer(shipped) -> None:
 FAST = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
-def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_heads(shipped) -> None:
+def test_the_second_layer_of_two_has_induction_heads(shipped) -> None:
     run = shipped("lm/induction", "train.epochs=4", "train.checkpoint.save=none")
     values = [line for line in run.metrics if line["split"] == "val"]
     assert values[0]["accuracy"] < 0.6 < 0.95 < values[-1]["accuracy"]
@@ -85,7 +87,8 @@ def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_he
 def test_a_padded_batch_gives_the_results_of_each_sequence_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment=lm/padding", *FAST]) == 0
     printed = capsys.readouterr()
-    assert "WARNING" not in printed.out and printed.err == ""
+    assert "WARNING" not in printed.out
+    assert printed.err == ""
     sweep = Path("multirun/latest").resolve()
     alone = hookrun.open_run(next(Path("outputs/needs").glob("*/*/status.json")).parent)
     widths = {tuple(row.shape) for row in alone.predictions or ()}
@@ -93,13 +96,15 @@ def test_a_padded_batch_gives_the_results_of_each_sequence_alone(capsys: pytest.
     for job in ("0", "1"):
         run = hookrun.open_run(sweep / job)
         for module in ("blocks.0.resid_post", "blocks.1.resid_post", "unembed"):
-            here, there = run.captures["last"][module], alone.captures["last"][module]
+            here = run.captures["last"][module]
+            there = alone.captures["last"][module]
             assert len(here) == len(there) == 32
             assert torch.equal(here.sample_ids, there.sample_ids)
             torch.testing.assert_close(here[:], there[:], rtol=1e-4, atol=1e-6)
         lines = [json.loads(line) for line in (sweep / job / "stats.jsonl").read_text().splitlines()]
         differences = [line["abs_max"] for line in lines if line["hook"] == "difference"]
-        assert len(differences) == 4 and max(differences) < 1e-5
+        assert len(differences) == 4
+        assert max(differences) < 1e-5
 
 
 def test_samples_without_padding_need_batches_of_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,17 +154,19 @@ def test_steering_adds_the_difference_of_the_two_means(shipped) -> None:
     assert [line["ids"] for line in found.generations] == continued(
         "steer", "blocks.0.resid_post", lambda output, number: output + direction
     )
-    assert found.metrics[-1]["changed"] == 1 and found.metrics[-1]["kl_first"] > 0.001
+    assert found.metrics[-1]["changed"] == 1
+    assert found.metrics[-1]["kl_first"] > 0.001
 
 
-def test_the_neurons_are_clamped_while_generating_and_no_others(clamped: Path, monkeypatch) -> None:
+def test_only_the_chosen_neurons_are_clamped(clamped: Path, monkeypatch) -> None:
     """To 40, which is large enough to change the tokens of any trained model."""
     monkeypatch.chdir(clamped)
     found = hookrun.open_run("outputs/latest")
     values = found.captures["seen"]["blocks.1.mlp.act"]
     assert values[:][:, [1, 5]].unique().tolist() == [40.0]
     assert not (values[:][:, [0, 2, 3, 4, 6, 7]] == 40).any()
-    assert sorted(set(values.positions.tolist())) and len(values) == 4 * 4
+    assert sorted(set(values.positions.tolist()))
+    assert len(values) == 4 * 4
 
     def by_hand(output: Tensor, number: int) -> Tensor:
         output = output.clone()
@@ -173,7 +180,7 @@ def test_the_neurons_are_clamped_while_generating_and_no_others(clamped: Path, m
     assert any(line["ids"] != line["ids_without"] for line in lines)
 
 
-def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipped) -> None:
+def test_a_well_chosen_fifth_of_the_weights_suffices(shipped) -> None:
     first = (
         "{select: [conv1.weight, conv2.weight, fc.weight], hook: weight, action: capture, when: {step: 0}}"
     )
@@ -184,8 +191,11 @@ def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipp
         "lottery", "+hooks.ticket.method=random_unstructured", "~hooks.ticket.importance_scores"
     )
     accuracy = [each.metrics[-1]["accuracy"] for each in (dense, ticket, chosen_at_random)]
-    assert accuracy[0] > 0.97 and accuracy[1] > 0.95 and accuracy[1] > accuracy[2] + 0.02
-    trained, of_ticket = weights(dense), weights(ticket)
+    assert accuracy[0] > 0.97
+    assert accuracy[1] > 0.95
+    assert accuracy[1] > accuracy[2] + 0.02
+    trained = weights(dense)
+    of_ticket = weights(ticket)
     initial, _ = hookrun.build(experiment="lottery_dense", overrides=["compute.device=cpu"])
     for name in ("conv1.weight", "conv2.weight", "fc.weight"):
         smallest = trained[name].abs().flatten().argsort()[: round(0.8 * trained[name].numel())]
@@ -195,7 +205,7 @@ def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipp
         assert begins.equal(initial.get_parameter(name) * (begins != 0)), "of the dense network"
 
 
-def test_eight_bits_lose_nothing_and_two_bits_need_a_scale_for_each_channel(shipped) -> None:
+def test_two_bits_need_a_scale_for_each_channel(shipped) -> None:
     found = shipped("quantize_map").effects
     by_channel = shipped("quantize_map", "hooks.round.per=channel").effects
     assert found.axes == {"module": ["conv1.weight", "conv2.weight", "fc.weight"], "bits": [2, 3, 4, 6, 8]}

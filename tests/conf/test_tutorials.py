@@ -32,7 +32,7 @@ NAMES = sorted(file.stem for file in (ROOT / "conf/experiment/tutorial").glob("*
 SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
-def test_every_row_has_an_experiment_and_a_test_that_runs_it() -> None:
+def test_every_row_has_an_experiment_with_a_test() -> None:
     assert sorted({int(name[:2]) for name in NAMES}) == list(range(1, 23))
     rows = re.findall(r"(?:tutorial|in_memory|under_hooks)\((\d+)", Path(__file__).read_text())
     assert {int(row) for row in rows} == set(range(1, 23))
@@ -42,9 +42,11 @@ def test_every_row_has_an_experiment_and_a_test_that_runs_it() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_can_be_run_on_its_own_model_and_data(name: str) -> None:
+def test_a_row_runs_on_a_model_of_its_own(name: str) -> None:
     prepared = prepare(parse_experiment(compose_dict([f"experiment=tutorial/{name}", *SMALL])))
-    assert all(hook.matches for hook in prepared.plan.hooks) and prepared.plan.hooks
+    for hook in prepared.plan.hooks:
+        assert hook.matches
+    assert prepared.plan.hooks
 
 
 def rows_of(page: str) -> list[str]:
@@ -65,14 +67,16 @@ def test_the_page_s_hooks_are_those_of_the_experiments() -> None:
 
 def test_the_readme_has_some_rows_of_the_page() -> None:
     some = rows_of("README.md")
-    assert some and set(some) < set(rows_of("conf/README.md"))
+    assert some
+    assert set(some) < set(rows_of("conf/README.md"))
 
 
-def test_it_runs_as_a_command_and_a_hook_that_prints_changes_nothing(tmp_path, model_of) -> None:
+def test_it_runs_as_a_command(tmp_path, model_of) -> None:
     command = [sys.executable, "-m", "hookrun", "experiment=tutorial/01_print_gradient", *SMALL]
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in done.stdout.splitlines()
     run = hookrun.open_run(tmp_path / "outputs/latest")
     assert run.status["status"] == "done"
@@ -84,7 +88,7 @@ def test_it_runs_as_a_command_and_a_hook_that_prints_changes_nothing(tmp_path, m
     assert_close(weights, dict(plain.state_dict()), rtol=0, atol=0)
 
 
-def test_01_the_gradients_of_a_and_b_are_printed(in_memory, capsys) -> None:
+def test_01_the_gradients_inside_the_module_are_printed(in_memory, capsys) -> None:
     in_memory(1)
     printed = capsys.readouterr().out.splitlines()
     assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in printed
@@ -123,13 +127,14 @@ def test_04_doubling_w_s_gradient_leaves_the_others(in_memory, model_of) -> None
 def test_05_the_gradient_of_y_is_captured(in_memory, model_of, on_gradient) -> None:
     _, captures = in_memory(5)
     (gradient,) = captures["gradient_of_y"]["y"]
-    model, seen = model_of("tutorial/regression", seed=2), list[Tensor]()
+    model = model_of("tutorial/regression", seed=2)
+    seen = list[Tensor]()
     on_gradient(model.y, seen.append)
     model().backward()
     assert_close([gradient], seen)
 
 
-def test_06_no_gradient_is_outside_of_the_range_and_training_works(tutorial) -> None:
+def test_06_no_gradient_is_outside_of_the_range(tutorial) -> None:
     seen = "+hooks.seen={select: '**', hook: post_accumulate_grad, action: capture}"
     run = tutorial(6, seen, "train.epochs=2")
     gradients = [run.captures["seen"][name][:] for name in run.captures["seen"]]
@@ -155,7 +160,8 @@ def test_08_three_hooks_of_one_module_fire_in_order(in_memory, capsys, model_of,
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("print_")]
     assert printed[:2] == ["print_flatten  flatten  shape=[160]", "print_relu  relu  shape=[1, 10, 4, 4]"]
 
-    model, seen = model_of("tutorial/testnet", seed=2), list[Tensor]()
+    model = model_of("tutorial/testnet", seed=2)
+    seen = list[Tensor]()
     for hook in (seen.append, lambda grad: grad.clamp(min=0), seen.append):
         on_gradient(model.relu, hook)
     model().backward()
@@ -180,8 +186,9 @@ def test_09_a_backward_hook_shows_the_true_shapes(in_memory, capsys) -> None:
     ]
 
 
-def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(in_memory, model_of) -> None:
-    model, seen = model_of("tutorial/product"), list[Tensor]()
+def test_17_gradients_of_the_module_are_autograd_s(in_memory, model_of) -> None:
+    model = model_of("tutorial/product")
+    seen = list[Tensor]()
     model.function.register_full_backward_hook(
         lambda module, grad_input, grad_output: seen.extend((*grad_input, *grad_output))
     )
@@ -200,7 +207,8 @@ def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(in_memory, 
 
 def test_18_nothing_is_edited_in_place(model_of) -> None:
     """Both inputs of a sum receive the very same gradient: scaled in place, each would be scaled twice."""
-    model, given = model_of("tutorial/add"), list[Tensor]()
+    model = model_of("tutorial/add")
+    given = list[Tensor]()
     model.add.register_forward_hook(lambda module, args, output: output.register_hook(given.append) and None)
     with hookrun.hooked(model, {"triple": dict(select="add", hook="backward", action="scale", factor=3)}):
         model().sum().backward()
@@ -208,7 +216,8 @@ def test_18_nothing_is_edited_in_place(model_of) -> None:
 
 
 def test_18_upstream_modules_receive_the_scaled_gradients(in_memory, model_of) -> None:
-    model, given = model_of("tutorial/product"), list[Tensor]()
+    model = model_of("tutorial/product")
+    given = list[Tensor]()
 
     def triple(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
         given.extend(grad_input)
@@ -227,7 +236,7 @@ def test_18_upstream_modules_receive_the_scaled_gradients(in_memory, model_of) -
         assert_close(gradients[name][0], 3 * given[number])
 
 
-def test_21_saved_tensors_in_another_form_give_the_same_gradients(under_hooks, model_of) -> None:
+def test_21_gradients_survive_another_form_of_saved_tensors(under_hooks, model_of) -> None:
     plain, data = hookrun.build(
         experiment="tutorial/21_saved_tensors_to_cpu", overrides=["compute.device=cpu"]
     )
@@ -252,7 +261,8 @@ def test_21_saved_tensors_in_another_form_give_the_same_gradients(under_hooks, m
 def saved_by_hand(model: nn.Module) -> tuple[int, int]:
     """Bytes of what autograd saves in a forward on one batch of digits, parameters aside: floats and integers."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    floats, integers = list[int](), list[int]()
+    floats = list[int]()
+    integers = list[int]()
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
@@ -269,7 +279,7 @@ def saved_by_hand(model: nn.Module) -> tuple[int, int]:
     [((), (0, 1), (0.2 + 1) * 2), (("+hooks.second.priority=-1",), (1, 0), 0.2 * 2 + 1)],
     ids=["the order of the file", "by priority"],
 )
-def test_22_the_order_is_the_file_s_and_priority_changes_it(
+def test_22_priority_changes_the_order_of_the_file(
     in_memory, overrides: tuple[str, ...], order: tuple[int, int], expected: float, model_of, on_gradient
 ) -> None:
     model = model_of("tutorial/doubling")
@@ -293,8 +303,9 @@ def test_10_the_features_of_a_pooling_layer(in_memory, model_of, outputs_of) -> 
     assert_close(features, outputs_of(model, ["pool"], [image])["pool"])
 
 
-def test_11_every_child_of_a_resnet_and_its_output_shape(in_memory, outputs_of, capsys) -> None:
-    images, model = torch.rand(10, 3, 28, 28), torchvision.models.resnet18()
+def test_11_every_child_of_a_resnet_has_its_output_shape(in_memory, outputs_of, capsys) -> None:
+    images = torch.rand(10, 3, 28, 28)
+    model = torchvision.models.resnet18()
     outputs = outputs_of(model, [name for name, _ in model.named_children()], [images])
     in_memory(11, inputs=(images,))
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shapes  ")]
@@ -334,14 +345,15 @@ def test_13_the_activations_of_every_leaf(tutorial, model_of, outputs_of) -> Non
         found = [leaf for name, child in module.named_children() for leaf in leaves(child, f"{path}.{name}")]
         return found or [path.removeprefix(".")]
 
-    model, digits = model_of("tutorial/activations"), load(Data(name="digits"), "val", seed=0)
+    model = model_of("tutorial/activations")
+    digits = load(Data(name="digits"), "val", seed=0)
     assert leaves(model) == list(kept)
     images = torch.stack([digits[i][0] for i in range(len(digits))])
     for name, rows in outputs_of(model, leaves(model), list(images.split(64))).items():
         assert_close(kept[name][:], rows)
 
 
-def test_14_both_inputs_and_the_output_in_this_order(in_memory, capsys) -> None:
+def test_14_inputs_come_before_the_output(in_memory, capsys) -> None:
     shown = [
         f"+hooks.{name}={{select: add, hook: {hook}, action: print}}"
         for name, hook in (("shown_inputs", "forward_pre"), ("shown_output", "forward"))
@@ -361,7 +373,7 @@ def test_15_five_is_added_to_the_output(in_memory, model_of) -> None:
     assert_close(model(), model.x1 + model.x2 + 5)
 
 
-def test_16_the_module_sees_the_scaled_input_and_the_caller_s_is_unchanged(in_memory, model_of) -> None:
+def test_16_the_input_of_the_caller_is_unchanged(in_memory, model_of) -> None:
     by_hand = model_of("tutorial/add")
     by_hand.add.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
     before = by_hand.x1.detach().clone()
@@ -371,8 +383,9 @@ def test_16_the_module_sees_the_scaled_input_and_the_caller_s_is_unchanged(in_me
     assert torch.equal(model.x1, before)
 
 
-def test_16_a_single_value_is_wrapped_into_a_tuple_as_pytorch_wraps_it(model_of) -> None:
-    model, by_hand = model_of("tutorial/doubling"), model_of("tutorial/doubling")
+def test_16_a_single_value_is_wrapped_into_a_tuple(model_of) -> None:
+    model = model_of("tutorial/doubling")
+    by_hand = model_of("tutorial/doubling")
     by_hand.b.register_forward_pre_hook(lambda module, args: 3 * args[0])
     with hookrun.hooked(model, {"triple": dict(select="b", hook="forward_pre", action="scale", factor=3)}):
         assert_close(model(), by_hand())
@@ -392,7 +405,7 @@ def test_19_every_parameter_of_the_class_is_one(in_memory, model_of) -> None:
     assert sum(bool((parameter == 1).all()) for parameter in model.parameters()) == 4
 
 
-def test_20_an_added_parameter_is_computed_with_trained_saved_and_restored(tutorial, model_of) -> None:
+def test_20_an_added_parameter_is_restored(tutorial, model_of) -> None:
     from safetensors.torch import load_file
 
     model = model_of("tutorial/functions")

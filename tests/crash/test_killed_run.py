@@ -31,7 +31,7 @@ SWEEP = ["-m", *JOB, "seed=1,2,3"]
 COMMAND_LINE = "import sys; from hookrun.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_killed_in_a_job_and_resumed_by_two_at_once(tmp_path, monkeypatch, warm) -> None:
+def test_two_resume_a_killed_job_at_once(tmp_path, monkeypatch, warm) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*JOB, "seed=2", "hydra.run.dir=whole"]) == 0
     killed = warm.start(COMMAND_LINE, *SWEEP, "hydra.sweep.dir=cut")
@@ -59,8 +59,10 @@ def test_killed_in_a_job_and_resumed_by_two_at_once(tmp_path, monkeypatch, warm)
     ]  # fmt: skip
     ours = hookrun.open_run(tmp_path / "cut/1")
     assert ours.metrics == theirs.metrics
-    found, wanted = ours.captures["features"]["layers.0"], theirs.captures["features"]["layers.0"]
-    assert torch.equal(found[:], wanted[:]) and torch.equal(found.sample_ids, wanted.sample_ids)
+    found = ours.captures["features"]["layers.0"]
+    wanted = theirs.captures["features"]["layers.0"]
+    assert torch.equal(found[:], wanted[:])
+    assert torch.equal(found.sample_ids, wanted.sample_ids)
     assert set(os.listdir(ours.path)) == {*os.listdir(theirs.path), "job.json"}
 
 
@@ -157,7 +159,8 @@ class Ended(NamedTuple):
         where = self.folder / name
         codes = [self.codes[name][at] for at in (0, 2 * number + 1, 2 * number + 2)]
         assert codes == [0, -9, 0], (where / "log").read_text()
-        killed, kill = where / f"killed{number}", RUNS[name][1][number]
+        killed = where / f"killed{number}"
+        kill = RUNS[name][1][number]
         found, whole = (recorded(hookrun.open_run(path)) for path in (killed, where / "whole"))
         for key, expected in whole.items():
             assert found[key] == expected, (kill, key)
@@ -202,13 +205,14 @@ def by_sample(run: Run) -> dict[tuple[Any, ...], torch.Tensor]:
     return dict(zip(zip(*columns, strict=True), rows[:], strict=True))
 
 
-def test_a_killed_run_is_read_as_cut_off_and_all_that_it_indexed_is_right(ended: Ended) -> None:
+def test_all_that_a_killed_run_indexed_is_right(ended: Ended) -> None:
     counts = set()
     for task, (_, kills) in RUNS.items():
         whole = by_sample(hookrun.open_run(ended.folder / task / "whole"))
         for number, kill in enumerate(kills):
             path = ended.folder / task / f"cut{number}"
-            run, checked = hookrun.open_run(path), verify(path)
+            run = hookrun.open_run(path)
+            checked = verify(path)
             assert checked.bad == [] and run.cut_off, (task, kill)
             counts.add(checked.shards)
             if "all" in run.captures:

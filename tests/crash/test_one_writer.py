@@ -28,42 +28,6 @@ from hookrun.store.reader import Run, open_run
 
 KINDS: dict[str, tuple[int, list[str]]] = {"run": (8, []), "sweep": (3, ["-m"])}
 """How many start at once, and what is typed."""
-# One process forks a child for each start; they wait for the same moment.
-RACE = """
-import errno, fcntl, json, os, sys, time
-
-from hookrun.cli import main
-
-
-def refuse(*_):
-    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-
-if sys.argv[2] == "without locks":
-    fcntl.flock = refuse
-
-ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
-
-
-def run(kind, seed, more):
-    log = os.open(f"{kind}-{seed}.log", os.O_CREAT | os.O_WRONLY)
-    os.dup2(log, 1), os.dup2(log, 2)
-    return main([*ARGV, *more, f"seed={seed}", f"hydra.{kind}.dir={kind}"])
-
-
-codes = {}
-for kind, (starts, more) in json.loads(sys.argv[1]).items():
-    start = time.time() + 0.5
-    children = []
-    for seed in range(starts):
-        child = os.fork()
-        if child == 0:
-            time.sleep(max(start - time.time(), 0))
-            os._exit(run(kind, seed, more))
-        children.append(child)
-    codes[kind] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-print(json.dumps(codes))
-"""
 
 HOLDER = """
 import sys, time
@@ -73,12 +37,6 @@ with sole_writer(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-def program(text: str, *arguments: object) -> list[str]:
-    root = Path(__file__).resolve().parents[2]
-    head = f"import sys; sys.path.insert(0, {str(root)!r})\n"
-    return [sys.executable, "-c", head + text, *map(str, arguments)]
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +49,11 @@ def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_of_many_starts_writes_and_the_others_change_nothing(kind: str, raced) -> None:
+def test_only_one_of_many_starts_writes(kind: str, raced) -> None:
     assert_one_wrote(kind, raced[0], raced[1][kind], KINDS[kind][0])
 
 
-def test_one_of_several_starts_writes_on_a_file_system_without_locks(tmp_path: Path, warm) -> None:
+def test_only_one_start_writes_without_file_locks(tmp_path: Path, warm) -> None:
     done = warm.run(RACE, json.dumps({"run": (3, [])}), "without locks", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_one_wrote("run", tmp_path, json.loads(done.stdout.splitlines()[-1])["run"], 3)
@@ -112,7 +70,8 @@ def assert_one_wrote(kind: str, folder: Path, codes: list[int], starts: int) -> 
     assert open_run(run_dir).status["status"] == "done"
     for seed in set(range(starts)) - {winner}:
         said = (folder / f"{kind}-{seed}.log").read_text()
-        assert f"hydra.{kind}.dir" in said and "Traceback" not in said
+        assert f"hydra.{kind}.dir" in said
+        assert "Traceback" not in said
         assert "is being written by process" in said or "already holds" in said, said
     assert not (folder / kind / ".lock").exists()
 
@@ -122,12 +81,13 @@ def holder(tmp_path: Path) -> Any:
     """A process that holds the lock of ``tmp_path / "held"``."""
     command = program(HOLDER, tmp_path / "held")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
 
 
-def test_a_locked_directory_is_refused_and_left_alone(holder, tmp_path, monkeypatch, capsys) -> None:
+def test_a_locked_directory_is_left_alone(holder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     small = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu"]
@@ -151,7 +111,7 @@ def test_the_lock_is_released_when_its_process_dies(holder: Any, tmp_path: Path)
     assert not (tmp_path / "held/.lock").exists()
 
 
-def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
+def test_a_surviving_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         child = os.fork()
         if child == 0:
@@ -165,7 +125,7 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path
         os.waitpid(child, 0)
 
 
-def test_the_end_of_a_forked_worker_does_not_release_its_parents_lock(tmp_path: Path) -> None:
+def test_a_forked_worker_does_not_release_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         child = os.fork()
         if child == 0:
@@ -197,7 +157,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_a_directory_that_is_removed_meanwhile_ends_without_an_error_of_the_lock(tmp_path: Path) -> None:
+def test_a_directory_removed_meanwhile_is_no_error_of_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         (tmp_path / "run/.lock").unlink()
         (tmp_path / "run").rmdir()
@@ -301,7 +261,7 @@ def test_a_child_was_killed_at_every_kind_of_disk_call(killed: list[Killed]) -> 
     assert {each.call for each in killed} == set(CALLS)
 
 
-def test_every_file_in_the_index_is_complete_and_matches_its_hash(killed: list[Killed]) -> None:
+def test_every_indexed_file_matches_its_hash(killed: list[Killed]) -> None:
     seen = set()
     for each, run in runs(killed):
         shards = read_index(run.path / "captures")
@@ -351,3 +311,47 @@ def test_a_note_says_that_a_killed_run_was_cut_off(killed: list[Killed]) -> None
         ), each
         if run.status["status"] == "running":
             assert run.notes[0].endswith("it was cut off"), each
+
+
+# One process forks a child for each start; they wait for the same moment.
+RACE = """
+import errno, fcntl, json, os, sys, time
+
+from hookrun.cli import main
+
+
+def refuse(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+if sys.argv[2] == "without locks":
+    fcntl.flock = refuse
+
+ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
+
+
+def run(kind, seed, more):
+    log = os.open(f"{kind}-{seed}.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1), os.dup2(log, 2)
+    return main([*ARGV, *more, f"seed={seed}", f"hydra.{kind}.dir={kind}"])
+
+
+codes = {}
+for kind, (starts, more) in json.loads(sys.argv[1]).items():
+    start = time.time() + 0.5
+    children = []
+    for seed in range(starts):
+        child = os.fork()
+        if child == 0:
+            time.sleep(max(start - time.time(), 0))
+            os._exit(run(kind, seed, more))
+        children.append(child)
+    codes[kind] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(json.dumps(codes))
+"""
+
+
+def program(text: str, *arguments: object) -> list[str]:
+    root = Path(__file__).resolve().parents[2]
+    head = f"import sys; sys.path.insert(0, {str(root)!r})\n"
+    return [sys.executable, "-c", head + text, *map(str, arguments)]

@@ -21,9 +21,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("around", ["$A", f"{START} $A", ENDED])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_has_the_tokens_that_the_whole_text_has_behind_the_prompt(
-    tmp_path: Path, kind: str, around: str
-) -> None:
+def test_an_answer_has_the_tokens_of_the_whole_text(tmp_path: Path, kind: str, around: str) -> None:
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind, around)
     start = [tokenizer.token_to_id(START)] if START in around else []
     for prompt, answer, wrong in PAIRS:
@@ -35,7 +33,8 @@ def test_an_answer_has_the_tokens_that_the_whole_text_has_behind_the_prompt(
         [wrong_token] = samples.wrong(torch.tensor([0]))  # type: ignore[misc]
         for given, token in ((answer, targets[-1]), (wrong, int(wrong_token))):
             both = tokenizer.encode(prompt + given, add_special_tokens=False).ids
-            assert both[: len(own)] == own and both[len(own)] == token
+            assert both[: len(own)] == own
+            assert both[len(own)] == token
         assert list(info.remarks()) == [
             f"prompts.jsonl:1: {answer!r} → {tokenizer.id_to_token(targets[-1])!r}",
             f"prompts.jsonl:1: {wrong!r} → {tokenizer.id_to_token(int(wrong_token))!r}",
@@ -44,7 +43,7 @@ def test_an_answer_has_the_tokens_that_the_whole_text_has_behind_the_prompt(
 
 
 @pytest.mark.parametrize("kind", ["byte level", "metaspace first", "metaspace always", "metaspace never"])
-def test_with_and_without_a_space_are_two_targets(tmp_path: Path, kind: str) -> None:
+def test_a_leading_space_makes_another_target(tmp_path: Path, kind: str) -> None:
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind)
     file = prompts(tmp_path, {"prompt": "Q:", "answer": "yes", "wrong": " yes"})
     info, samples = made("prompts", file=file, tokenizer=folder)
@@ -52,7 +51,8 @@ def test_with_and_without_a_space_are_two_targets(tmp_path: Path, kind: str) -> 
     told = list(info.remarks())[:2]
     assert told == ["prompts.jsonl:1: 'yes' → 'yes'", f"prompts.jsonl:1: ' yes' → '{space}yes'"]
     wrong = samples.wrong(torch.tensor([0]))
-    assert wrong is not None and tokenizer.id_to_token(int(wrong)) == f"{space}yes"
+    assert wrong is not None
+    assert tokenizer.id_to_token(int(wrong)) == f"{space}yes"
     assert tokenizer.id_to_token(real(samples[0])[1][-1]) == "yes"
 
 
@@ -73,14 +73,15 @@ def test_a_tokenizer_that_drops_spaces_has_one_target_for_both(tmp_path: Path) -
         ("words", "is Rome", "Rome is", "'is' '<unk>'", "'is' '<unk>' 'is'"),
     ],
 )
-def test_a_token_with_a_part_of_both_is_refused_with_both_tokenizations(
+def test_a_token_across_prompt_plus_answer_is_refused(
     tmp_path: Path, kind: str, prompt: str, answer: str, alone: str, together: str
 ) -> None:
     folder, _ = tokenizer_folder(tmp_path / "tokenizer", kind, f"{START} $A")
     good = {"prompt": "Q:", "answer": " yes", "wrong": " no"}
     bad = {"prompt": prompt, "answer": answer, "wrong": " no"}
     said = refusal("prompts", file=prompts(tmp_path, good, bad), tokenizer=folder)
-    assert "data.args.answer: " in said and "prompts.jsonl line 2: 'answer' does not begin" in said
+    assert "data.args.answer: " in said
+    assert "prompts.jsonl line 2: 'answer' does not begin" in said
     assert f"the prompt ends with '<s>' {alone}, and the answer makes it '<s>' {together}" in said
 
 
@@ -88,7 +89,8 @@ def test_a_wrong_answer_is_refused_as_a_right_one_is(tmp_path: Path) -> None:
     folder, _ = tokenizer_folder(tmp_path / "tokenizer", "prepended")
     file = prompts(tmp_path, {"prompt": "Q:", "answer": " yes", "wrong": "yes"})
     said = refusal("prompts", file=file, tokenizer=folder)
-    assert "data.args.wrong: " in said and "ends with '▁Q:', and the answer makes it '▁Q:yes'" in said
+    assert "data.args.wrong: " in said
+    assert "ends with '▁Q:', and the answer makes it '▁Q:yes'" in said
 
 
 def test_an_end_token_that_is_written_in_the_prompt_stays(tmp_path: Path) -> None:
@@ -104,7 +106,8 @@ def test_an_end_token_that_is_written_in_the_prompt_stays(tmp_path: Path) -> Non
 def test_a_prompt_without_an_answer_keeps_its_end(tmp_path: Path) -> None:
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", "byte level", ENDED)
     info, samples = made("prompts", file=prompts(tmp_path, {"prompt": "Q:"}), tokenizer=folder)
-    assert real(samples[0])[0] == tokenizer.encode("Q:").ids and list(info.remarks()) == []
+    assert real(samples[0])[0] == tokenizer.encode("Q:").ids
+    assert list(info.remarks()) == []
 
 
 def test_an_answer_of_an_encoder_decoder_is_a_text_of_its_own(tmp_path: Path) -> None:

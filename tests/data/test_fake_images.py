@@ -30,23 +30,28 @@ SMALL = section(shape=[1, 2, 2], train_size=20, val_size=10)
 
 def test_the_description_fits_the_loaded_samples() -> None:
     info = describe(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val")
-    assert (info.shape, info.dtype, info.num_classes) == ((1, 4, 6), torch.float32, 4)
+    assert info.shape == (1, 4, 6)
+    assert info.dtype == torch.float32
+    assert info.num_classes == 4
     assert info.sizes == {"train": 5, "val": 3}
     samples = load(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val", seed=0)
     inputs, targets = default_collate(list(samples))  # type: ignore[call-overload]
-    assert (inputs.shape, inputs.dtype) == ((3, 1, 4, 6), torch.float32)
-    assert (targets.shape, targets.dtype) == ((3,), torch.int64)
-    assert 0 <= float(inputs.min()) <= float(inputs.max()) <= 1 and 0 <= targets.min() <= targets.max() < 4
+    assert inputs.shape == (3, 1, 4, 6)
+    assert inputs.dtype == torch.float32
+    assert targets.shape == (3,)
+    assert targets.dtype == torch.int64
+    assert 0 <= float(inputs.min()) <= float(inputs.max()) <= 1
+    assert 0 <= targets.min() <= targets.max() < 4
 
 
 @given(st.permutations(range(8)))
-def test_an_item_does_not_depend_on_the_order_in_which_items_are_read(order: list[int]) -> None:
+def test_items_do_not_depend_on_the_order_of_reading(order: list[int]) -> None:
     samples = load(SMALL, "train", seed=0)
     found = {i: torch.as_tensor(samples[i][0]).tolist() for i in order}
     assert found == {i: image(SMALL, i - 20)[0] for i in range(8)}  # of 20: a list's negative indexes
 
 
-def test_an_item_neither_reads_nor_advances_torchs_own_randomness() -> None:
+def test_items_leave_torch_s_own_randomness_alone() -> None:
     before = torch.get_rng_state()
     first = image(SMALL, 3)
     assert torch.equal(torch.get_rng_state(), before)
@@ -55,7 +60,7 @@ def test_an_item_neither_reads_nor_advances_torchs_own_randomness() -> None:
     torch.set_rng_state(before)
 
 
-def test_items_differ_and_the_experiments_seed_is_used_only_if_seed_is_null() -> None:
+def test_a_seed_of_null_takes_the_experiment_s_seed() -> None:
     seen = {str(image(SMALL, i, split)[0]) for i in range(10) for split in ("train", "val")}
     assert len(seen) == 20
     assert image(SMALL, 0, seed=0) == image(SMALL, 0, seed=1)

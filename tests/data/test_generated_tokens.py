@@ -12,12 +12,13 @@ GENERATED = ("repeated_tokens", "modular_addition", "names")
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_samples_are_as_described_and_the_same_on_either_side_of_the_padding(name: str) -> None:
+def test_samples_are_the_same_on_either_side_of_padding(name: str) -> None:
     small = {} if name == "modular_addition" else {"val_size": 20}
     info, right = made(name, **small)
     left_info, left = made(name, padding="left", **small)
     assert left_info.inputs.keys() - info.inputs.keys() == {"position_ids"}
-    assert info.vocab_size is not None and info.tokenizer is not None
+    assert info.vocab_size is not None
+    assert info.tokenizer is not None
     for number in range(20):
         inputs, target = right[number]
         assert {key: tuple(each.shape) for key, each in inputs.items()} == {
@@ -25,7 +26,8 @@ def test_samples_are_as_described_and_the_same_on_either_side_of_the_padding(nam
         }
         ids, targets = real((inputs, target))
         assert real(left[number]) == (ids, targets) == real(right[number])
-        assert max(ids) < info.vocab_size and max(targets) >= 0
+        assert max(ids) < info.vocab_size
+        assert max(targets) >= 0
         there = left[number][0]
         assert there["position_ids"][there["attention_mask"].bool()].tolist() == list(range(len(ids)))
         assert int(there["attention_mask"][-1]) == 1 == int(inputs["attention_mask"][0])
@@ -36,14 +38,16 @@ def test_samples_are_as_described_and_the_same_on_either_side_of_the_padding(nam
         right[len(right)]
 
 
-def test_the_second_half_repeats_the_first_and_is_predictable() -> None:
+def test_the_second_half_repeats_the_first() -> None:
     _, samples = made("repeated_tokens", half=[2, 9], vocab_size=12, val_size=50)
     spans = samples.spans(torch.arange(50))
     lengths = set()
     for number in range(50):
         ids, targets = real(samples[number])
         first, second = (ids[slice(*spans[name][number].tolist())] for name in ("first", "second"))
-        assert first == second and [0, *first, *second] == ids and len(set(first)) == len(first)
+        assert first == second
+        assert [0, *first, *second] == ids
+        assert len(set(first)) == len(first)
         assert targets[len(first) + 1 : -1] == second[1:]
         assert set(targets[: len(first) + 1]) | {targets[-1]} == {IGNORED}
         lengths.add(len(first))
@@ -54,22 +58,26 @@ def test_the_second_half_repeats_the_first_and_is_predictable() -> None:
     assert targets == [*ids[1:], IGNORED]
 
 
-def test_names_have_their_answer_their_spans_and_the_same_length_in_every_form() -> None:
+def test_prompts_of_names_have_the_same_length_in_every_form() -> None:
     sets = {form: made("names", form=form, val_size=40) for form in ("clean", "swapped", "other")}
     info, clean = sets["clean"]
     numbers = torch.arange(40)
-    spans, wrong = clean.spans(numbers), clean.wrong(numbers)
-    assert info.tokenizer is not None and wrong is not None
+    spans = clean.spans(numbers)
+    wrong = clean.wrong(numbers)
+    assert info.tokenizer is not None
+    assert wrong is not None
     for number in range(40):
         ids, targets = real(clean[number])
         io, subject, again = (ids[int(spans[name][number, 0])] for name in ("io", "subject", "subject2"))
         assert targets[-1] == io != subject == again == wrong[number]
         swapped, other = (real(sets[form][1][number]) for form in ("swapped", "other"))
         assert swapped[1] == targets == other[1]
-        assert swapped[0][int(spans["subject2"][number, 0])] == io and not {io, subject} & set(other[0])
+        assert swapped[0][int(spans["subject2"][number, 0])] == io
+        assert not {io, subject} & set(other[0])
         assert sum(a != b for a, b in zip(ids, swapped[0], strict=True)) == 1
     text = info.tokenizer.decode(real(clean[0])[0])
-    assert text.endswith(" to") and list(info.tokenizer.encode(text).ids) == real(clean[0])[0]
+    assert text.endswith(" to")
+    assert list(info.tokenizer.encode(text).ids) == real(clean[0])[0]
 
 
 def test_modular_addition_has_every_pair_once_with_its_sum() -> None:
@@ -78,6 +86,8 @@ def test_modular_addition_has_every_pair_once_with_its_sum() -> None:
         _, samples = made("modular_addition", split, modulus=7)  # type: ignore[arg-type]
         for number in range(len(samples)):
             (a, plus, b, equals), targets = real(samples[number])
-            assert (plus, equals) == (7, 8) and targets == [IGNORED] * 3 + [(a + b) % 7]
+            assert plus == 7
+            assert equals == 8
+            assert targets == [IGNORED] * 3 + [(a + b) % 7]
             seen.append((a, b))
     assert sorted(seen) == [(a, b) for a in range(7) for b in range(7)]

@@ -25,30 +25,6 @@ from hookrun.errors import HookrunError, Problem, SpecError
 RESIZE = {"resize": {"size": [4, 6]}}
 
 
-def section(root: Path, name: str = "image_folder", **args: Any) -> Data:
-    return Data(name=name, root=str(root), args=args, transforms=RESIZE)
-
-
-def problem(config: Data, split: Split = "train") -> Problem:
-    """The problem, which is the same when describing and when loading."""
-    found = []
-    for use in (lambda: describe(config, split), lambda: load(config, split, seed=0)):
-        with pytest.raises(SpecError) as caught:
-            use()
-        found += caught.value.errors
-    assert len(found) == 2
-    assert found[0] == found[1]
-    return found[0]
-
-
-def labels(samples: Samples) -> list[int]:
-    return [int(samples[i][1]) for i in range(len(samples))]
-
-
-def files(samples: Samples) -> list[str]:
-    return [samples.file(i) for i in range(len(samples))]
-
-
 @pytest.fixture
 def split_root(tmp_path: Path, write_images: Any) -> Path:
     """Classes b and a, three images each for training, one each for validation."""
@@ -70,7 +46,8 @@ def flat_root(tmp_path: Path, write_images: Any) -> Path:
 def test_the_description_fits_the_loaded_samples(split_root: Path, split: Split) -> None:
     config = section(split_root)
     info = describe(config, split)
-    assert (info.num_classes, info.sizes) == (2, {"train": None, "val": None})
+    assert info.num_classes == 2
+    assert info.sizes == {"train": None, "val": None}
     samples = load(config, split, seed=0)
     for i in range(len(samples)):
         value, target = samples[i]
@@ -79,7 +56,7 @@ def test_the_description_fits_the_loaded_samples(split_root: Path, split: Split)
         assert info.target == TensorInfo((), torch.int64) == TensorInfo(target.shape, target.dtype)
 
 
-def test_samples_are_ordered_by_class_and_file_name(split_root: Path) -> None:
+def test_samples_are_ordered_by_class_then_file_name(split_root: Path) -> None:
     samples = pickle.loads(
         pickle.dumps(load(section(split_root), "train", seed=0))
     )  # as for worker processes
@@ -88,14 +65,16 @@ def test_samples_are_ordered_by_class_and_file_name(split_root: Path) -> None:
     assert levels == pytest.approx([0, 1, 2, 0, 1, 2])
 
 
-def test_a_single_root_is_split_class_by_class_always_the_same_way(flat_root: Path) -> None:
+def test_a_single_root_is_split_class_by_class(flat_root: Path) -> None:
     config = section(flat_root, val_fraction=0.4)
-    train, val = load(config, "train", seed=0), load(config, "val", seed=0)
+    train = load(config, "train", seed=0)
+    val = load(config, "val", seed=0)
     assert Counter(labels(train)) == {0: 6, 1: 3}
     assert Counter(labels(val)) == {0: 4, 1: 2}
     assert describe(config).sizes == {"train": None, "val": None}
     again = load(config, "val", seed=1)
-    assert all(torch.equal(torch.as_tensor(val[i][0]), torch.as_tensor(again[i][0])) for i in range(6))
+    for i in range(6):
+        assert torch.equal(torch.as_tensor(val[i][0]), torch.as_tensor(again[i][0]))
 
 
 @pytest.mark.parametrize(("fraction", "empty", "full"), [(0.0, "val", "train"), (1.0, "train", "val")])
@@ -116,7 +95,7 @@ def test_one_split_suffices_where_only_it_is_used(tmp_path: Path, write_images: 
     assert found.what.endswith("beside it there is val")
 
 
-def test_different_classes_would_shift_the_labels_and_are_refused(split_root, write_images) -> None:
+def test_splits_with_different_classes_are_refused(split_root, write_images) -> None:
     write_images(split_root / "train" / "aa")
     found = problem(section(split_root))
     assert found.what.endswith("differ in their class folders, hence in their labels: aa")
@@ -135,11 +114,12 @@ def test_folders_that_hold_no_splits_are_refused(tmp_path, name: str, folders: l
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     found = problem(section(tmp_path, name))
-    assert found.where == "data.root" and found.what.endswith(said.format(root=tmp_path))
+    assert found.where == "data.root"
+    assert found.what.endswith(said.format(root=tmp_path))
     assert (name == "imagenet") == ("torchvision.datasets.ImageNet" in found.hint)
 
 
-def test_a_class_without_images_is_named_before_the_data_is_loaded(split_root, write_images) -> None:
+def test_a_class_without_images_is_named_before_loading(split_root, write_images) -> None:
     for part in ("train", "val"):
         (split_root / part / "empty").mkdir()
     found = problem(section(split_root))
@@ -150,7 +130,7 @@ def test_a_class_without_images_is_named_before_the_data_is_loaded(split_root, w
     assert problem(section(split_root), "val").what.startswith(f"{split_root / 'val'}: ")
 
 
-def test_a_description_reads_no_image_and_needs_one_size(split_root: Path) -> None:
+def test_a_description_reads_no_image(split_root: Path) -> None:
     for path in split_root.rglob("*.png"):
         path.write_bytes(b"no image")
     assert describe(section(split_root)).shape == (3, 4, 6)
@@ -197,7 +177,7 @@ def test_only_pixels_are_decoded_whatever_an_image_is_called(
     assert not ran.exists()
 
 
-def test_an_image_beyond_max_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+def test_an_image_beyond_max_pixels_is_not_decoded(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number, side in enumerate((10, 20_000)):  # Pillow itself warns of the second
         Image.new("1", (side, side)).save(tmp_path / "a" / f"{number}.png")
@@ -219,7 +199,7 @@ def test_links_that_lead_back_are_followed_once(split_root: Path, write_images: 
     assert files(load(section(split_root), "train", seed=0)) == expected
 
 
-def test_imagenet_has_all_its_classes_unless_another_number_is_given(split_root: Path) -> None:
+def test_imagenet_has_all_its_classes_by_default(split_root: Path) -> None:
     found = problem(section(split_root, "imagenet"))
     assert found.where == "data.args.classes"
     assert found.what == f"{split_root / 'train'} has 2 class folders, where 1000 are expected"
@@ -233,12 +213,14 @@ def test_images_directly_in_the_root_are_samples_without_labels(tmp_path: Path, 
     root = tmp_path / "root"
     write_images(root, 3)
     config = section(root)
-    assert describe(config, "val").target is None and describe(config, "val").sizes == {"train": 0, "val": 3}
+    assert describe(config, "val").target is None
+    assert describe(config, "val").sizes == {"train": 0, "val": 3}
     samples = load(config, "val", seed=0)
     assert [samples.file(i) for i in range(3)] == sorted(path.name for path in root.iterdir())
     assert all(samples[i][1].numel() == 0 for i in range(3))
     found = problem(config)
-    assert "no class folders" in found.what and "for task=predict images directly in DIR" in str(found.hint)
+    assert "no class folders" in found.what
+    assert "for task=predict images directly in DIR" in str(found.hint)
     (root / "other").mkdir()  # then a folder of a class may be meant
     assert "there are no images in other" in problem(config).what or "no folder" in problem(config).what
 
@@ -278,7 +260,7 @@ def test_16_bit_grey_is_divided_by_65535(pictures: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_images_of_32_bits_are_refused_with_file_and_mode(pictures: Path, dtype: type) -> None:
+def test_images_of_32_bits_are_refused_by_file_name(pictures: Path, dtype: type) -> None:
     Image.fromarray(GREY.astype(dtype)).save(pictures / "deep.tiff")
     mode = {np.int32: "I", np.float32: "F"}[dtype]
     with pytest.raises(
@@ -298,16 +280,15 @@ def test_the_plan_refuses_images_of_32_bits_that_it_opens(pictures: Path) -> Non
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
-def test_orientation_is_applied_as_pillow_does_and_without_exif_as_torchvision_reads(
-    pictures: Path, ending: str
-) -> None:
+def test_orientation_is_applied_as_pillow_does(pictures: Path, ending: str) -> None:
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
         COLOURS.save(pictures / f"{orientation}.{ending}", exif=exif)
         if ending == "png":
             Image.fromarray(GREY).save(pictures / f"{orientation}grey.png", exif=exif)
-    upright, stored = pixels_of(pictures), pixels_of(pictures, exif=False)
+    upright = pixels_of(pictures)
+    stored = pixels_of(pictures, exif=False)
     as_torchvision = datasets.ImageFolder(str(pictures.parent))
     for (path, _), (image, _) in zip(as_torchvision.samples, as_torchvision, strict=True):
         name = Path(path).name
@@ -321,7 +302,7 @@ def test_orientation_is_applied_as_pillow_does_and_without_exif_as_torchvision_r
         assert torch.equal(stored[name], pil_to_tensor(image).float() / 255), name
 
 
-def test_a_damaged_exif_block_is_named_and_can_be_ignored(pictures: Path) -> None:
+def test_a_damaged_exif_block_can_be_ignored(pictures: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     COLOURS.save(pictures / "x.webp", exif=exif)
@@ -381,4 +362,29 @@ def test_images_of_different_sizes_can_stay_as_they_are_in_lists(pictures: Path)
 
 
 def test_imagenet_is_read_as_torchvision_reads_it() -> None:
-    assert ImageNet().exif is False and ImageFolder().exif is True
+    assert ImageNet().exif is False
+    assert ImageFolder().exif is True
+
+
+def section(root: Path, name: str = "image_folder", **args: Any) -> Data:
+    return Data(name=name, root=str(root), args=args, transforms=RESIZE)
+
+
+def problem(config: Data, split: Split = "train") -> Problem:
+    """The problem, which is the same when describing and when loading."""
+    found = []
+    for use in (lambda: describe(config, split), lambda: load(config, split, seed=0)):
+        with pytest.raises(SpecError) as caught:
+            use()
+        found += caught.value.errors
+    assert len(found) == 2
+    assert found[0] == found[1]
+    return found[0]
+
+
+def labels(samples: Samples) -> list[int]:
+    return [int(samples[i][1]) for i in range(len(samples))]
+
+
+def files(samples: Samples) -> list[str]:
+    return [samples.file(i) for i in range(len(samples))]

@@ -37,19 +37,24 @@ def build(split: str, size: int = 2, seed: int = 0) -> Pairs | None:
 def test_one_sample_describes_the_data() -> None:
     info = own(build, size=4).inspect(None, "val")
     assert isinstance(info.inputs, dict)
-    assert info.inputs["x"].shape == (2, 3) and info.inputs["x"].dtype is torch.float32
-    assert (info.num_classes, info.sizes) == (3, {"train": 0, "val": 4})
+    assert info.inputs["x"].shape == (2, 3)
+    assert info.inputs["x"].dtype is torch.float32
+    assert info.num_classes == 3
+    assert info.sizes == {"train": 0, "val": 4}
 
 
-def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
+def test_own_data_takes_the_seed_of_the_experiment() -> None:
     before = torch.get_rng_state()
     samples = own(build).open(None, "val", seed=5)
     assert torch.equal(torch.get_rng_state(), before)
     inputs, target = samples[1]
     assert isinstance(inputs, dict)
-    assert inputs["x"].tolist() == [[1.0] * 3] * 2 and int(inputs["n"]) == 5 and int(target) == 1
+    assert inputs["x"].tolist() == [[1.0] * 3] * 2
+    assert int(inputs["n"]) == 5
+    assert int(target) == 1
     drawn = [own(build).open(None, "val", seed=seed)[0][0]["drawn"] for seed in (5, 6)]  # type: ignore[index]
-    assert torch.equal(drawn[0], inputs["drawn"]) and not torch.equal(drawn[1], inputs["drawn"])
+    assert torch.equal(drawn[0], inputs["drawn"])
+    assert not torch.equal(drawn[1], inputs["drawn"])
     with pytest.raises(IndexError):
         samples[2]
 

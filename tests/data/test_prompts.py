@@ -12,7 +12,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.tokenizer import Bytes, Words, tokenizer_named
 
 
-def test_prompts_have_answers_wrong_answers_and_spans_of_tokens(tmp_path: Path) -> None:
+def test_prompts_have_answers_with_spans_of_tokens(tmp_path: Path) -> None:
     file = prompts(
         tmp_path,
         {
@@ -25,7 +25,8 @@ def test_prompts_have_answers_wrong_answers_and_spans_of_tokens(tmp_path: Path) 
         {"prompt": "Rome lies in", "answer": "IT", "wrong": "CH", "spans": {"subject": "Rome"}},
     )
     info, samples = made("prompts", file=file)
-    assert info.spans == ("subject", "is") and info.sizes == {"train": 0, "val": 2}
+    assert info.spans == ("subject", "is")
+    assert info.sizes == {"train": 0, "val": 2}
     spans = samples.spans(torch.tensor([1, 0]))
     assert spans["subject"].tolist() == [[0, 4], [0, 7]]  # ü is two bytes
     assert spans["is"].tolist() == [[-1, -1], [8, 10]]
@@ -36,7 +37,8 @@ def test_prompts_have_answers_wrong_answers_and_spans_of_tokens(tmp_path: Path) 
     for_all = made("prompts", file=file, spans={"place": "in"}, answer=None, wrong=None)[1]
     assert for_all.spans(torch.tensor([1]))["place"].tolist() == [[10, 12]]
     ids, targets = real(for_all[0])
-    assert targets == [*ids[1:], IGNORED] and for_all.wrong(torch.tensor([0])) is None
+    assert targets == [*ids[1:], IGNORED]
+    assert for_all.wrong(torch.tensor([0])) is None
     inputs, _ = made("prompts", file=file, labels=True)[1][0]
     assert bytes(inputs["labels"].tolist()) == b"CH"
 
@@ -93,8 +95,10 @@ def test_a_tokenizer_of_transformers_counts_its_special_tokens(folder: str, tmp_
         {"prompt": "old Rome is in", "answer": " Italy", "wrong": " Rome", "spans": {"city": "Rome"}},
     )
     info, samples = made("prompts", file=file, tokenizer=folder)
-    assert info.vocab_size == 8 and info.tokenizer is not None
-    assert real(samples[0])[0] == [0, 7, 3, 4, 5] and real(samples[0])[1][-1] == 6
+    assert info.vocab_size == 8
+    assert info.tokenizer is not None
+    assert real(samples[0])[0] == [0, 7, 3, 4, 5]
+    assert real(samples[0])[1][-1] == 6
     without_answer = made("prompts", file=file, tokenizer=folder, answer=None, wrong=None)[1]
     assert real(without_answer[0])[0] == [0, 7, 3, 4, 5, 1]
     assert samples.spans(torch.tensor([0]))["city"].tolist() == [[2, 3]]
@@ -106,17 +110,19 @@ def test_a_tokenizer_of_transformers_counts_its_special_tokens(folder: str, tmp_
     assert real(packed[0])[0] == [3, 4, 7, 1, 4, 5, 1]
 
 
-def test_bytes_are_utf_8_and_say_which_character_each_is_of() -> None:
+def test_bytes_say_which_character_they_belong_to() -> None:
     encoded = tokenizer_named("bytes").encode("aé")
-    assert list(encoded.ids) == [0x61, 0xC3, 0xA9] and list(encoded.offsets) == [(0, 1), (1, 2), (1, 2)]
+    assert list(encoded.ids) == [0x61, 0xC3, 0xA9]
+    assert list(encoded.offsets) == [(0, 1), (1, 2), (1, 2)]
     assert Bytes().decode(encoded.ids) == "aé"
     assert Bytes().tokens(encoded.ids) == ["a", "\\xc3", "\\xa9"]
 
 
-def test_words_are_separated_by_spaces_and_an_unknown_one_is_named() -> None:
+def test_an_unknown_word_is_named() -> None:
     words = Words(("to", "the", "store"))
     encoded = words.encode("to  store")
-    assert (list(encoded.ids), list(encoded.offsets)) == ([0, 2], [(0, 2), (4, 9)])
+    assert list(encoded.ids) == [0, 2]
+    assert list(encoded.offsets) == [(0, 2), (4, 9)]
     assert words.decode([1, 2]) == "the store"
     with pytest.raises(ValueError, match="'stor' is not one of the 3 words; did you mean 'store'"):
         words.encode("the stor")

@@ -47,8 +47,9 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     assert where == ["transforms.normalise", "train_transforms.resize.size", "root"]
 
 
-def test_misfits_of_both_splits_are_found_at_once_and_each_once() -> None:
-    three, crop = {"mean": [0, 0, 0], "std": [1, 1, 1]}, {"random_crop": {"size": 9}}
+def test_misfits_of_both_splits_are_found_once_each() -> None:
+    three = {"mean": [0, 0, 0], "std": [1, 1, 1]}
+    crop = {"random_crop": {"size": 9}}
     both = problems(name="digits", transforms={"normalize": three}, train_transforms=crop)
     assert [each.where for each in both] == ["data.transforms.normalize", "data.train_transforms.random_crop"]
     assert [each.where for each in problems(name="digits", transforms=crop)] == [
@@ -66,7 +67,8 @@ def test_a_root_is_shown_as_the_absolute_path_looked_at(tmp_path, monkeypatch) -
 
 def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
     none = Data(name="digits", train_transforms={}, transforms={"flatten": {}})
-    assert (describe(none, "train").shape, describe(none, "val").shape) == ((1, 8, 8), (64,))
+    assert describe(none, "train").shape == (1, 8, 8)
+    assert describe(none, "val").shape == (64,)
     config = Data(
         name="digits", train_transforms={"random_crop": {"size": 4}}, transforms={"center_crop": {"size": 6}}
     )
@@ -77,16 +79,18 @@ def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
         assert value.shape == shape
 
 
-def test_a_file_or_folder_that_cannot_be_opened_is_a_configuration_error(mnist_root, monkeypatch) -> None:
+def test_a_file_that_cannot_be_opened_is_a_config_error(mnist_root, monkeypatch) -> None:
     (problem,) = problems(name="imagenet", root=str(mnist_root / ("x" * 300)))
-    assert problem.where == "data.root" and "x" * 300 in problem.what
+    assert problem.where == "data.root"
+    assert "x" * 300 in problem.what
 
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(mnist, "read_image_file", refuse)
     (problem,) = problems(name="mnist", root=str(mnist_root))
-    assert (problem.where, problem.hint) == ("data.root", "make it readable, or give another path")
+    assert problem.where == "data.root"
+    assert problem.hint == "make it readable, or give another path"
     assert problem.what == f"{mnist_root / 'MNIST/raw/train-images-idx3-ubyte'}: Permission denied"
 
 
@@ -99,16 +103,17 @@ def content(name: str) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def test_there_is_a_file_for_each_data_set_and_no_other() -> None:
+def test_data_sets_have_one_file_each() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(names())
 
 
 @pytest.mark.parametrize("name", names())
-def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
+def test_the_file_of_a_data_set_shows_every_key(name: str) -> None:
     own = set() if name == "python" else {"factory"}
     assert set(content(name)) == set(Data.model_fields) - own
     section = Data(**content(name))
-    assert (section.name, section.batch_size) == (name, 64)
+    assert section.name == name
+    assert section.batch_size == 64
     assert re.match("# [^@]", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
     for transforms in (section.transforms, section.train_transforms or {}):
@@ -119,6 +124,7 @@ def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
 def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
     module, cls = data._SOURCES[name]
     source: type[Source] = getattr(import_module(f"hookrun.data.{module}"), cls)
-    assert source.name == name and content(name)["args"] == {
+    assert source.name == name
+    assert content(name)["args"] == {
         key: field.get_default(call_default_factory=False) for key, field in source.model_fields.items()
     }

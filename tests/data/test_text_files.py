@@ -43,10 +43,11 @@ def test_names_of_a_strangers_file_write_no_control_characters(tmp_path) -> None
     ):
         message = refusal("prompts", file=prompts(tmp_path, line))
         assert said in message, message
-        assert all(each.isprintable() for each in message.splitlines())
+        for each in message.splitlines():
+            assert each.isprintable()
 
 
-def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(tmp_path, monkeypatch) -> None:
+def test_a_byte_order_mark_is_not_text(tmp_path, monkeypatch) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xef\xbb\xbfa\nb\n\nc")
     assert list(text_files.lines(path, "key")) == [(1, "a\n"), (2, "b\n"), (3, "\n"), (4, "c")]
@@ -83,7 +84,7 @@ def test_the_longest_sets_the_length_unless_it_is_too_long(tmp_path) -> None:
     assert made("text", file=str(path), packed=False, val_fraction=1, length=7)[0].length == 7
 
 
-def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path) -> None:
+def test_packed_text_keeps_the_order_of_lines(tmp_path) -> None:
     text = "".join(f"line {number} of the text, ä\n" for number in range(100))
     path = tmp_path / "corpus.txt"
     path.write_text(text, encoding="utf-8")
@@ -94,25 +95,29 @@ def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path) -> 
     assert {len(ids) for ids in found[:-1]} == {32}
     assert samples.file(1) == "corpus.txt:1"
     _, documents = made("text", file=str(path), packed=False, val_fraction=1.0)
-    assert len(documents) == 100 and bytes(real(documents[7])[0]).decode() == "line 7 of the text, ä"
+    assert len(documents) == 100
+    assert bytes(real(documents[7])[0]).decode() == "line 7 of the text, ä"
     assert documents.file(7) == "corpus.txt:8"
     _, cut = made("text", file=str(path), packed=False, length=6, val_fraction=1.0, labels=True)
     inputs, target = cut[3]
-    assert bytes(inputs["input_ids"].tolist()) == b"line 3" and inputs["labels"].equal(inputs["input_ids"])
+    assert bytes(inputs["input_ids"].tolist()) == b"line 3"
+    assert inputs["labels"].equal(inputs["input_ids"])
     assert target.tolist() == [*inputs["input_ids"][1:].tolist(), IGNORED]
     train, val = (made("text", split, file=str(path), packed=False)[1] for split in ("train", "val"))  # type: ignore[arg-type]
-    assert (len(train), len(val)) == (80, 20)
+    assert len(train) == 80
+    assert len(val) == 20
     both = {part.file(n) for part in (train, val) for n in range(len(part))}
     assert len(both) == 100
     path.write_text("something else\n")  # the same file with other content is read again
     assert len(made("text", file=str(path), packed=False, val_fraction=1.0)[1]) == 1
 
 
-def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path) -> None:
+def test_a_short_text_is_told_how_long_a_sample_is(tmp_path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("one\ntwo\n")
     said = refusal("text", "val", file=str(path))
-    assert "128 tokens: data.args.length=N makes it shorter" in said and "data.args.packed=false" in said
+    assert "128 tokens: data.args.length=N makes it shorter" in said
+    assert "data.args.packed=false" in said
     path.write_text("one\n")
     assert "data.args.length" not in refusal("text", "val", file=str(path), packed=False)
 

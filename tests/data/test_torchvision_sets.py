@@ -25,17 +25,6 @@ CIFAR_LIKE = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
 WriteIdx = Callable[[Path, np.ndarray], None]
 
 
-def section(name: str, root: Path, download: bool = False) -> Data:
-    return Data(name=name, root=str(root), args={"download": download})
-
-
-def problem(use: Callable[[], object]) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        use()
-    (found,) = caught.value.errors
-    return found
-
-
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """No network; the list gets the time limit that each attempt would have had."""
@@ -51,17 +40,20 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
 
 @pytest.mark.parametrize("name", MNIST_LIKE)
 @pytest.mark.parametrize(("split", "count"), [("train", 6), ("val", 4)])
-def test_mnist_is_described_and_loaded_alike(mnist_root: Path, name: str, split: Split, count: int) -> None:
+def test_mnist_is_described_as_it_is_loaded(mnist_root: Path, name: str, split: Split, count: int) -> None:
     config = section(name, mnist_root)
     info = describe(config, split)
-    assert (info.shape, info.dtype, info.num_classes) == ((1, 28, 28), torch.float32, 10)
+    assert info.shape == (1, 28, 28)
+    assert info.dtype == torch.float32
+    assert info.num_classes == 10
     assert info.sizes == {"train": 6, "val": 4}
     samples = pickle.loads(pickle.dumps(load(config, split, seed=0)))  # as for worker processes
     assert len(samples) == count
     for i in range(count):
         value, target = samples[i]
         assert torch.equal(torch.as_tensor(value), torch.full((1, 28, 28), i / 255))
-        assert (target.dtype, int(target)) == (torch.int64, i)
+        assert target.dtype == torch.int64
+        assert int(target) == i
 
 
 @pytest.mark.parametrize("name", CIFAR_LIKE)
@@ -71,12 +63,15 @@ def test_cifar_is_as_published_with_channels_first(cifar_root, name: str, split:
     samples = load(config, split, seed=0)
     assert len(samples) == 2 * len(getattr(CIFAR_LIKE[name], part))
     info = describe(config, split)
-    assert (info.num_classes, info.sizes) == (int(name[5:]), {"train": 50_000, "val": 10_000})
+    assert info.num_classes == int(name[5:])
+    assert info.sizes == {"train": 50_000, "val": 10_000}
     red = torch.stack([torch.ones(32, 32), torch.zeros(32, 32), torch.zeros(32, 32)])
     value, target = samples[1]
     assert torch.equal(torch.as_tensor(value), red)
-    assert (info.shape, info.dtype) == (red.shape, red.dtype)
-    assert (target.dtype, int(target)) == (torch.int64, 1)
+    assert info.shape == red.shape
+    assert info.dtype == red.dtype
+    assert target.dtype == torch.int64
+    assert int(target) == 1
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
@@ -95,10 +90,8 @@ def test_missing_files_are_named_with_how_to_get_them(tmp_path, name: str) -> No
 @pytest.mark.parametrize("download", [False, True])
 def test_without_a_root_the_error_says_how_to_give_one(download: bool) -> None:
     found = problem(lambda: describe(Data(name="mnist", args={"download": download})))
-    assert (found.where, found.what) == (
-        "data.root",
-        "the data set 'mnist' is read from a folder, and none is given",
-    )
+    assert found.where == "data.root"
+    assert found.what == "the data set 'mnist' is read from a folder, and none is given"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ def test_a_pickle_that_is_not_the_published_one_is_never_loaded(cifar_root: Path
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_what_will_be_downloaded_can_be_described_without_a_network(tmp_path, name: str, offline) -> None:
+def test_a_download_can_be_described_without_a_network(tmp_path, name: str, offline) -> None:
     info = describe(section(name, tmp_path, download=True))
     assert sum(size or 0 for size in info.sizes.values()) == (70_000 if name in MNIST_LIKE else 60_000)
     assert info.shape == ((1, 28, 28) if name in MNIST_LIKE else (3, 32, 32))
@@ -179,7 +172,7 @@ def test_what_will_be_downloaded_can_be_described_without_a_network(tmp_path, na
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_a_failed_download_is_one_error_that_says_how_to_do_without(tmp_path, name: str, offline) -> None:
+def test_a_failed_download_says_how_to_do_without(tmp_path, name: str, offline) -> None:
     found = problem(lambda: load(section(name, tmp_path, download=True), "train", seed=0))
     assert found.where == "data.args.download"
     assert str(tmp_path) in found.what
@@ -194,3 +187,14 @@ def test_a_failed_download_is_one_error_that_says_how_to_do_without(tmp_path, na
 def test_existing_files_are_not_downloaded_again(name: str, mnist_root, cifar_root, offline) -> None:
     assert len(load(section(name, mnist_root, download=True), "train", seed=0)) in (6, 10)
     assert offline == []
+
+
+def section(name: str, root: Path, download: bool = False) -> Data:
+    return Data(name=name, root=str(root), args={"download": download})
+
+
+def problem(use: Callable[[], object]) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        use()
+    (found,) = caught.value.errors
+    return found

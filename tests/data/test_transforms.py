@@ -42,16 +42,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], torch.nn.Module]] = {
 IMAGE = torch.rand(3, 8, 10, generator=torch.Generator().manual_seed(0))
 
 
-def transform(name: str, **args: Any) -> Transform:
-    return make_transform(name, args, f"data.transforms.{name}")
-
-
-def misfit(name: str, shape: tuple[int, ...], **args: Any) -> str | None:
-    return transform(name, **args).misfit(TensorInfo(shape, torch.float32))
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_transform_is_torchvisions_own_under_the_same_randomness(name: str) -> None:
+def test_transforms_equal_torchvision_s_own(name: str) -> None:
     args, theirs = EXAMPLES[name]
     ours = pickle.loads(pickle.dumps(transform(name, **args).function))  # as for worker processes
     before = IMAGE.clone()
@@ -71,7 +63,7 @@ def test_transforms_of_images_refuse_other_samples(name: str) -> None:
     assert misfit(name, (3, 8, 8), **args) is None
 
 
-def test_channels_must_fit_colours_and_statistics() -> None:
+def test_channels_must_fit_the_statistics() -> None:
     for name in ("rgb", "grayscale", "color_jitter"):
         assert misfit(name, (2, 8, 8)) == "it takes images of 1 or 3 channels"
         assert misfit(name, (1, 8, 8)) is None
@@ -125,11 +117,10 @@ def test_arguments_outside_the_signature_are_refused_by_name(
         ("color_jitter", {"hue": 0.6}, "hue values should be between"),
     ],
 )
-def test_other_names_and_values_that_torchvision_refuses_are_errors(
-    name: str, args: dict[str, Any], said: str
-) -> None:
+def test_values_that_torchvision_refuses_are_errors(name: str, args: dict[str, Any], said: str) -> None:
     problem = refused(name, args)
-    assert problem.where == "" and said in problem.what
+    assert problem.where == ""
+    assert said in problem.what
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +181,8 @@ TO_ZERO = {"mean": [0, 0, 0], "std": [1, 1, 1]}
 
 def test_transforms_apply_in_order_to_one_input() -> None:
     assert fitted(GREY, rgb={}, normalize=TO_ZERO) == TensorInfo((3, 8, 8), torch.float32)
-    assert fitted(GREY) == GREY and fitted({"a": GREY}) == {"a": GREY}
+    assert fitted(GREY) == GREY
+    assert fitted({"a": GREY}) == {"a": GREY}
     with pytest.raises(SpecError, match="the data has several: a, b"):
         fitted({"a": GREY, "b": GREY}, rgb={})
 
@@ -211,9 +203,10 @@ def test_transforms_apply_in_order_to_one_input() -> None:
         ({"normalize": {"mean": [], "std": []}}, "normalize", "not fit"),
     ],
 )
-def test_a_misfit_names_the_transform_and_sample(transforms: dict[str, Any], where: str, said: str) -> None:
+def test_a_misfit_names_the_transform(transforms: dict[str, Any], where: str, said: str) -> None:
     (problem,) = misfits(GREY, **transforms)
-    assert problem.where == f"{WHERE}.{where}" and said in problem.what
+    assert problem.where == f"{WHERE}.{where}"
+    assert said in problem.what
 
 
 @pytest.mark.parametrize(
@@ -230,7 +223,7 @@ def test_images_of_any_size_become_images_of_one_size(transforms: dict[str, Any]
 
 
 @pytest.mark.parametrize("transforms", [{}, {"resize": {"size": 6}}, {"flatten": {}}])
-def test_images_that_stay_of_different_sizes_are_refused_with_advice(transforms: dict[str, Any]) -> None:
+def test_images_of_different_sizes_are_refused_with_advice(transforms: dict[str, Any]) -> None:
     (problem,) = misfits(ANY_IMAGE, **transforms)
     assert problem.where == WHERE
     assert "resize: {size: [224, 224]}" in problem.hint
@@ -240,3 +233,11 @@ def test_fitting_does_not_change_torchs_random_state() -> None:
     before = torch.get_rng_state()
     fitted(ANY_IMAGE, random_crop={"size": 4}, color_jitter={"hue": 0.1})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def transform(name: str, **args: Any) -> Transform:
+    return make_transform(name, args, f"data.transforms.{name}")
+
+
+def misfit(name: str, shape: tuple[int, ...], **args: Any) -> str | None:
+    return transform(name, **args).misfit(TensorInfo(shape, torch.float32))

@@ -19,7 +19,8 @@ def test_a_hook_that_reads_a_number_waits_once_at_that_line() -> None:
     found = of_step(second_device.watch, hook)
     assert found is not None
     waits, uploads, places = found
-    assert (waits, uploads) == (1, 0)
+    assert waits == 1
+    assert uploads == 0
     (place,) = places
     assert place.startswith("tests/device/test_bench.py:")
 
@@ -40,7 +41,7 @@ def test_a_hook_that_does_not_fit_is_not_counted() -> None:
     assert of_step(second_device.watch, hook) is None
 
 
-def test_the_table_has_a_line_for_each_that_waits_and_one_for_the_rest() -> None:
+def test_the_table_has_a_line_for_each_waiting_step() -> None:
     text = shown([Count("clamp", 0, 1, ("a.py:1",)), Count("scale", 0, 0), Count("stats", 0, 0)])
     assert "| clamp | 0 | 1 | a.py:1 |" in text
     assert text.endswith("no wait and no upload: scale; stats")

@@ -32,48 +32,6 @@ AT = {"epoch": 0, "step": 0, "call": 0}
 is_second = pytest.mark.skipif(os.environ.get("HOOKRUN_TEST_DEVICE", "second") != "second", reason="second")
 
 
-def tensors() -> dict[str, Tensor]:
-    """Module name -> a batch of six rows, or something else."""
-    numbers = torch.randn(6, 3, dtype=torch.complex64)
-    return {
-        "floats": torch.randn(6, 5),
-        "doubles": torch.randn(6, 3).double(),
-        "halves": torch.randn(6, 7).bfloat16(),
-        "eighths": torch.randn(6, 3).to(torch.float8_e4m3fn),
-        "truth": torch.randn(6, 3) > 0,
-        "integers": torch.arange(6),
-        "complex": numbers,
-        "conjugate": numbers.conj(),
-        "negative": numbers.conj().imag,
-        "transposed": torch.randn(5, 6).t(),
-        "expanded": torch.randn(6, 1).expand(6, 9),
-        "channels last": torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last),
-        "no elements": torch.empty(6, 0),
-        "no rows": torch.empty(0, 3),
-        "one number": torch.tensor(3.0),
-        "two long rows": torch.randn(2, 5_000),
-    }
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """What a writer has written: the name of each file and its bytes."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def write_all(folder: Path, device: torch.device | str, shard_bytes: int = 2**20) -> second_device.Seen:
-    """Write three batches of `tensors`; what the second device has seen until the last one was added."""
-    torch.manual_seed(0)
-    moved = {name: tensor.to(device) for name, tensor in tensors().items()}
-    writer = CaptureWriter(folder, shard_bytes)
-    with second_device.watch() as seen:
-        for step in range(3):
-            for name, tensor in moved.items():
-                samples = range(len(tensor)) if tensor.dim() else None
-                writer.add("h", name, tensor, sample_ids=samples, epoch=0, step=step, call=0)
-    writer.close()
-    return seen
-
-
 @pytest.mark.parametrize("shard_bytes", [2**20, 8_000])
 def test_the_files_are_those_that_the_cpu_writes(
     tmp_path: Path, device: torch.device, shard_bytes: int
@@ -126,7 +84,9 @@ def test_later_changes_in_place_are_not_captured(tmp_path: Path, device: torch.d
     stored = list[dict[str, Tensor]]()
     for where in ("cpu", device):
         torch.manual_seed(0)
-        model, batches, folder = InPlace().to(where), torch.randn(3, 6, 5), tmp_path / str(where)
+        model = InPlace().to(where)
+        batches = torch.randn(3, 6, 5)
+        folder = tmp_path / str(where)
         with hookrun.record(model, hooks, folder) as recording:
             for batch, mode in zip(
                 batches, (torch.inference_mode, torch.no_grad, torch.enable_grad), strict=True
@@ -150,7 +110,8 @@ def test_later_changes_in_place_are_not_captured(tmp_path: Path, device: torch.d
 @pytest.mark.parametrize("device_key", [None, "cpu"])
 def test_a_run_does_not_wait_for_what_its_hooks_capture(tmp_path, device, device_key: str | None) -> None:
     hook = {"select": "*", "hook": "forward", "action": "capture", "device": device_key, "batch_dim": 0}
-    model, x = InPlace().to(device), torch.randn(6, 5).to(device)
+    model = InPlace().to(device)
+    x = torch.randn(6, 5).to(device)
     with hookrun.record(model, {"out": hook}, tmp_path / "run") as recording:
         with second_device.watch() as seen:
             for _ in range(3):
@@ -178,7 +139,8 @@ class Disk:
 
 def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.device, monkeypatch) -> None:
     """While they are full, the program waits for the disk."""
-    made, make = list[Tensor](), write.host_memory
+    made = list[Tensor]()
+    make = write.host_memory
     monkeypatch.setattr(write, "host_memory", lambda size: made.append(make(size)) or made[-1])
     disk = Disk(monkeypatch)
     writer = CaptureWriter(tmp_path, shard_bytes=10_000)
@@ -199,14 +161,16 @@ def test_three_pinned_buffers_are_used_in_turn(tmp_path: Path, device: torch.dev
     for row in rows[4:]:
         add(row)
     writer.close()
-    assert [len(memory) for memory in made] == [10_000] * len(made) and len(made) <= 3
+    assert [len(memory) for memory in made] == [10_000] * len(made)
+    assert len(made) <= 3
     stored = [load_file(path)["0"] for path in shards(tmp_path)]
     assert torch.equal(torch.cat(stored), rows)
 
 
-def test_rows_of_another_thread_stay_in_the_shard_of_their_memory(tmp_path, device, monkeypatch) -> None:
+def test_rows_of_another_thread_stay_in_their_shard(tmp_path, device, monkeypatch) -> None:
     """Autograd has a thread for each device; one fills the buffer while a copy of the other one begins."""
-    begin, rows = host_copies.HostCopies.begin, torch.randn(41, 1, 500)
+    begin = host_copies.HostCopies.begin
+    rows = torch.randn(41, 1, 500)
 
     def add(module: str, row: Tensor) -> None:
         writer.add("f", module, row.to(device), sample_ids=None, **AT)
@@ -311,7 +275,7 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     host_copies._tell_waiting.cache_clear()
 
 
-def test_without_pinned_memory_the_program_waits_and_says_so_once(tmp_path, device, unpinned: None) -> None:
+def test_waiting_without_pinned_memory_is_told_once(tmp_path, device, unpinned: None) -> None:
     with pytest.warns(
         HookrunWarning, match="wait for the device: RuntimeError: CUDA error: out of memory"
     ) as told:
@@ -347,7 +311,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_run_that_is_killed_while_a_shard_is_written_is_resumed(tmp_path, monkeypatch, device) -> None:
+def test_a_run_killed_while_writing_a_shard_is_resumed(tmp_path, monkeypatch, device) -> None:
     """It then has the rows of an uninterrupted one."""
     monkeypatch.chdir(tmp_path)
     argv = [
@@ -365,5 +329,48 @@ def test_a_run_that_is_killed_while_a_shard_is_written_is_resumed(tmp_path, monk
     assert hookrun.open_run("killed").status["status"] == "running"
     assert main(["resume=killed"]) == 0
     found, whole = (hookrun.open_run(name).captures["features"]["conv1"] for name in ("killed", "whole"))
-    assert torch.equal(found[:], whole[:]) and torch.equal(found.sample_ids, whole.sample_ids)
+    assert torch.equal(found[:], whole[:])
+    assert torch.equal(found.sample_ids, whole.sample_ids)
     assert len(shards(Path("killed/captures"))) > 3
+
+
+def tensors() -> dict[str, Tensor]:
+    """Module name -> a batch of six rows, or something else."""
+    numbers = torch.randn(6, 3, dtype=torch.complex64)
+    return {
+        "floats": torch.randn(6, 5),
+        "doubles": torch.randn(6, 3).double(),
+        "halves": torch.randn(6, 7).bfloat16(),
+        "eighths": torch.randn(6, 3).to(torch.float8_e4m3fn),
+        "truth": torch.randn(6, 3) > 0,
+        "integers": torch.arange(6),
+        "complex": numbers,
+        "conjugate": numbers.conj(),
+        "negative": numbers.conj().imag,
+        "transposed": torch.randn(5, 6).t(),
+        "expanded": torch.randn(6, 1).expand(6, 9),
+        "channels last": torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last),
+        "no elements": torch.empty(6, 0),
+        "no rows": torch.empty(0, 3),
+        "one number": torch.tensor(3.0),
+        "two long rows": torch.randn(2, 5_000),
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a writer has written: the name of each file and its bytes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def write_all(folder: Path, device: torch.device | str, shard_bytes: int = 2**20) -> second_device.Seen:
+    """Write three batches of `tensors`; what the second device has seen until the last one was added."""
+    torch.manual_seed(0)
+    moved = {name: tensor.to(device) for name, tensor in tensors().items()}
+    writer = CaptureWriter(folder, shard_bytes)
+    with second_device.watch() as seen:
+        for step in range(3):
+            for name, tensor in moved.items():
+                samples = range(len(tensor)) if tensor.dim() else None
+                writer.add("h", name, tensor, sample_ids=samples, epoch=0, step=step, call=0)
+    writer.close()
+    return seen

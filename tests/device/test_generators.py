@@ -18,7 +18,7 @@ from hookrun.store.reader import Run
 from hookrun.store.run_dir import environment
 
 
-def test_a_session_restores_what_the_device_would_have_drawn_next(device: torch.device) -> None:
+def test_a_session_restores_the_device_s_next_draws(device: torch.device) -> None:
     torch.rand(1, device=device)  # the generator is in use
     torch.manual_seed(5)
     expected = torch.rand(3, device=device)
@@ -38,7 +38,7 @@ def test_a_state_has_the_generators_of_every_device_of_the_type(device: torch.de
     assert torch.equal(torch.rand(3, device=device), first)
 
 
-def test_a_state_of_more_devices_restores_those_that_are_there_and_says_so(device: torch.device) -> None:
+def test_a_state_of_more_devices_says_which_are_missing(device: torch.device) -> None:
     torch.rand(1, device=device)
     states = {**generator_states(), "device": device.type}
     assert lost_generators(states, device.type) == []
@@ -65,7 +65,7 @@ def drawing(x: Tensor) -> Tensor:
     return x + torch.rand(x.shape, device=x.device)
 
 
-def test_a_function_that_draws_from_the_device_s_generator_is_told(device: torch.device) -> None:
+def test_a_function_that_draws_on_the_device_is_told(device: torch.device) -> None:
     model = nn.Linear(4, 4).to(device)
     hooks = {"own": {"select": "", "hook": "forward", "action": "python", "function": drawing}}
     with (
@@ -97,7 +97,7 @@ def test_the_environment_names_the_device(device: torch.device, tmp_path: Path) 
     assert environment([], "cpu")["device_name"] != named
 
 
-def test_memory_that_a_job_has_freed_is_given_back_before_the_next_one(
+def test_memory_of_a_job_is_given_back_before_the_next(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emptied = list[bool]()

@@ -23,17 +23,18 @@ OFFLOAD = {"select": "*", "hook": "saved_tensors", "action": "offload", "to": "c
 CAST = {"select": "*", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
 
 
-def test_a_copy_has_the_content_and_strides_of_when_it_was_begun(device: torch.device) -> None:
+def test_a_copy_is_of_the_moment_when_it_was_begun(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     moved = x.to(device)
     copy = copy_to_host(moved)
     moved.zero_()
     assert torch.equal(copy.wait(), x)
     assert copy.tensor.stride() == x.stride()
-    assert copy.under_way is not None and copy.under_way.is_complete()
+    assert copy.under_way is not None
+    assert copy.under_way.is_complete()
 
 
-def test_a_copy_that_is_begun_in_inference_mode_may_arrive_outside_it(device: torch.device) -> None:
+def test_a_copy_begun_in_inference_mode_may_arrive_outside(device: torch.device) -> None:
     """Only there, tensors that were made in inference mode must not be written."""
     with torch.inference_mode():
         copy = copy_to_host(torch.ones(3).to(device) + 1)
@@ -42,18 +43,21 @@ def test_a_copy_that_is_begun_in_inference_mode_may_arrive_outside_it(device: to
 
 @is_second
 def test_clones_are_released_while_later_tensors_are_copied(device: torch.device) -> None:
-    copies, x = HostCopies(device), torch.ones(3).to(device)
+    copies = HostCopies(device)
+    x = torch.ones(3).to(device)
     under_way = copies.begin(x).under_way
     assert under_way is not None
     clone = weakref.ref(under_way.source)
     for _ in range(3):
         copies.begin(x)
-    assert clone() is None and under_way.source is None
+    assert clone() is None
+    assert under_way.source is None
 
 
 def test_a_state_is_written_with_the_content_at_the_call(device: torch.device) -> None:
     """Training goes on while it is copied."""
-    weight, written = torch.zeros(4).to(device), list[list[float]]()
+    weight = torch.zeros(4).to(device)
+    written = list[list[float]]()
     writing = Background("states")
 
     def write(tensors: Mapping[str, Tensor]) -> None:
@@ -86,7 +90,8 @@ class InPlace(nn.Module):
 def gradients(device: torch.device | str, *hooks: dict[str, Any]) -> tuple[list[Tensor], second_device.Seen]:
     """The gradients of all parameters, and what the second device has seen in a second step."""
     torch.manual_seed(0)
-    model, x = InPlace().to(device), torch.randn(4, 3, 10, 10).to(device)
+    model = InPlace().to(device)
+    x = torch.randn(4, 3, 10, 10).to(device)
     with hookrun.hooked(model, {f"hook{number}": hook for number, hook in enumerate(hooks)}):
         for _ in range(2):
             model.zero_grad()
@@ -148,7 +153,9 @@ def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeyp
     """A tensor above it waits until it is the only one."""
     monkeypatch.setattr(host_copies, "MOST_HELD", 1_000)
     monkeypatch.setattr(second_device.Event, "query", lambda self: False)
-    copies, small, large = HostCopies(device), torch.zeros(100).to(device), torch.zeros(1_000).to(device)
+    copies = HostCopies(device)
+    small = torch.zeros(100).to(device)
+    large = torch.zeros(1_000).to(device)
     begun = [copies.begin(small).under_way for _ in range(3)]
 
     def waits() -> list[bool]:
@@ -163,10 +170,12 @@ def test_no_more_than_the_bound_waits_to_be_copied(device: torch.device, monkeyp
 
 def test_memory_of_the_host_is_free_once_its_copy_is_complete(device: torch.device) -> None:
     """Also if nothing is copied after it."""
-    copies, memory = HostCopies(device), host_copies.host_memory(12)
+    copies = HostCopies(device)
+    memory = host_copies.host_memory(12)
     freed = weakref.ref(memory)
     storage = weakref.ref(memory.untyped_storage())
     copy = copies.begin(torch.ones(3).to(device), memory)
     assert copy.wait().tolist() == [1, 1, 1]
     del copy, memory
-    assert freed() is None and storage() is None
+    assert freed() is None
+    assert storage() is None

@@ -35,7 +35,7 @@ def sizes_of(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
-def test_losses_weights_and_gradients_are_those_of_float32(precision: str, run: Callable[..., Run]) -> None:
+def test_results_are_those_of_float32(precision: str, run: Callable[..., Run]) -> None:
     expected = numbers_of(run(*TRAIN, on="cpu"))
     found = numbers_of(run(*TRAIN, f"compute.precision={precision}"))
     assert len(found["lines"]["stats.jsonl"]) > 0

@@ -32,16 +32,13 @@ TRAIN = (
 )
 
 
-class Killed(BaseException):
-    """Raised where the process is killed."""
-
-
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a command line that saves a state after its n-th batch, and is killed a batch later."""
 
     def killed(*argv: str, after: int) -> None:
-        passed, real = [0], Resuming.point
+        passed = [0]
+        real = Resuming.point
 
         def point(self: Resuming, due: bool = False, **options: bool) -> None:
             passed[0] += 1
@@ -86,7 +83,7 @@ def test_a_stopped_run_ends_as_the_unbroken_one(
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_a_state_of_another_device_goes_on_when_that_is_asked_for_and_says_what_differs(
+def test_a_state_of_another_device_goes_on_when_asked(
     back: bool, tmp_path: Path, killed: Callable[..., None], device: torch.device, capsys
 ) -> None:
     first, then = ("cpu", device.type) if back else (device.type, "cpu")
@@ -100,3 +97,7 @@ def test_a_state_of_another_device_goes_on_when_that_is_asked_for_and_says_what_
     ended = hookrun.open_run(tmp_path / "moved")
     assert ended.status["status"] == "done"
     assert ended.env["device"] == then
+
+
+class Killed(BaseException):
+    """Raised where the process is killed."""

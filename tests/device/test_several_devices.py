@@ -196,7 +196,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("task", COMMANDS)
-def test_a_run_leaves_the_stages_where_they_are_and_writes_the_same(
+def test_a_run_leaves_the_stages_where_they_are(
     task: str,
     run: Callable[..., Run],
     device: torch.device,
@@ -248,7 +248,7 @@ class Averaging(nn.Module):
         return found
 
 
-def test_a_buffer_of_a_state_comes_back_to_the_device_of_its_module(device: torch.device) -> None:
+def test_a_buffer_returns_to_the_device_of_its_module(device: torch.device) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Averaging())
     model[1].to(device)
     model[1](model[0](torch.randn(2, 4)).to(device))

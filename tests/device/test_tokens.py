@@ -51,6 +51,27 @@ def _direction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"direction": direction}, "direction.safetensors")
 
 
+@pytest.mark.parametrize("keys", ON_BLOCK)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_hook_on_positions_of_a_block(name: str, keys: str, device: torch.device) -> None:
+    block, _ = PLACES[name]
+    assert_same(name, {"select": block, "hook": "forward", **ON_BLOCK[keys]}, device)
+
+
+@pytest.mark.parametrize("keys", ON_HEADS)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_hook_on_heads(name: str, keys: str, device: torch.device) -> None:
+    _, projection = PLACES[name]
+    assert_same(name, {"select": projection, "hook": "forward_pre", **ON_HEADS[keys]}, device)
+
+
+@pytest.mark.parametrize("keys", PHASES)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_generation_with_a_cache(name: str, keys: str, device: torch.device) -> None:
+    block, _ = PLACES[name]
+    assert_same(name, {"select": block, "hook": "forward", **PHASES[keys]}, device, generates=True)
+
+
 def seen(name: str, hook: dict[str, Any], device: torch.device | str, *, generates: bool = False) -> Any:
     """The outputs of a forward pass or of a generation under one hook, and what the hook has kept."""
     attention = "sdpa" if name == "llama" else "eager"
@@ -85,24 +106,3 @@ def assert_same(name: str, hook: dict[str, Any], device: torch.device, *, genera
     found = seen(name, hook, device, generates=generates)
     assert sum(found["fired"].values()) > 0
     assert_equal(found, seen(name, hook, "cpu", generates=generates), tolerance=1e-4)
-
-
-@pytest.mark.parametrize("keys", ON_BLOCK)
-@pytest.mark.parametrize("name", PLACES)
-def test_a_hook_on_positions_of_a_block(name: str, keys: str, device: torch.device) -> None:
-    block, _ = PLACES[name]
-    assert_same(name, {"select": block, "hook": "forward", **ON_BLOCK[keys]}, device)
-
-
-@pytest.mark.parametrize("keys", ON_HEADS)
-@pytest.mark.parametrize("name", PLACES)
-def test_a_hook_on_heads(name: str, keys: str, device: torch.device) -> None:
-    _, projection = PLACES[name]
-    assert_same(name, {"select": projection, "hook": "forward_pre", **ON_HEADS[keys]}, device)
-
-
-@pytest.mark.parametrize("keys", PHASES)
-@pytest.mark.parametrize("name", PLACES)
-def test_a_generation_with_a_cache(name: str, keys: str, device: torch.device) -> None:
-    block, _ = PLACES[name]
-    assert_same(name, {"select": block, "hook": "forward", **PHASES[keys]}, device, generates=True)

@@ -75,7 +75,8 @@ def test_several_tensors_are_read_with_one_wait(device: torch.device) -> None:
         read = read_together(there)
     assert len(seen.waits) == 1, seen
     for found, number in zip(read, [*numbers, torch.ones(2)], strict=True):
-        assert found.is_cpu and torch.equal(found, number)
+        assert found.is_cpu
+        assert torch.equal(found, number)
 
 
 TRAIN = ("model=mlp", "data=digits", "data.batch_size=4", "train.epochs=1", "train.log_every=100")

@@ -117,9 +117,10 @@ def test_the_key_path_follows_sections_without_members_of_unions(given: dict[str
         ({"one": {"mode": "fats"}}, "x.one.mode", "did you mean 'fast'?"),
     ],
 )
-def test_a_mistake_in_an_inner_section_comes_with_the_nearest_name(given: Any, where: str, hint: str) -> None:
+def test_a_mistake_in_an_inner_section_has_the_nearest_name(given: Any, where: str, hint: str) -> None:
     (problem,) = parse(Outer, given, "x")[1]
-    assert (problem.where, problem.hint) == (where, hint)
+    assert problem.where == where
+    assert problem.hint == hint
 
 
 def test_an_unknown_argument_is_reported_with_the_nearest_name() -> None:
@@ -171,9 +172,11 @@ class Rooted(Args):
 
 
 def test_a_key_of_a_section_further_down_is_told_with_its_path() -> None:
-    assert paths_to("rate", Trained) == ["inner.rate"] and paths_to("lr", Trained) == ["optimizer.lr"]
+    assert paths_to("rate", Trained) == ["inner.rate"]
+    assert paths_to("lr", Trained) == ["optimizer.lr"]
     assert paths_to("rate", Rooted) == ["depth.rate"], "the shortest ones"
-    assert paths_to("lr", Rooted) == ["outer.optimizer.lr"] and paths_to("size", Trained) == []
+    assert paths_to("lr", Rooted) == ["outer.optimizer.lr"]
+    assert paths_to("size", Trained) == []
     _, (found,) = parse(Trained, {"lr": 3}, "train")
     assert found == Problem("train.lr", "unknown key", "did you mean 'train.optimizer.lr'?")
     _, (found,) = parse(Trained, {"sise": 3}, "train")

@@ -38,7 +38,8 @@ def test_each_class_with_its_own_name_is_found_once(package: Any, monkeypatch: p
     )
     assert registry.get("base") is registry.get("three") is None
     assert {name: kind.__name__ for name, kind in registry.items()} == {"own": "Own", "two": "Two"}
-    assert list(registry) == ["own", "two"] and len(registry) == 2
+    assert list(registry) == ["own", "two"]
+    assert len(registry) == 2
     own = [kind.__name__ for kind in own_subclasses(package, base)]
     assert own == ["Base", "Own", "Two", "Inherits"], "where they are defined, not where they are imported"
     monkeypatch.setattr("pkgutil.iter_modules", None)

@@ -93,7 +93,8 @@ class FakeSite:
     @contextmanager
     def context(self) -> Iterator[HookContext]:
         recorded = Recorded()
-        args, more = ("h", "forward", "fc", self.module, "train", 0, 0, 0, ""), (recorded.add, self.args)
+        args = ("h", "forward", "fc", self.module, "train", 0, 0, 0, "")
+        more = (recorded.add, self.args)
         yield HookContext(*args, self.generator, *more)
         self.emitted += [(None, recorded.numbers)] if recorded.numbers else []
 

@@ -70,7 +70,8 @@ def random_model(name: str, attention: str, **args: Any) -> nn.Module:
 def batch(name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     mask = torch.ones(3, 10, dtype=torch.int64)
-    mask[1, 6:], mask[2, :3] = 0, 0
+    mask[1, 6:] = 0
+    mask[2, :3] = 0
     inputs = {"input_ids": torch.randint(40, (3, 10), generator=generator), "attention_mask": mask}
     return inputs | ({"labels": torch.randint(40, (3, 5), generator=generator)} if name == T5 else {})
 

@@ -49,7 +49,8 @@ def columns_of(rows: Any) -> list[Any]:
 
 def written(path: Path, *batches: Mapping[str, Tensor], split: Any = "val", by_sample: bool = True) -> Run:
     """A run whose hook `seen` captured these rows of modules, batch by batch; of samples from 0 on, or of none."""
-    run, first = RunDir.create(path), 0
+    run = RunDir.create(path)
+    first = 0
     for step, batch in enumerate(batches):
         for module, rows in batch.items():
             ids = range(first, first + len(rows)) if by_sample else None

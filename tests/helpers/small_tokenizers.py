@@ -11,7 +11,9 @@ SENTENCES = [
     "the cat is yes or no",
     "Q:yes Q:no",
 ] * 5
-START, END, UNKNOWN = "<s>", "</s>", "<unk>"
+START = "<s>"
+END = "</s>"
+UNKNOWN = "<unk>"
 _SPECIAL = [START, END, UNKNOWN]
 
 

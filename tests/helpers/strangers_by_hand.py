@@ -86,7 +86,8 @@ def called(model: nn.Module, inputs: Any) -> Any:
 
 def seen_at(stranger: Stranger, path: str) -> list[Any]:
     """What a plain forward hook sees in each batch of val, as it is then."""
-    model, seen = stranger.model(), list[Any]()
+    model = stranger.model()
+    seen = list[Any]()
     model.get_submodule(path).register_forward_hook(
         lambda module, args, output: seen.append(copy.deepcopy(output))
     )

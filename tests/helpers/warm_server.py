@@ -41,7 +41,8 @@ def warm_up() -> None:
     quick_torch()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     contextlib.ExitStack().enter_context(quick_hydra())
-    here, environment = os.getcwd(), dict(os.environ)
+    here = os.getcwd()
+    environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:
         os.chdir(folder)
         with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):

@@ -29,7 +29,10 @@ def spec() -> dict[str, Any]:
     }  # fmt: skip
 
 
-BATCH, ACCUMULATE, EPOCHS, RATE = 4, 2, 2, 0.5
+BATCH = 4
+ACCUMULATE = 2
+EPOCHS = 2
+RATE = 0.5
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +81,10 @@ def check_a_fit(run: hookrun.Run) -> None:
         (epoch, 3 * epoch + step) for epoch in range(EPOCHS) for step in (0, 0, 1, 1, 2, 2)
     ]
     rows = run.captures["seen"]["net.0"]
-    assert rows.sample_ids.tolist() == [*range(22)] * EPOCHS and set(rows.calls.tolist()) == {0}
-    assert rows.epochs.tolist() == [0] * 22 + [1] * 22 and set(rows.splits) == {"val"}
+    assert rows.sample_ids.tolist() == [*range(22)] * EPOCHS
+    assert set(rows.calls.tolist()) == {0}
+    assert rows.epochs.tolist() == [0] * 22 + [1] * 22
+    assert set(rows.splits) == {"val"}
     assert rows.steps[:22].tolist() == [number // BATCH for number in range(22)]
     fired = {(site["hook"], site["fired"]) for site in run.hooks["sites"]}
     assert fired == {("clamp", 6), ("seen", 12), ("trained", 12)}

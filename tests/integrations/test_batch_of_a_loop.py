@@ -68,7 +68,7 @@ def of_four(model: Any, x: Tensor) -> Tensor:
     return steps_first(model, x.view(4, 4, 3))
 
 
-def test_the_first_call_of_a_model_that_depends_on_numbers_shows_it(tmp_path: Path) -> None:
+def test_the_first_call_shows_dependence_on_numbers(tmp_path: Path) -> None:
     model = net(by_value)
     with hookrun.record(model, one_hook("act"), tmp_path / "run"):
         model(X)
@@ -169,11 +169,10 @@ def test_an_example_may_have_the_steps_first() -> None:
 
 
 @pytest.mark.parametrize("steps", [7, 4])
-def test_masks_of_padding_have_the_samples_first_where_sequences_have_the_steps(
-    tmp_path: Path, steps: int
-) -> None:
+def test_masks_of_padding_have_the_samples_first(tmp_path: Path, steps: int) -> None:
     torch.manual_seed(0)
-    model, x = nn.TransformerEncoderLayer(6, 2, 8).eval(), normal(steps, 4, 6)
+    model = nn.TransformerEncoderLayer(6, 2, 8).eval()
+    x = normal(steps, 4, 6)
     mask = torch.arange(steps) >= torch.tensor([[2], [3], [1], [4]])
     with hookrun.record(model, one_hook("norm1"), tmp_path / "run"), torch.no_grad():
         model(x, src_key_padding_mask=mask)
@@ -195,7 +194,8 @@ def timed_net() -> Net:
 
 
 def test_the_samples_say_which_arguments_are_batches(tmp_path: Path) -> None:
-    model, x = timed_net(), normal(4, 3)
+    model = timed_net()
+    x = normal(4, 3)
     spec = one_hook(["x", "time"])
     with hookrun.record(model, spec, tmp_path / "run") as hooks, torch.no_grad():
         hooks.samples = [5, 6, 7, 8]
@@ -207,10 +207,9 @@ def test_the_samples_say_which_arguments_are_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, {"batch_dim": 0}], ids=["not said", "said"])
-def test_without_samples_a_first_argument_of_one_row_is_not_taken_for_a_batch_of_one(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    model, x = timed_net(), normal(4, 3)
+def test_a_first_argument_of_one_row_is_no_batch_of_one(tmp_path: Path, keys: dict[str, Any]) -> None:
+    model = timed_net()
+    x = normal(4, 3)
     warned = pytest.warns(hookrun.HookrunWarning, match=r"a row for each firing on x.*set hooks\.samples")
     with warned, hookrun.record(model, one_hook("x", **keys), tmp_path / "run"), torch.no_grad():
         model(torch.ones(1), x)
@@ -256,10 +255,12 @@ def test_an_edit_at_tokens_changes_these_alone() -> None:
 
 
 def test_first_calls_in_several_threads_are_all_seen_by_sample() -> None:
-    model, inputs = net().eval(), [X + number for number in range(6)]
+    model = net().eval()
+    inputs = [X + number for number in range(6)]
     norms = torch.stack([activations(model, x).flatten(1).norm(dim=1) for x in inputs])
     above = float(norms.median())
-    together, found = Barrier(len(inputs)), dict[int, Tensor]()
+    together = Barrier(len(inputs))
+    found = dict[int, Tensor]()
 
     def call(number: int) -> None:
         together.wait()
@@ -279,14 +280,18 @@ def test_first_calls_in_several_threads_are_all_seen_by_sample() -> None:
 
 
 def test_the_search_leaves_no_trace() -> None:
-    model, x = net(), X.clone()
+    model = net()
+    x = X.clone()
     model.train()
-    state, before = torch.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     spec = one_hook("act", action="scale", factor=1, when={"value": {"of": "norm", "above": 0}})
     with hookrun.hooked(model, spec) as hooks:
         found = model(x)
     assert hooks.fired == {("h", "act"): 1}
-    assert torch.equal(torch.get_rng_state(), state) and torch.equal(x, X)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, X)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is None
     torch.testing.assert_close(found, model(x))

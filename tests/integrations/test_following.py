@@ -19,8 +19,9 @@ def net() -> nn.Module:
     return nn.Sequential(OrderedDict(fc=nn.Linear(3, 2)))
 
 
-def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path) -> None:
-    model, follower = net(), LoopFollower(HOOKS, tmp_path / "run")
+def test_a_second_run_has_its_own_directory(tmp_path) -> None:
+    model = net()
+    follower = LoopFollower(HOOKS, tmp_path / "run")
     for number in range(2):
         follower.begin(model)
         follower.epoch(number)
@@ -28,31 +29,39 @@ def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path) -> None:
         model(torch.full((4, 3), float(number)))
         follower.write("train", {"loss": 0.5, "split": 2, "text": "no number"})
         follower.end()
-        assert follower.following is None and not model.fc._forward_hooks
+        assert follower.following is None
+        assert not model.fc._forward_hooks
     assert follower.run_dirs == [tmp_path / "run", tmp_path / "run-2"]
     for number, path in enumerate(follower.run_dirs):
         run = hookrun.open_run(path)
         captured = run.captures["seen"]["fc"]
-        assert captured.sample_ids.tolist() == [0, 1, 2, 3] and captured.epochs.unique().tolist() == [number]
-        assert [line["loss"] for line in run.metrics] == [0.5] and run.metrics[0]["logged_split"] == 2
+        assert captured.sample_ids.tolist() == [0, 1, 2, 3]
+        assert captured.epochs.unique().tolist() == [number]
+        assert [line["loss"] for line in run.metrics] == [0.5]
+        assert run.metrics[0]["logged_split"] == 2
         assert run.status["status"] == "done"
 
 
-def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_path) -> None:
+def test_a_validation_has_its_own_steps(tmp_path) -> None:
     follower = LoopFollower(HOOKS, tmp_path / "run")
     hooks = follower.begin(net())
-    hooks.clock.step, hooks.numbered = 7, 28
+    hooks.clock.step = 7
+    hooks.numbered = 28
     with pytest.raises(RuntimeError, match="in the middle"), follower.evaluating():
         follower.evaluated_batch()
-        assert (hooks.clock.step, hooks.numbered) == (1, 0)
+        assert hooks.clock.step == 1
+        assert hooks.numbered == 0
         raise RuntimeError("in the middle")
-    assert (hooks.clock.step, hooks.numbered) == (7, 28)
+    assert hooks.clock.step == 7
+    assert hooks.numbered == 28
     follower.end()
 
 
-def test_apply_hooks_act_once_on_each_model_that_a_loop_goes_back_to(tmp_path) -> None:
+def test_apply_hooks_act_once_on_each_model(tmp_path) -> None:
     hooks = {"ones": {"select": "fc", "hook": "apply", "action": "init", "name": "ones_"}}
-    follower, first, second = LoopFollower(hooks, tmp_path / "run"), net(), net()
+    follower = LoopFollower(hooks, tmp_path / "run")
+    first = net()
+    second = net()
     found = []
     for model in (first, second, first, second):
         follower.begin(model)

@@ -24,39 +24,9 @@ with warnings.catch_warnings():
 Callback = hookrun.integrations.lightning.Callback
 
 
-ACCUMULATE, EPOCHS, RATE = 2, 2, 0.5
-
-
-class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-    def _loss(self, batch: Any) -> Any:
-        inputs, target = (
-            (batch.inputs.flatten(1)[:, :4], batch.target % 3) if hasattr(batch, "ids") else batch
-        )
-        return nn.functional.cross_entropy(self.net(inputs), target)
-
-    def training_step(self, batch: Any, number: int) -> Any:
-        loss = self._loss(batch)
-        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4)
-        return loss
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        self.log("val_loss", self._loss(batch), batch_size=len(batch[0]) if isinstance(batch, list) else 4)
-
-    test_step = validation_step
-
-    def on_train_epoch_end(self) -> None:
-        self.log("late", float(self.current_epoch) + 0.5)
-
-    def predict_step(self, batch: Any, number: int) -> Any:
-        return self.net(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=RATE)
+ACCUMULATE = 2
+EPOCHS = 2
+RATE = 0.5
 
 
 @pytest.fixture(autouse=True)
@@ -69,24 +39,19 @@ def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def trainer(*callbacks: Any, **options: Any) -> Any:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    base = {"accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE, "log_every_n_steps": 1}
-    options = {"max_epochs": EPOCHS, **options}
-    return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})
-
-
 @pytest.fixture
 def loader(samples) -> Any:
     return DataLoader(TensorDataset(*samples), batch_size=4)
 
 
-def test_fit_then_test_and_predict(tmp_path: Path, samples, loader, plain, spec) -> None:
-    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+def test_predict_may_follow_fit_with_test(tmp_path: Path, samples, loader, plain, spec) -> None:
+    module = Module()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(module.net, samples)
     made = trainer(callback)
     made.fit(module, loader, loader)
-    assert plain.same(module.net, expected) and plain.unhooked(module)
+    assert plain.same(module.net, expected)
+    assert plain.unhooked(module)
     run = hookrun.open_run(tmp_path / "mine")
     plain.check_a_fit(run)
     lines = [(line["split"], line["epoch"], line["step"], *list(line)[3:]) for line in run.metrics]
@@ -106,13 +71,15 @@ def test_fit_then_test_and_predict(tmp_path: Path, samples, loader, plain, spec)
         float(nn.functional.cross_entropy(expected(inputs), target).detach()), rel=1e-5
     )
     assert [line["late"] for line in run.metrics if "late" in line] == [0.5, 1.5]
-    assert verify(run.path).bad == [] and (run.path / "report.html").exists()
+    assert verify(run.path).bad == []
+    assert (run.path / "report.html").exists()
 
     made.test(module, loader, verbose=False)
     made.predict(module, loader)
     assert [path.name for path in callback.run_dirs] == ["mine", "mine-2", "mine-3"]
     tested, predicted = (hookrun.open_run(path) for path in callback.run_dirs[1:])
-    assert tested.status["status"] == predicted.status["status"] == "done" and plain.unhooked(module)
+    assert tested.status["status"] == predicted.status["status"] == "done"
+    assert plain.unhooked(module)
     assert [(line["split"], line["val_loss"]) for line in tested.metrics] == [("test", pytest.approx(last))]
     assert predicted.captures["seen"]["net.0"].sample_ids.tolist() == [*range(22)]
     assert set(predicted.captures["seen"]["net.0"].splits) == {""}
@@ -156,11 +123,13 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
                     raise error
                 return super().training_step(batch, at)
 
-        module, callback = Broken(), Callback(spec, run_dir=tmp_path / f"{number}")
+        module = Broken()
+        callback = Callback(spec, run_dir=tmp_path / f"{number}")
         with pytest.raises((ValueError, SystemExit)):
             trainer(callback).fit(module, loader, loader)
         status = hookrun.open_run(tmp_path / f"{number}").status
-        assert status["status"] == ("interrupted" if number else "failed") and plain.unhooked(module)
+        assert status["status"] == ("interrupted" if number else "failed")
+        assert plain.unhooked(module)
         assert callback.following is None
     wrong = {**spec, "wrong": {**spec["seen"], "select": "nothing"}}
     with pytest.raises(hookrun.CompileError):
@@ -168,22 +137,24 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_added_parameters_are_trained_and_not_filled_again(tmp_path: Path, loader) -> None:
+def test_added_parameters_are_not_filled_again(tmp_path: Path, loader) -> None:
     spec = {
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
     }
-    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Module()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     made = trainer(callback)
     made.fit(module, loader)
     (bias,) = callback.hooks.parameters()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert bias.abs().max() > 0 and not torch.equal(module.net[2].weight, torch.full((3, 8), 0.25))
+    assert bias.abs().max() > 0
+    assert not torch.equal(module.net[2].weight, torch.full((3, 8), 0.25))
     made.test(module, loader, verbose=False)
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
 
 
-def test_samples_of_experiments_and_by_a_function(tmp_path: Path, loader) -> None:
+def test_samples_may_come_from_a_function(tmp_path: Path, loader) -> None:
     _, data = hookrun.build(overrides=["compute.device=cpu", "train.limit_batches=2", "data.batch_size=4"])
     spec = {"seen": {"select": "net.0", "hook": "forward", "action": "capture"}}
     for name, given, batches, samples in (
@@ -204,14 +175,13 @@ def test_gradients_are_seen_unscaled(tmp_path: Path, samples, loader, plain, spe
         def autocast_context_manager(self) -> Any:
             return torch.autocast("cpu", enabled=False)
 
-    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Module()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(module.net, samples)
     plugin = Scaled("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
     trainer(callback, plugins=[plugin]).fit(module, loader, loader)
-    assert all(
-        torch.allclose(a, b, atol=1e-6)
-        for a, b in zip(module.net.parameters(), expected.parameters(), strict=True)
-    )
+    for a, b in zip(module.net.parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
     plain.check_a_fit(hookrun.open_run(tmp_path / "mine"))
 
 
@@ -220,7 +190,8 @@ def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
     callback = Callback(spec, run_dir=tmp_path / "mine")
     made = trainer(callback, min_epochs=0)
     made.fit(Module(), loader)
-    assert made.global_step < 3 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
+    assert made.global_step < 3
+    assert hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
 
 
 def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, loader) -> None:
@@ -236,6 +207,47 @@ def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, lo
             self.copies += copy.deepcopy(callback).following is None
 
     spec = {"half": {"select": "net.2", "hook": "forward", "action": "scale", "factor": 0.5}}
-    module, callback = Compiled(), Callback(spec, run_dir=tmp_path / "mine")
+    module = Compiled()
+    callback = Callback(spec, run_dir=tmp_path / "mine")
     trainer(callback, max_epochs=1, num_sanity_val_steps=1, limit_val_batches=2).fit(module, loader, loader)
-    assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2} and module.copies == 3
+    assert callback.hooks.fired == {("half", "net.2"): len(loader) + 2}
+    assert module.copies == 3
+
+
+class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def _loss(self, batch: Any) -> Any:
+        inputs, target = (
+            (batch.inputs.flatten(1)[:, :4], batch.target % 3) if hasattr(batch, "ids") else batch
+        )
+        return nn.functional.cross_entropy(self.net(inputs), target)
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        loss = self._loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4)
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("val_loss", self._loss(batch), batch_size=len(batch[0]) if isinstance(batch, list) else 4)
+
+    test_step = validation_step
+
+    def on_train_epoch_end(self) -> None:
+        self.log("late", float(self.current_epoch) + 0.5)
+
+    def predict_step(self, batch: Any, number: int) -> Any:
+        return self.net(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+def trainer(*callbacks: Any, **options: Any) -> Any:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    base = {"accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE, "log_every_n_steps": 1}
+    options = {"max_epochs": EPOCHS, **options}
+    return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})

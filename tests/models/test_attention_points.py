@@ -17,8 +17,9 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -> None:
-    eager, points = random_model(name, "eager"), random_model(name, "points")
+def test_points_equal_eager_attention_exactly(name: str) -> None:
+    eager = random_model(name, "eager")
+    points = random_model(name, "points")
     inputs = batch(name)
     with torch.no_grad():
         expected = eager(**inputs, output_attentions=True)
@@ -38,7 +39,8 @@ def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -
     if name == T5:  # self-attention and cross-attention alternate in the decoder's layers
         assert len(patterns) == 6
         patterns = [*patterns[:2], *patterns[2::2]]
-    assert all(torch.equal(a, b) for a, b in zip(patterns, theirs, strict=True))
+    for a, b in zip(patterns, theirs, strict=True):
+        assert torch.equal(a, b)
     rows = torch.stack([each.sum(-1).mean() for each in patterns])
     torch.testing.assert_close(rows, torch.ones(len(patterns)))
     off = {"off": {"select": "**.z", "hook": "forward", "action": "scale", "factor": 0, "index": ":, :, 1"}}
@@ -51,7 +53,8 @@ def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -
 
 
 def test_points_are_named_where_a_pattern_is_missing() -> None:
-    model, inputs = random_model("llama", "sdpa"), batch("llama")
+    model = random_model("llama", "sdpa")
+    inputs = batch("llama")
     there = "model.args.attention=points"
     with pytest.raises(hookrun.CompileError, match=rf"{there}, or hookrun\.points\(model\), adds pattern"):
         hookrun.compile({"seen": {"select": "**.pattern", "hook": "forward", "action": "capture"}}, model)
@@ -83,7 +86,7 @@ def _without_head_1(model: nn.Module, name: str) -> nn.Module:
     return model
 
 
-def test_values_at_the_points_have_positions_and_heads() -> None:
+def test_values_at_the_points_have_heads() -> None:
     model = random_model("llama", "points")
     assert set(attention_points.POINTS) <= set(dict(model.model.layers[0].self_attn.named_children()))
     hooks = {
@@ -100,8 +103,9 @@ def test_values_at_the_points_have_positions_and_heads() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
-def test_results_of_the_heads_sum_to_the_output_projection_and_can_be_edited(name: str) -> None:
-    eager, model = random_model(name, "eager"), random_model(name, "points", result=True)
+def test_results_of_the_heads_sum_to_the_projection(name: str) -> None:
+    eager = random_model(name, "eager")
+    model = random_model(name, "points", result=True)
     inputs = batch(name)
     assert set(model.state_dict()) == set(eager.state_dict())
     off = {
@@ -118,7 +122,7 @@ def test_results_of_the_heads_sum_to_the_output_projection_and_can_be_edited(nam
     assert next(iter(installed.captures["seen"].values()))[0].shape == (3, 10, 4, 32)
 
 
-def test_results_are_refused_for_models_without_an_output_projection() -> None:
+def test_results_need_an_output_projection() -> None:
     config = {**SIZES, "model_type": "bert"}
     said = problem(attention="points", result=True, config=config, **{"class": "masked_lm"})
     assert "has no output projection of its own" in said
@@ -130,7 +134,8 @@ def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
     """One of the two models computes its softmax in float32, the other does not."""
     inputs = batch(name)
     found = [random_model(name, each, dtype="bfloat16")(**inputs).logits for each in ("eager", "points")]
-    assert found[0].dtype is torch.bfloat16 and torch.equal(*found)
+    assert found[0].dtype is torch.bfloat16
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -141,23 +146,25 @@ def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
         ("gptj", "use eager or sdpa"),  # the reason depends on the version of transformers
     ],
 )
-def test_points_are_refused_where_they_would_differ_from_the_model_s_attention(name: str, said: str) -> None:
+def test_points_that_would_differ_are_refused(name: str, said: str) -> None:
     sizes = {
         "gpt_oss": {**GROUPED, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
         "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": None},
         "gptj": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "vocab_size": None},
     }
     message = problem(attention="points", config={"model_type": name, **sizes[name]})
-    assert said in message and "model.args.attention" in message
+    assert said in message
+    assert "model.args.attention" in message
 
 
-def test_the_known_arguments_include_those_of_hookrun_s_attention() -> None:
+def test_known_arguments_include_hookrun_s_attention() -> None:
     assert set(inspect.signature(attention_points.attention).parameters) <= attention_points._KNOWN
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", T5])
 def test_a_model_of_one_s_own_gets_the_points(name: str) -> None:
-    eager, own = random_model(name, "eager"), random_model(name, "sdpa")
+    eager = random_model(name, "eager")
+    own = random_model(name, "sdpa")
     with pytest.raises(hookrun.CompileError, match=r"or hookrun\.points\(model\), adds pattern"):
         hookrun.compile({"h": {"select": "**.pattern", "hook": "forward", "action": "capture"}}, own)
     assert hookrun.points(hookrun.points(own)) is own
@@ -168,7 +175,7 @@ def test_a_model_of_one_s_own_gets_the_points(name: str) -> None:
         assert not torch.equal(own(**batch(name)).logits, eager(**batch(name)).logits)
 
 
-def test_points_of_a_model_without_a_replaceable_attention_are_refused() -> None:
+def test_points_need_a_replaceable_attention() -> None:
     from transformers import AutoModel, XCLIPConfig
 
     with pytest.raises(hookrun.HookrunError, match="points: Linear has no attention module"):

@@ -32,11 +32,12 @@ def test_every_point_is_a_module_in_the_order_of_computation() -> None:
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 @pytest.mark.parametrize("mlp", [True, False])
-def test_a_prompt_has_the_same_results_in_a_padded_batch_and_alone(positions: str, mlp: bool) -> None:
+def test_padding_does_not_change_the_results_of_a_prompt(positions: str, mlp: bool) -> None:
     model = scrambled(made(positions=positions, mlp=mlp))
     ids = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(3, 10, dtype=torch.int64)
-    mask[1, 6:], mask[2, :4] = 0, 0
+    mask[1, 6:] = 0
+    mask[2, :4] = 0
     batch = model(ids, attention_mask=mask)
     for row, part in enumerate((slice(0, 10), slice(0, 6), slice(4, 10))):
         torch.testing.assert_close(batch[row, part], model(ids[row : row + 1, part])[0], atol=1e-5, rtol=1e-5)
@@ -60,8 +61,11 @@ def test_the_modules_outputs_are_the_values_that_the_model_uses() -> None:
     with hookrun.hooked(model, hooks) as installed, torch.no_grad():
         model(torch.arange(8)[None])
         seen = {name: next(iter(each.values()))[0] for name, each in installed.captures.items()}
-    q, k, v = seen["q"], seen["k"], seen["v"]
-    assert q.shape == (1, 8, 4, 16) and seen["heads"].shape == (1, 8, 4, 64)
+    q = seen["q"]
+    k = seen["k"]
+    v = seen["v"]
+    assert q.shape == (1, 8, 4, 16)
+    assert seen["heads"].shape == (1, 8, 4, 64)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4
     future = torch.ones(8, 8, dtype=torch.bool).triu(1)
     torch.testing.assert_close(seen["scores"], scores.masked_fill(future, torch.finfo(torch.float32).min))
@@ -77,7 +81,7 @@ def test_the_modules_outputs_are_the_values_that_the_model_uses() -> None:
     torch.testing.assert_close(seen["heads"].sum(2) + attn.out.bias, seen["out"])
 
 
-def test_sizes_come_from_the_data_or_are_required_and_impossible_ones_are_refused() -> None:
+def test_impossible_sizes_are_refused() -> None:
     assert "the data set's samples are not of tokens" in problem(vocab_size=None, length=None)
     assert "width 10 is not a multiple of heads 4" in problem(width=10)
     assert "even width of each head" in problem(width=12, positions="rotary")
@@ -88,6 +92,7 @@ def test_sizes_come_from_the_data_or_are_required_and_impossible_ones_are_refuse
     copy.deepcopy(made())
 
 
-def test_a_folder_of_gpt2_is_refused_with_the_model_that_reads_it() -> None:
-    assert "model.args.path" in problem(path="gpt2") and "model=transformers" in problem(path="gpt2")
+def test_a_folder_of_gpt2_is_refused_with_its_reader() -> None:
+    assert "model.args.path" in problem(path="gpt2")
+    assert "model=transformers" in problem(path="gpt2")
     assert made(path=None, width=None, layers=None).config.hidden_size == 64

@@ -15,32 +15,6 @@ from hookrun.models.settings import Model
 
 PACKAGE = "hookrun_test_pkg"
 TRUSTED = frozenset({PACKAGE})
-SOURCE = """
-from os import getcwd
-from torch import nn
-import torch.nn as not_ours
-
-WIDTH = 3
-
-def build(width=2, depth=1):
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
-
-def build_any(**kwargs):
-    return nn.Linear(**kwargs)
-
-def build_list():
-    return []
-
-def build_later():
-    from hookrun_test_sibling import SIZE
-    return nn.Linear(SIZE, SIZE)
-
-def needs(width):
-    return nn.Linear(width, width)
-
-class Net(nn.Module):
-    pass
-"""
 
 
 @pytest.fixture
@@ -62,22 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def model(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> nn.Module:
-    config = Model(name="python", factory=f"{PACKAGE}.{factory}", args=args)
-    return build(config, sample_shape=(1, 8, 8), num_classes=10, trust=trust)
-
-
-def problem(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        model(factory, trust, **args)
-    [found] = caught.value.errors
-    return found
-
-
-def imported() -> bool:
-    return any(name.startswith(PACKAGE) for name in sys.modules)
-
-
 # --- trust
 
 
@@ -94,7 +52,7 @@ def test_an_untrusted_package_is_never_imported(folder: Path, trust: frozenset[s
 # --- where it is looked for
 
 
-def test_the_current_directory_is_on_the_path_for_the_factory_only(folder: Path) -> None:
+def test_only_the_factory_sees_the_current_directory(folder: Path) -> None:
     before = list(sys.path)
     assert isinstance(model("models:build_later"), nn.Linear)
     assert sys.path == before
@@ -134,7 +92,7 @@ def test_arguments_are_passed_by_name(folder: Path) -> None:
     assert type(model("models:Net")).__name__ == "Net", "a class is a factory too"
 
 
-def test_unknown_and_missing_arguments_are_refused(folder: Path) -> None:
+def test_unknown_arguments_are_refused(folder: Path) -> None:
     found = problem("models:build", widht=5)
     assert (found.where, "did you mean 'width'?" in found.what) == ("model.args.widht", True)
     assert problem("models:needs").where == "model.args.width"
@@ -146,3 +104,47 @@ def test_an_error_in_the_factory_is_shown_with_its_line(folder: Path) -> None:
     assert found.where == "model.args"
     assert f"(at {folder / PACKAGE / 'models.py'}:{line})" in found.what
     assert "TypeError" in found.what
+
+
+SOURCE = """
+from os import getcwd
+from torch import nn
+import torch.nn as not_ours
+
+WIDTH = 3
+
+def build(width=2, depth=1):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+def build_any(**kwargs):
+    return nn.Linear(**kwargs)
+
+def build_list():
+    return []
+
+def build_later():
+    from hookrun_test_sibling import SIZE
+    return nn.Linear(SIZE, SIZE)
+
+def needs(width):
+    return nn.Linear(width, width)
+
+class Net(nn.Module):
+    pass
+"""
+
+
+def model(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> nn.Module:
+    config = Model(name="python", factory=f"{PACKAGE}.{factory}", args=args)
+    return build(config, sample_shape=(1, 8, 8), num_classes=10, trust=trust)
+
+
+def problem(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        model(factory, trust, **args)
+    [found] = caught.value.errors
+    return found
+
+
+def imported() -> bool:
+    return any(name.startswith(PACKAGE) for name in sys.modules)

@@ -20,7 +20,8 @@ pytest.importorskip("transformers")
 
 
 def test_a_target_names_the_logits_of_an_output() -> None:
-    model, inputs = random_model("gpt2", "sdpa"), batch("gpt2")
+    model = random_model("gpt2", "sdpa")
+    inputs = batch("gpt2")
     hooks = {"out": {"select": "", "hook": "forward", "action": "scale", "factor": 2, "target": "logits"}}
     with torch.no_grad():
         plain = model(**inputs)
@@ -71,7 +72,8 @@ def changed(folder: Path, path: Path, dtype: torch.dtype, name: str, **config: o
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("shards", ["5GB", "20KB"])
 def test_a_saved_model_of_another_kind_of_number_is_refused(tmp_path: Path, shards: str) -> None:
-    folder, name = tmp_path / "model", "h.0.mlp.c_fc.weight"
+    folder = tmp_path / "model"
+    name = "h.0.mlp.c_fc.weight"
     random_model("gpt2", "eager").save_pretrained(folder, max_shard_size=shards)
     assert (folder / "model.safetensors").exists() == (shards == "5GB")
     for dtype in (torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
@@ -108,7 +110,8 @@ def test_without_a_network_the_hub_is_one_clear_error(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = problem(path="nobody/nothing-at-all")
-    assert "could not be fetched from the hub" in message and "hf download nobody/nothing-at-all" in message
+    assert "could not be fetched from the hub" in message
+    assert "hf download nobody/nothing-at-all" in message
 
 
 def test_a_configuration_is_checked_key_by_key() -> None:
@@ -130,14 +133,17 @@ def test_a_configuration_is_checked_key_by_key() -> None:
     assert "expected 'eager', 'sdpa' or 'points'" in problem(attention="point", config=GPT2)
     for attention in ("sdpa", "points"):
         message = problem(attention=attention, config={**GPT2, "n_head": 5})
-        assert "model.args.config: " in message and "must be divisible" in message
+        assert "model.args.config: " in message
+        assert "must be divisible" in message
     bloom = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": None}
     message = problem(attention="sdpa", config=bloom)
-    assert "model.args.attention: sdpa: " in message and "use model.args.attention=eager" in message
+    assert "model.args.attention: sdpa: " in message
+    assert "use model.args.attention=eager" in message
     assert made(config=GPT2).config.vocab_size == 40
     assert made(config=GPT2, **{"class": "sequence_classification"}).config.num_labels == 3
 
 
 def test_the_seed_decides_the_weights() -> None:
     first, second = (random_model("gpt2", "eager").state_dict() for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name in first:
+        assert torch.equal(first[name], second[name])

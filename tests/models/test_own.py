@@ -38,24 +38,27 @@ def test_a_model_trains_by_the_mean_of_its_output_on_any_images(name: str, shape
     output = model(torch.rand(4, *shape))
     output.mean().backward()
     assert output.isfinite().all()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
 
 
 @each_own
-def test_a_model_has_a_file_in_conf_and_one_seed_gives_equal_weights(name: str) -> None:
+def test_one_seed_gives_equal_weights(name: str) -> None:
     assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
     states = []
     for _ in range(2):
         torch.manual_seed(7)
         states.append(built(name).state_dict())
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    for key in states[0]:
+        assert torch.equal(states[0][key], states[1][key])
 
 
 @each_file
-def test_a_file_in_conf_is_a_model_section_with_arguments_that_it_takes(file: Path) -> None:
+def test_conf_names_arguments_that_the_model_takes(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     config = Model(**yaml.safe_load(text))
-    assert text.startswith("# ") and config.name in names()
+    assert text.startswith("# ")
+    assert config.name in names()
     if config.name == "decoder":
         assert set(config.args) == {"path", *signature(Decoder).parameters}
     elif config.name == "transformers":
@@ -69,7 +72,7 @@ def test_a_file_in_conf_is_a_model_section_with_arguments_that_it_takes(file: Pa
         assert set(config.args) <= {"num_classes"}
 
 
-def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> None:
+def test_names_import_no_torch() -> None:
     program = (
         "import sys\n"
         "from hookrun.data import describe, load, names\n"
@@ -84,17 +87,20 @@ def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> Non
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=CONF.parents[1]
     )
-    assert (done.stdout, done.stderr) == ("['torch']\n", "")
+    assert done.stdout == "['torch']\n"
+    assert done.stderr == ""
 
 
-def test_no_relu_works_in_place_and_no_submodule_is_named_like_a_method() -> None:
+def test_no_relu_works_in_place() -> None:
     modules = [module for name in OF_IMAGES for module in built(name).modules()]
     relus = [module for module in modules if isinstance(module, nn.ReLU)]
-    assert relus and not any(relu.inplace for relu in relus)
+    assert relus
+    for relu in relus:
+        assert not relu.inplace
     assert not [name for module in modules for name in module._modules if hasattr(nn.Module, name)]
 
 
-def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
+def test_mlp_alternates_linear_with_relu() -> None:
     model = MLP(64, 10, (7, 5))
     assert [(name, type(m).__name__) for name, m in model.named_modules() if not list(m.children())] == [
         ("flatten", "Flatten"),
@@ -110,7 +116,7 @@ def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
     assert linear(torch.rand(2, 6)).shape == (2, 10)
 
 
-def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> None:
+def test_cnn_runs_its_modules_in_the_order_of_names() -> None:
     model = CNN(1, (8, 8), 10)
     ran: list[str] = []
     for name, module in model.named_children():
@@ -137,13 +143,14 @@ def test_testnet_draws_its_input_before_its_layers() -> None:
 
 
 def test_pooling_returns_eight_channels_of_4x4() -> None:
-    model, seen = tutorial("pooling", (3, 10, 10)), list[Any]()
+    model = tutorial("pooling", (3, 10, 10))
+    seen = list[Any]()
     model.pool.register_forward_hook(lambda _m, _args, output: seen.append(list(output.shape)))
     assert model(torch.randn(1, 3, 10, 10)).shape == (1, 1)
     assert seen == [[1, 8, 4, 4]]
 
 
-def test_functions_are_chosen_by_class_and_compute_elementwise() -> None:
+def test_functions_compute_elementwise() -> None:
     model = tutorial("functions")
     named = [name for name, m in model.named_modules() if type(m).__name__.startswith("Function_")]
     assert named == ["ab.a", "ab.b", "cd.c", "cd.d"]

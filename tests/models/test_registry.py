@@ -41,7 +41,8 @@ def test_sizes_come_from_the_data_unless_they_are_given() -> None:
     config = Model(name="mlp", args={"num_classes": 3, "in_features": None, "image_size": None})
     given = build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
     shapes = {name: tuple(p.shape) for name, p in given.named_parameters()}
-    assert (shapes["fc.weight"], shapes["layers.0.weight"]) == ((3, 64), (64, 64))
+    assert shapes["fc.weight"] == (3, 64)
+    assert shapes["layers.0.weight"] == (64, 64)
     own = build(Model(name="tutorial/add"), sample_shape=None, num_classes=None, trust=frozenset())
     assert own().shape == (1,)
 
@@ -79,7 +80,7 @@ def test_every_mistake_is_reported_at_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None])
-def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: object) -> None:
+def test_a_misfit_is_refused_before_a_module_is_built(value: object) -> None:
     found = problems(Model(name="cnn", args={"channels": value}))
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}
     [too_small] = problems(Model(name="cnn"), shape=(1, 3, 8))
@@ -96,7 +97,8 @@ def test_a_wrong_type_is_reported_in_the_words_of_yaml() -> None:
 def test_wrong_weights_are_reported_beside_an_unknown_model(tmp_path) -> None:
     [problem] = problems(Model(name="cnn", weights="DEFAULT"))
     assert problem.where == "model.weights"
-    assert "'cnn'" in problem.what and ".safetensors" in problem.hint
+    assert "'cnn'" in problem.what
+    assert ".safetensors" in problem.hint
     config = Model(name="ccn", weights=str(tmp_path / "gone.pt"))
     assert [p.where for p in problems(config)] == ["model.name", "model.weights"]
 
@@ -108,7 +110,7 @@ class Net(nn.Module):
         self.config = SimpleNamespace(**config)
 
 
-def test_too_few_tokens_or_positions_are_reported_with_the_module() -> None:
+def test_too_few_positions_are_reported_with_the_module() -> None:
     model = Net(8, vocab_size=10)
     assert list(unfit_tokens(model, 10, 8)) == []
     texts = [problem.what for problem in unfit_tokens(model, 11, 9)]

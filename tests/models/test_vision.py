@@ -47,7 +47,7 @@ def problems(config: Model) -> list[Problem]:
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_every_model_of_torchvision_is_prepared_without_a_download(name: str) -> None:
+def test_every_torchvision_model_needs_no_download(name: str) -> None:
     args = vision.prepare(Model(name=name), DIGITS).keywords
     assert args.get("weights_backbone") is None
     assert args.get("num_classes", 10) == 10
@@ -61,7 +61,7 @@ def test_the_number_of_classes_comes_from_the_data() -> None:
     assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).keywords  # it has none
 
 
-def test_arguments_are_those_of_the_builder_and_of_its_class() -> None:
+def test_arguments_are_those_of_the_builder() -> None:
     # a default that torchvision will change would be a warning
     assert vision.prepare(Model(name="googlenet"), DIGITS).keywords["init_weights"] is True
     with torch.device("meta"):
@@ -91,7 +91,7 @@ def test_arguments_are_those_of_the_builder_and_of_its_class() -> None:
         ),
     ],
 )
-def test_arguments_and_weights_that_the_model_has_not_are_refused(
+def test_arguments_that_the_model_lacks_are_refused(
     cache: Path, section: dict[str, Any], where: str, said: str
 ) -> None:
     [problem] = problems(Model(**section))
@@ -104,7 +104,7 @@ def test_published_weights_bring_their_own_number_of_classes(weights: str) -> No
     assert vision.prepare(Model(name="resnet18", weights=weights), DIGITS).keywords == {}
 
 
-def test_offline_the_error_says_where_it_looked_and_how_to_get_the_file(cache: Path) -> None:
+def test_offline_the_error_says_where_it_looked(cache: Path) -> None:
     [problem] = problems(Model(name="resnet18", weights="IMAGENET1K_V1"))
     assert problem.where == "model.weights"
     assert str(cache / RESNET18_FILE) in problem.what
@@ -119,7 +119,8 @@ def test_published_weights_are_taken_from_the_cache(cache: Path) -> None:
     config = Model(name="resnet18", weights="DEFAULT")
     model = build(config, sample_shape=(3, 64, 64), num_classes=10, trust=frozenset())
     assert load_weights(model, "DEFAULT") == {}
-    assert all(torch.equal(tensor, source[name]) for name, tensor in model.state_dict().items())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, source[name])
 
 
 class Bomb:
@@ -129,7 +130,7 @@ class Bomb:
         return os.mkdir, (os.environ["TORCH_HOME"] + "/exploded",)
 
 
-def test_a_cached_file_that_holds_code_is_refused_and_not_run(cache: Path) -> None:
+def test_a_cached_file_that_holds_code_is_not_run(cache: Path) -> None:
     torch.save({"conv1.weight": Bomb()}, cache / RESNET18_FILE)
     [problem] = problems(Model(name="resnet18", weights="DEFAULT"))
     assert problem.where == "model.weights"

@@ -44,12 +44,15 @@ from hookrun.report.draw.pictures import encoded, mosaic, palette
         ([0], True),
     ],
 )
-def test_ticks_are_round_and_inside(values: list[float], log: bool) -> None:
+def test_ticks_are_round_numbers_inside_the_axis(values: list[float], log: bool) -> None:
     axis = axis_of(values, 0, 100, log=log)
     ticks = axis.ticks()
-    assert all(axis.low <= tick <= axis.high for tick in ticks) and len(ticks) <= 8
+    assert all(axis.low <= tick <= axis.high for tick in ticks)
+    assert len(ticks) <= 8
     assert all(0 <= axis(tick) <= 100 for tick in ticks)
-    assert all(axis.low <= value <= axis.high for value in values if value > 0 or not log)
+    for value in values:
+        if value > 0 or not log:
+            assert axis.low <= value <= axis.high
 
 
 def test_an_axis_fits_numbers_of_any_size() -> None:
@@ -61,10 +64,12 @@ def test_an_axis_fits_numbers_of_any_size() -> None:
             drawn.append(lines("t", [Series("s", [0, 1], values)], x="x", y="y", log=log))
             drawn.append(lines("t", [sizes], x="x", y="y", log_x=log))
             ticks = axis_of(values, 0, 100, log=log).ticks()
-            assert all(map(math.isfinite, ticks)) and len(ticks) < 30
+            assert all(map(math.isfinite, ticks))
+            assert len(ticks) < 30
         for figure in drawn:
             assert not re.search(r"[MLVH ,\"](nan|-?inf)", re.sub(r'data-hover="[^"]*"', "", figure.picture))
-    assert (axis_of([2.0, 2.0], 0, 100)(2.0), axis_of([0.0, 10.0], 0, 108)(10.0)) == (50.0, 104.0)
+    assert axis_of([2.0, 2.0], 0, 100)(2.0) == 50.0
+    assert axis_of([0.0, 10.0], 0, 108)(10.0) == 104.0
 
 
 # ---- charts
@@ -78,7 +83,8 @@ def points(figure: Figure) -> list[tuple[float, float]]:
 
 
 def test_a_curve_goes_through_its_points() -> None:
-    xs, ys = [0.0, 1, 2, 4], [1.0, -1, 3, 3]
+    xs = [0.0, 1, 2, 4]
+    ys = [1.0, -1, 3, 3]
     across, up = zip(*points(lines("t", [Series("a", xs, ys)], x="x", y="y")), strict=True)
     assert [round((x - across[0]) / (across[-1] - across[0]) * 4) for x in across] == xs
     assert up[1] > up[0] > up[2] == up[3], "up is a smaller number"
@@ -86,7 +92,8 @@ def test_a_curve_goes_through_its_points() -> None:
 
 def test_a_gap_where_a_value_is_not_finite() -> None:
     figure = lines("t", [Series("a", [0, 1, 2], [1.0, math.nan, 2])], x="x", y="y")
-    assert figure.picture.count("M") > 2 and "1 value is not finite" in figure.note
+    assert figure.picture.count("M") > 2
+    assert "1 value is not finite" in figure.note
 
 
 def test_a_long_curve_keeps_its_spikes() -> None:
@@ -121,7 +128,7 @@ def test_a_long_name_is_cut_to_the_axis_beside_it() -> None:
 # ---- text for screen readers
 
 
-def test_curves_have_their_ends_and_extremes_and_a_table_by_x() -> None:
+def test_curves_have_a_table_by_x() -> None:
     curves = [Series("a", [0, 1, 2], [3.0, -1.0, 2.0]), Series("b", [1], [math.nan])]
     said, table = of_curves("loss", curves, "step", "loss", None)
     assert said == "loss: loss by step; a: 3 at 0, 2 at 2, least -1, largest 3; b: no finite value"
@@ -134,20 +141,22 @@ def test_curves_have_their_ends_and_extremes_and_a_table_by_x() -> None:
 def test_bins_are_counted_in_pairs_that_add_up() -> None:
     figure = histogram("values", [1] * 30 + [70], list(map(float, range(32))))
     assert 'aria-label="values: 100 values from 0 to 31, most of them in 30 to 31"' in figure.picture
-    assert figure.table is not None and figure.table.rows[0] == ("0", "2", "2")
+    assert figure.table is not None
+    assert figure.table.rows[0] == ("0", "2", "2")
     assert sum(int(row[2]) for row in figure.table.rows) == 100
 
 
-def test_bars_name_the_least_and_the_largest() -> None:
+def test_bars_name_the_largest() -> None:
     figure = bars(
         "t", [1.0, math.nan, -2.0], x="module", y="score", names=["a", "b", "c"], spread=[0.0, 0.5, 1.0]
     )
     assert "t: 3 bars of score by module, least -2 at c, largest 1 at a" in figure.picture
-    assert figure.table is not None and figure.table.rows[1] == ("b", "NaN", "0.5")
+    assert figure.table is not None
+    assert figure.table.rows[1] == ("b", "NaN", "0.5")
     assert figure.table.heads == ("module", "score", "standard deviation")
 
 
-def test_a_small_map_is_listed_whole_and_a_large_one_by_rows() -> None:
+def test_a_large_map_is_listed_by_rows() -> None:
     said, table = of_cells("m", np.array([[1.0, np.nan], [2.0, 3.0]]), ["a", "b"], ["x", "y"])
     assert said == "m: a map of 2 rows and 2 columns, least 1 at a x, largest 3 at b y"
     assert table.rows == (("a", "1", ""), ("b", "2", "3"))
@@ -172,7 +181,7 @@ def image(figure: Figure) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(encoded[1])))
 
 
-def test_maps_have_a_pixel_for_each_element_and_one_scale() -> None:
+def test_maps_have_a_pixel_for_each_element() -> None:
     tiles = np.zeros((2, 3, 4, 5), dtype=np.float32)
     tiles[1, 2, 3, 4] = 1
     picture = np.asarray(image(mosaic("maps", tiles, rows=["a", "b"], columns="")))
@@ -189,13 +198,12 @@ def test_large_maps_are_averaged() -> None:
 @pytest.mark.parametrize(
     ("room", "pages", "left"), [(2**20, 2, ""), (1, 0, "4 of its channels are left out")]
 )
-def test_further_columns_are_shown_on_demand_as_far_as_there_is_room(
-    room: int, pages: int, left: str
-) -> None:
+def test_further_columns_are_shown_on_demand(room: int, pages: int, left: str) -> None:
     tiles = torch.randn(1, 6, 8, 8).numpy()
     figure = mosaic("maps", tiles, rows=["a"], columns="channel", pages=2, room=room)
     assert "channels 0–1 of 6" in figure.picture
-    assert figure.picture.count("data:image/png") == 1 + pages and left in figure.note
+    assert figure.picture.count("data:image/png") == 1 + pages
+    assert left in figure.note
 
 
 @pytest.mark.parametrize(
@@ -220,7 +228,7 @@ def test_the_scale_of_values_of_one_sign_can_be_centred_on_zero() -> None:
 # ---- numbers and names
 
 
-def test_numbers_and_ticks_are_short() -> None:
+def test_numbers_on_axes_are_short() -> None:
     shown = {
         0.88214: "0.8821", 1.2e-5: "1.2e-05", 12345: "12,345", 3.0: "3", 1e7: "1e+07", -0.5: "-0.5",
         math.inf: "∞", -math.inf: "−∞", None: "–", True: "True", "a": "a",
@@ -232,7 +240,7 @@ def test_numbers_and_ticks_are_short() -> None:
     ]  # fmt: skip
 
 
-def test_durations_and_times() -> None:
+def test_durations_are_told_in_their_largest_units() -> None:
     found = [text.duration(seconds) for seconds in (0.94, 200, 59.96, 7500, 3 * 86400 + 7200)]
     assert found == ["0.9 s", "3 min 20 s", "60.0 s", "2 h 05 min", "3 d 2 h"]
     assert text.moment("2026-01-02T05:06:07+02:00") == "2026-01-02 03:06 UTC"
@@ -243,16 +251,18 @@ def test_durations_and_times() -> None:
     assert text.seconds_between(None, "x") is text.seconds_between("2026-01-01T00:00:00", start) is None
 
 
-def test_names_are_shortened_and_have_no_control_characters() -> None:
+def test_names_have_no_control_characters() -> None:
     assert printable("a\u202eb\n\ud800") == r"a\u202eb\n\ud800"
     assert printable("a\x1b\n\tb", kept="\n\t") == "a\\x1b\n\tb"
     assert shortened("a" * 50 + "b" * 50, 20) == "a" * 10 + "…" + "b" * 10
-    assert (text.module_name(""), text.module_name("a.b")) == ("(root)", "a.b")
+    assert text.module_name("") == "(root)"
+    assert text.module_name("a.b") == "a.b"
 
 
 def test_tokens_show_the_space_before_them() -> None:
     assert text.token_name("  the", 5) == "␣␣the"
-    assert text.token_name("", 5) == "#5" and text.token_name("", -1) == "?"
+    assert text.token_name("", 5) == "#5"
+    assert text.token_name("", -1) == "?"
     assert len(text.token_name("x" * 99, 5)) == 40
 
 
@@ -267,7 +277,5 @@ def test_tokens_show_the_space_before_them() -> None:
         (["a.alone"], "", ["a.alone"]),
     ],
 )  # fmt: skip
-def test_names_lose_what_they_share_and_never_their_difference(
-    names: list[str], start: str, shown: list[str]
-) -> None:
+def test_names_never_lose_their_difference(names: list[str], start: str, shown: list[str]) -> None:
     assert text.fitted(names, 9) == (start, shown)

@@ -25,28 +25,30 @@ from hookrun.store.records import MetricsLine, ModelRecord
 from hookrun.studies.effects.records import Effects, write_effects
 
 
-def test_it_is_written_at_the_end_and_names_the_packages_that_were_trusted(
-    run, page, capsys, monkeypatch
-) -> None:
+def test_it_names_the_packages_that_were_trusted(run, page, capsys, monkeypatch) -> None:
     monkeypatch.setenv("HOOKRUN_TRUST", "one, two")
     bound = "{select: fc, hook: forward, action: check, max: 0.1, policy: warn}"
     path = run("task=evaluate", "train.limit_batches=1", bound=bound)
     assert f"report: {path}/report.html" in capsys.readouterr().out
     found = page(path)
-    assert "evaluate" in found.text and 'class="stamp s-done">done<' in found.source
+    assert "evaluate" in found.text
+    assert 'class="stamp s-done">done<' in found.source
     assert "Failed checks: first bound at fc (Linear), epoch 0, step 0" in found.text
     assert shlex.split(found.command)[:2] == ["HOOKRUN_TRUST=one,two", "python"]
 
 
-def test_it_shows_the_experiment_and_the_versions(observed: Path, page) -> None:
-    text, found = page(observed).text, hookrun.open_run(observed)
+def test_it_shows_the_versions(observed: Path, page) -> None:
+    text = page(observed).text
+    found = hookrun.open_run(observed)
     said = ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", f"directory {observed}"]
     said += [f"torch {found.env['torch']}", ", python 3.", "started 20"]
     said.append(f"device cpu, 1 thread of {found.env['cpu_count']} core")
-    assert [each for each in said if each not in text] == [] and re.search(r"duration [\d.]+ s ", text)
+    assert [each for each in said if each not in text] == []
+    assert re.search(r"duration [\d.]+ s ", text)
     assert found.plan["hash"][:12] in text
     last = found.metrics[-1]
-    assert f"val accuracy {last['accuracy']:.4g}" in text and f"val loss {last['loss']:.4g}" in text
+    assert f"val accuracy {last['accuracy']:.4g}" in text
+    assert f"val loss {last['loss']:.4g}" in text
 
 
 def test_every_record_begins_with_the_same_keys(observed: Path) -> None:
@@ -54,15 +56,17 @@ def test_every_record_begins_with_the_same_keys(observed: Path) -> None:
     assert {tuple(record)[: len(RECORD_KEYS)] for record in records} == {RECORD_KEYS}
 
 
-def test_every_figure_has_a_caption_its_numbers_and_a_button(observed: Path, page) -> None:
+def test_every_figure_has_a_caption_with_its_numbers(observed: Path, page) -> None:
     figures = re.findall(r"<figure.*?</figure>", page(observed).source, re.S)
     assert len(figures) > 15
     for figure in figures:
         assert re.search(r'role="img"[^>]* aria-label="[^"]{20,}"', figure)
-        assert "data-save=" in figure and "<details><summary>the numbers" in figure
+        assert "data-save=" in figure
+        assert "<details><summary>the numbers" in figure
     accuracy = next(figure for figure in figures if "<span>accuracy</span>" in figure)
     last = hookrun.open_run(observed).metrics[-1]["accuracy"]
-    assert "val: " in accuracy and f'<td class="token">{last:.4g}</td>' in accuracy
+    assert "val: " in accuracy
+    assert f'<td class="token">{last:.4g}</td>' in accuracy
 
 
 def test_a_section_is_one_entry_of_the_list(copied_run: Path, remade, monkeypatch) -> None:
@@ -71,7 +75,8 @@ def test_a_section_is_one_entry_of_the_list(copied_run: Path, remade, monkeypatc
     missing = ReportSection("none", "Nothing to say", lambda facts: None, "notes.html")
     monkeypatch.setattr("hookrun.report.pages.OF_A_RUN", (missing, *OF_A_RUN, added))
     found = remade(copied_run)
-    assert '<a href="#mine">My section</a>' in found.source and "<li>seed 0</li>" in found.source
+    assert '<a href="#mine">My section</a>' in found.source
+    assert "<li>seed 0</li>" in found.source
     assert "Nothing to say" not in found.text
     hooks, mine, plan = map(found.source.index, ('id="hooks"', "<li>seed 0</li>", 'id="plan"'))
     assert hooks < mine < plan  # the last of the answers
@@ -81,7 +86,8 @@ def test_the_module_writes_pages_of_any_directory(copied_run: Path, tmp_path: Pa
     page = copied_run / "report.html"
     page.unlink()
     assert report_main([str(copied_run)]) == 0
-    assert capsys.readouterr().out.strip() == str(page) and page.is_file()
+    assert capsys.readouterr().out.strip() == str(page)
+    assert page.is_file()
     assert report_main([str(tmp_path / "nowhere")]) == 2
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
@@ -148,7 +154,9 @@ def test_damaged_files_leave_a_page_with_notes(copied_run: Path, remade) -> None
     metrics = (copied_run / "metrics.jsonl").read_text()
     (copied_run / "metrics.jsonl").write_text(metrics.replace('{"split": "val"', "{split", 1))
     text = remade(copied_run).text
-    assert "the plan can't be read" in text and "1 lines are not JSON" in text and "Not drawn" in text
+    assert "the plan can't be read" in text
+    assert "1 lines are not JSON" in text
+    assert "Not drawn" in text
     assert "val accuracy" in text
 
 
@@ -156,7 +164,8 @@ def test_effects_that_do_not_fit_their_axes_are_a_note(copied_run: Path, remade)
     tensors = {"exact": torch.zeros(2), "exact_samples": torch.zeros(2, 3), "unedited": torch.tensor(0.0)}
     write_effects(copied_run, Effects(tensors, {"module": ["a", "b"]}, [0], {}))
     text = remade(copied_run).text
-    assert "the effects can't be read: " in text and "exact_samples has shape [2, 3]" in text
+    assert "the effects can't be read: " in text
+    assert "exact_samples has shape [2, 3]" in text
 
 
 def test_a_plan_that_was_removed_after_the_run_is_missed(copied_run: Path, remade) -> None:
@@ -166,7 +175,7 @@ def test_a_plan_that_was_removed_after_the_run_is_missed(copied_run: Path, remad
         hookrun.open_run(copied_run).plan  # noqa: B018 - reading it raises
 
 
-def test_records_of_another_shape_are_left_out_and_counted(copied_run: Path, remade) -> None:
+def test_records_of_another_shape_are_counted(copied_run: Path, remade) -> None:
     with (copied_run / "stats.jsonl").open("a") as file:
         file.write('[1, 2]\n{"hook": "norms"}\n{"hook": 3, "module": {}, "action": "stats"}\n')
     (copied_run / "hooks.json").write_text('{"sites": [3]}')
@@ -187,11 +196,13 @@ def test_of_a_long_file_a_sample_or_the_beginning_is_read(tmp_path, from_start: 
     steps = [record["step"] for record in read.records]
     assert steps == (list(range(len(steps))) if from_start else sorted(steps))
     assert abs(len(steps) / 1000 - 2_000 / size) < 0.05
-    assert read.is_sample and note in read.notes[0]
+    assert read.is_sample
+    assert note in read.notes[0]
 
 
-def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Path) -> None:
-    file, size = tmp_path / "metrics.jsonl", lines.MOST_LINE - 1
+def test_long_lines_that_are_not_json_take_little_memory(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    size = lines.MOST_LINE - 1
     with file.open("wb") as opened:
         for _ in range(24):
             opened.write(b"x" * size + b"\n")
@@ -202,7 +213,8 @@ def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Pa
     finally:
         tracemalloc.stop()
     assert peak < 6 * lines.MOST_LINE
-    assert found.records == [] and "24 lines are not JSON and left out" in found.notes[-1]
+    assert found.records == []
+    assert "24 lines are not JSON and left out" in found.notes[-1]
 
 
 # ---- files of a stranger
@@ -210,7 +222,8 @@ def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Pa
 
 def test_it_makes_no_network_request(observed: Path, page) -> None:
     found = page(observed)
-    assert found.links and all(link.startswith(("#", "data:")) for link in found.links)
+    assert found.links
+    assert all(link.startswith(("#", "data:")) for link in found.links)
     assert not re.search(r"@import|url\(|<link|\bsrc=[\"']?http", found.source)
 
 
@@ -220,8 +233,10 @@ def test_names_are_escaped(copied_run: Path, remade) -> None:
         text = file.read_text().replace("layers.1", r"<img src=x onerror=alert(1)>\u202e</script>\n&amp;")
         file.write_text(text.replace('"done"', r'"</b><script>alert(1)</script>"'))
     found = remade(copied_run)
-    assert "<script>alert" not in found.source and "onerror" not in found.links
-    assert found.tags.count("script") == 1 and "\u202e" not in found.source
+    assert "<script>alert" not in found.source
+    assert "onerror" not in found.links
+    assert found.tags.count("script") == 1
+    assert "\u202e" not in found.source
     assert "<img src=x onerror=alert(1)>" in found.text
 
 
@@ -234,12 +249,13 @@ def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
         return RunData(Path(), {}, model=ModelRecord.model_validate({"modules": modules}))
 
     both = facts("encoder", "decoder", "decoder.attn")
-    assert both.reads_inputs("encoder.attn") and not both.reads_inputs("decoder.attn")
+    assert both.reads_inputs("encoder.attn")
+    assert not both.reads_inputs("decoder.attn")
     assert not both.reads_inputs("lm_head")
     assert facts("decoder", "decoder.attn").reads_inputs("decoder.attn")
 
 
-def test_padding_is_cut_off_and_unknown_tokens_are_numbers() -> None:
+def test_unknown_tokens_are_numbers() -> None:
     found = TokenSequence.of({"tokens": [5, 6], "padding": [3, 1], "targets": [6, None]}, {5: "a"})
     assert (found.before, found.width, found.targets, found.names) == (3, 6, (6, None), ["a", "#6"])
 

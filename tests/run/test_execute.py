@@ -41,20 +41,22 @@ def stored(path: Path, name: str) -> Any:
     return json.loads((path / "run" / name).read_text())
 
 
-def test_the_plan_is_on_disk_before_the_task_and_counts_after_it(performed, tmp_path) -> None:
+def test_the_plan_is_on_disk_before_the_task(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
         assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
-        assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
+        assert stored(tmp_path, "model.json")["class"] == "MLP"
+        assert stored(tmp_path, "env.json")
         assert not (tmp_path / "run" / "hooks.json").exists()
         one_batch(context)
 
     assert performed(perform, hooks={"h": STATS}) is None
     (site,) = stored(tmp_path, "hooks.json")["sites"]
-    assert (site["hook"], site["fired"]) == ("h", 1)
+    assert site["hook"] == "h"
+    assert site["fired"] == 1
     assert len((tmp_path / "run" / "stats.jsonl").read_text().splitlines()) == 1
 
 
-def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(performed, monkeypatch) -> None:
+def test_loggers_are_told_how_the_experiment_ended(performed, monkeypatch) -> None:
     told = list[Any]()
 
     class Telling(RunLogger):
@@ -73,7 +75,8 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(pe
     log = lambda context: context.log("val", {"loss": 0.5}, "epoch", lr=0.1)  # noqa: E731
     performed(log, loggers=("telling",), hooks={"h": STATS})
     config, *rest = told
-    assert (config["task"]["name"], config["seed"]) == ("evaluate", 0)
+    assert config["task"]["name"] == "evaluate"
+    assert config["seed"] == 0
     assert config["hooks"]["h"]["action"] == "stats"
     assert rest == [("val", {"loss": 0.5, "lr": 0.1}, 0, "epoch"), False]
     with pytest.raises(ZeroDivisionError):
@@ -113,8 +116,10 @@ def test_the_plan_is_shown_with_where_the_weights_come_from(capsys: Any) -> None
         )
         show_plan(prepared, Screen())
         said = capsys.readouterr().out
-        assert ("does not train them" in said) == (task == "evaluate") and "weights: random" in said
-        assert ("under ranks" in said) == (strategy == "ddp") and ("trains all" in said) == (task == "train")
+        assert ("does not train them" in said) == (task == "evaluate")
+        assert "weights: random" in said
+        assert ("under ranks" in said) == (strategy == "ddp")
+        assert ("trains all" in said) == (task == "train")
 
 
 def lines(tmp_path: Path, name: str) -> list[dict[str, Any]]:
@@ -141,14 +146,16 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
     assert torch.utils.deterministic.fill_uninitialized_memory, "the setting of the process"
 
 
-def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(performed, tmp_path) -> None:
+def test_a_failed_pass_leaves_the_model_as_it_was(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
-        clock, batches = context.hooks.clock, Batches(context.prepared, "val")
+        clock = context.hooks.clock
+        batches = Batches(context.prepared, "val")
         context.model.train()
         clock.step = 7
         with pytest.raises(ZeroDivisionError), context.evaluating(batches, "pass", {}) as (passed, _):
             for batch in passed:
-                assert not context.model.training and not torch.is_grad_enabled()
+                assert not context.model.training
+                assert not torch.is_grad_enabled()
                 context.forward(batch)
                 clock.step += 1
                 if clock.step == 2:
@@ -163,7 +170,7 @@ def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(performe
     performed(perform, hooks={"h": STATS})
 
 
-def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(performed: Performed) -> None:
+def test_output_without_hooks_leaves_the_other_alone(performed: Performed) -> None:
     """Dropout draws the same, buffers count one call, and the hook draws as in the first forward."""
     noise = {"select": "fc", "hook": "forward", "action": "noise", "std": 1.0}
     found = list[Any]()
@@ -183,11 +190,15 @@ def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(perfor
     for name in ("loss", "kl"):
         performed(perform, path=name, hooks={"h": noise}, task={"name": "evaluate", "metrics": [name]})
     (alone, count, nothing), (both, same, others) = found
-    assert torch.equal(alone, both) and count == same == 1 and nothing is None
-    assert others is not None and not torch.equal(others, both) and not others.requires_grad
+    assert torch.equal(alone, both)
+    assert count == same == 1
+    assert nothing is None
+    assert others is not None
+    assert not torch.equal(others, both)
+    assert not others.requires_grad
 
 
-def test_every_so_many_steps_are_logged_and_counted_until_the_block_ends(performed: Performed) -> None:
+def test_every_so_many_steps_are_logged(performed: Performed) -> None:
     seen = list[tuple[bool, bool, bool]]()
 
     def perform(context: RunContext) -> None:
@@ -202,7 +213,7 @@ def test_every_so_many_steps_are_logged_and_counted_until_the_block_ends(perform
     assert seen == [(True, True, False), (False, False, False), (True, True, False)]
 
 
-def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:
+def test_a_summed_loss_counts_as_of_the_whole_batch() -> None:
     told = list[float]()
     for sums in (False, True):
         context = object.__new__(RunContext)
@@ -218,8 +229,9 @@ def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() ->
     assert told == [3.0, 12.0]
 
 
-def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(performed, monkeypatch) -> None:
-    due, shards = list[bool](), 0
+def test_a_state_follows_the_rows_on_the_disk(performed, monkeypatch) -> None:
+    due = list[bool]()
+    shards = 0
 
     class Points(Resuming):
         seconds = 0.0  # type: ignore[assignment]
@@ -256,7 +268,7 @@ def test_a_compiled_run_has_the_results_of_the_run(executed) -> None:
             assert found[key] == pytest.approx(expected[key], rel=1e-3)
 
 
-def test_hooks_that_cannot_be_compiled_are_refused_before_the_run(refused, hook) -> None:
+def test_hooks_that_do_not_compile_are_refused_early(refused, hook) -> None:
     said = refused("compute.compile=true", hook(select="fc", hook="forward", action="capture"))
     assert "hooks.h: capture on 'forward' passes values to Python at each firing" in said
 
@@ -283,7 +295,8 @@ def test_the_comparison_has_no_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 3}}
     torch.manual_seed(0)
     expected = model(torch.ones(3, 2))
-    state, buffers = torch.get_rng_state(), {name: b.clone() for name, b in model.named_buffers()}
+    state = torch.get_rng_state()
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
     model[0].reset_running_stats()
     torch.manual_seed(0)
     with hookrun.hooked(model, spec) as hooks:

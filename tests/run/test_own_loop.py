@@ -33,13 +33,14 @@ def weights(path: Path, state: dict[str, torch.Tensor], applied: str = "[]") -> 
     return {"name": "mlp", "weights": str(path)}
 
 
-def test_the_model_has_the_weights_of_the_seed_and_the_process_its_generators() -> None:
+def test_the_model_has_the_weights_of_the_seed() -> None:
     before = torch.get_rng_state()
     (first, data), (second, _), (other, _) = (parts(experiment(seed=seed), NOBODY) for seed in (1, 1, 2))
     assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
     assert not torch.equal(first.get_parameter("fc.weight"), other.get_parameter("fc.weight"))
     assert torch.equal(torch.get_rng_state(), before)
-    assert data.info.num_classes == 10 and next(first.parameters()).device.type == "cpu"
+    assert data.info.num_classes == 10
+    assert next(first.parameters()).device.type == "cpu"
 
 
 def test_weights_with_parameters_of_hooks_are_refused(tmp_path) -> None:
@@ -89,14 +90,16 @@ def test_a_training_run_captures_samples_of_both(shared) -> None:
         rows.where(split="valid")
     assert found.labels_of(rows).tolist() == labels("train", 1438) + labels("val", 359)
     row, label = found.dataset(rows)[1441]
-    assert torch.equal(row, rows[1441]) and label == labels("val", 4)[3]
+    assert torch.equal(row, rows[1441])
+    assert label == labels("val", 4)[3]
 
 
-def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(executed, shared) -> None:
+def test_a_probe_of_validation_rows_has_their_labels(executed, shared) -> None:
     trained = shared(*TRAINED)
     assert set(trained.captures["h"]["fc"].splits) == {"val"}
     [line] = executed("task=probe", f"task.run={trained.path}", "task.capture=h").metrics
-    assert line["samples"] == 359 and line["accuracy"] > 0.8
+    assert line["samples"] == 359
+    assert line["accuracy"] > 0.8
 
 
 def test_gradients_have_their_split_too(shared) -> None:

@@ -80,10 +80,11 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_soon_and_within_little_memory(name: str, tmp_path: Path) -> None:
+def test_a_bomb_is_refused_within_little_memory(name: str, tmp_path: Path) -> None:
     file = tmp_path / "bomb.yaml"
     file.write_text(BOMBS[name], encoding="utf-8", errors="surrogateescape")
-    before, start = peak(), process_time()
+    before = peak()
+    start = process_time()
     with pytest.raises(SpecError) as refused:
         load_spec(file)
     assert (
@@ -105,7 +106,8 @@ def test_a_number_in_base_60_says_to_quote_it(written: str, quoted: str, tmp_pat
     with pytest.raises(SpecError) as refused:
         load_spec(file)
     (problem,) = refused.value.errors
-    assert (problem.where, problem.hint) == (f"{file}:3", f"quote it: {quoted}")
+    assert problem.where == f"{file}:3"
+    assert problem.hint == f"quote it: {quoted}"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -269,7 +271,8 @@ def mutated(spec: dict[Any, Any], draw: random.Random) -> Any:
                 node[draw.choice(KEYS)] = copy.deepcopy(draw.choice(ODD))
             case _:
                 if isinstance(node[key], str) and node[key]:
-                    text, at = node[key], draw.randrange(len(node[key]))
+                    text = node[key]
+                    at = draw.randrange(len(node[key]))
                     node[key] = (
                         text[:at] + draw.choice("[]{}*.:,'\"\\$0 \x00é") * draw.choice([1, 2, 50]) + text[at:]
                     )
@@ -277,7 +280,8 @@ def mutated(spec: dict[Any, Any], draw: random.Random) -> Any:
 
 
 def test_a_mutated_spec_gives_a_plan_or_errors_with_key_paths() -> None:
-    draw, originals = random.Random(7), specs()
+    draw = random.Random(7)
+    originals = specs()
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     accepted = refused = 0
     for _ in range(TRIES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from joint_table import ELSEWHERE, PARAMETERS
+from joint_table import ELSEWHERE, parameters_of
 
 from hookrun.engine.actions import actions
 from hookrun.engine.hook_types import HOOK_TYPES
@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "alone" in metafunc.fixturenames:
         hooks = [
             {"hook": hook, "action": name}
-            | (OWN.get(name) or ELSEWHERE.get((name, hook)) or PARAMETERS.get(name, [{}])[0])
+            | (OWN.get(name) or ELSEWHERE.get((name, hook)) or parameters_of(name)[0])
             for name, action in sorted(actions().items())
             for hook, kind in HOOK_TYPES.items()
             if kind in action.hook_types

@@ -22,23 +22,6 @@ IDS = torch.arange(6).reshape(2, 3) % 5
 each_kind = pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
 
 
-def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
-    """The gradients of the input and of every parameter with the hooks, and the installation."""
-    model.zero_grad()
-    x = x.clone().requires_grad_(x.is_floating_point())
-    with hookrun.hooked(model, hooks_of) as hooks:
-        summed(model(x)).backward()
-    return [x.grad, *(p.grad for p in model.parameters())], hooks
-
-
-def summed(value: Any) -> Tensor:
-    """The sum of all elements of a value, each with another weight."""
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return sum(
-        ((x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum() for x in tensors), torch.zeros(())
-    )
-
-
 # ---- in-place operations before and after the hooked module
 
 
@@ -76,7 +59,7 @@ def test_gradients_are_right_before_an_in_place_successor(name: str, kind: str) 
 
 
 @pytest.mark.parametrize("action", [{"action": "capture"}, {"action": "scale", "factor": 1}])
-def test_every_module_of_a_resnet18_in_training_can_be_hooked_at_once(action: dict[str, Any]) -> None:
+def test_every_module_of_a_resnet18_can_be_hooked_at_once(action: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=5)
     images = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
@@ -116,7 +99,7 @@ def around(model: Any, x: Tensor) -> Any:
 
 @each_kind
 @pytest.mark.parametrize("name", RETURNING)
-def test_a_module_that_returns_its_input_sees_the_gradient_of_its_own_use(name: str, kind: str) -> None:
+def test_a_module_sees_the_gradient_of_its_own_use(name: str, kind: str) -> None:
     """Hooks see and edit the gradient of this module's use only, not that of other uses of the input."""
     torch.manual_seed(0)
     model = Net(around, layer=nn.Linear(4, 4), inner=RETURNING[name])
@@ -144,7 +127,7 @@ class Many(nn.Module):
         return {"out": [x * factor, x + 1], "index": index + 1, "none": none, "unused": x * 7}
 
 
-def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
+def test_gradients_of_keyword_inputs_are_seen() -> None:
     def product(model: Any, x: Tensor) -> Tensor:
         y = model.layer(x)
         found = model.many(y, factor=y.sigmoid(), index=torch.arange(3), none=None)
@@ -170,7 +153,8 @@ def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
 
 @pytest.mark.parametrize(("target", "position"), [("[0]", 0), ("factor", 1)])
 def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> None:
-    a, factor = X.clone().requires_grad_(), (X + 3).clone().requires_grad_()
+    a = X.clone().requires_grad_()
+    factor = (X + 3).clone().requires_grad_()
     model = Net(lambda _, a, *, factor: a * factor)
     with hookrun.hooked(model, one_hook("", "backward", "scale", factor=10, target=target)):
         model(a, factor=factor).sum().backward()
@@ -189,14 +173,15 @@ def test_a_backward_hook_sees_what_backward_pre_hooks_return() -> None:
 
 
 @each_kind
-def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: str) -> None:
+def test_an_output_without_gradient_names_its_module(kind: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
     message = rf"hook 'h' \({kind}, capture\) on 0: its output carries no gradient"
     with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(model, one_hook("0", kind)):
         model(X)
     with pytest.raises(hookrun.CompileError, match="carries no gradient"):
         hookrun.compile(one_hook("0", kind), model, example=((X,), {}))
-    number, message = Net(lambda _, x: 3), "its output is a int without tensors"
+    number = Net(lambda _, x: 3)
+    message = "its output is a int without tensors"
     with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(number, one_hook("", kind)):
         number(X)
 
@@ -204,7 +189,8 @@ def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: s
 def test_the_first_module_has_no_gradient_of_its_input() -> None:
     _, hooks = gradients(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 1)), IDS, one_hook("0", "backward"))
     (value,) = hooks.captures["h"]["0"]
-    assert value["grad_input"] is None and value["grad_output"].shape == (2, 3, 4)
+    assert value["grad_input"] is None
+    assert value["grad_output"].shape == (2, 3, 4)
 
 
 def test_the_same_tensor_given_twice_has_two_gradients() -> None:
@@ -212,7 +198,8 @@ def test_the_same_tensor_given_twice_has_two_gradients() -> None:
     (grad, *_), hooks = gradients(model, X, one_hook("b", "backward"))
     first, second = hooks.captures["h"]["b"][0]["grad_input"]
     assert_close(first + second, grad)
-    assert first.any() and second.any()
+    assert first.any()
+    assert second.any()
 
 
 # ---- several uses, several passes
@@ -221,7 +208,8 @@ def test_the_same_tensor_given_twice_has_two_gradients() -> None:
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad", "grad"])
 def test_a_second_backward_through_a_retained_graph_fires_again(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
-    x, select = X.clone().requires_grad_(), "2.weight" if kind == "grad" else "2"
+    x = X.clone().requires_grad_()
+    select = "2.weight" if kind == "grad" else "2"
     with hookrun.hooked(model, one_hook(select, kind, "scale", factor=2)) as hooks:
         loss = model(x).sum()
         loss.backward(retain_graph=True)
@@ -267,7 +255,7 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 )  # of a reference cycle, which the test breaks
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("kind", ["grad", "post_accumulate_grad"])
-def test_double_backward_differentiates_the_edit_of_a_parameter_gradient(kind: str, edit: str) -> None:
+def test_double_backward_covers_parameter_gradients(kind: str, edit: str) -> None:
     action, by_hand = EDITS[edit]
 
     def second(model: nn.Module) -> list[Tensor]:
@@ -289,15 +277,17 @@ def test_double_backward_differentiates_the_edit_of_a_parameter_gradient(kind: s
 
 
 def test_a_leaf_given_as_an_input_gets_its_gradient() -> None:
-    model, leaf = nn.Linear(4, 4), nn.Parameter(X.clone())
+    model = nn.Linear(4, 4)
+    leaf = nn.Parameter(X.clone())
     with hookrun.hooked(model, one_hook("", "backward", "scale", factor=2)):
         model(leaf).sum().backward()
     assert_close(leaf.grad, 2 * model.weight.detach().sum(0).expand(3, 4))
     assert leaf.is_leaf
 
 
-def test_an_in_place_module_writes_the_callers_tensor_as_without_hooks() -> None:
-    model, x = nn.ReLU(inplace=True), X.clone().requires_grad_()
+def test_an_in_place_module_writes_the_caller_s_tensor() -> None:
+    model = nn.ReLU(inplace=True)
+    x = X.clone().requires_grad_()
     y = x * 1
     with hookrun.hooked(model, one_hook("", "backward")):
         out = model(y)
@@ -307,7 +297,7 @@ def test_an_in_place_module_writes_the_callers_tensor_as_without_hooks() -> None
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad", "grad", "post_accumulate_grad"])
-def test_an_error_in_a_backward_hook_names_hook_and_module(kind: str) -> None:
+def test_an_error_in_a_backward_hook_names_the_module(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     on_parameter = kind in ("grad", "post_accumulate_grad")
     select = "1.weight" if on_parameter else "1"
@@ -366,9 +356,11 @@ CASES = {
 
 @each_kind
 @pytest.mark.parametrize("name", CASES)
-def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(name: str, kind: str) -> None:
+def test_a_later_write_through_an_alias_stays_correct(name: str, kind: str) -> None:
     function, select = CASES[name]
-    model, x, y = written(function), X.clone().requires_grad_(), X.clone().requires_grad_()
+    model = written(function)
+    x = X.clone().requires_grad_()
+    y = X.clone().requires_grad_()
     expected = model(x)
     summed(expected).backward()
     with hookrun.hooked(model, one_hook(select, kind)) as hooks:
@@ -384,15 +376,13 @@ def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(n
     assert hooks.fired["h", select] == 1
 
 
-def test_an_output_used_before_and_after_an_in_place_write_is_refused_by_name() -> None:
+def test_a_write_between_two_uses_is_refused_by_name() -> None:
     def both(m: Any, x: Tensor) -> Tensor:
         y = m.same(m.lin(x))
         return (y + 1) + y.mul_(2)
 
-    model, refused = (
-        written(both),
-        pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after"),
-    )
+    model = written(both)
+    refused = pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after")
     with refused, hookrun.hooked(model, one_hook("same", "output_grad")):
         model(X).sum().backward()
 
@@ -438,7 +428,7 @@ def test_the_callers_containers_keep_their_identity(kind: str, returns: bool) ->
 
 
 @pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
-def test_a_module_that_returns_its_own_parameter_sees_its_gradient(kind: str) -> None:
+def test_a_returned_parameter_has_its_gradient(kind: str) -> None:
     model = Net(lambda m: m.prompt, prompt=nn.Parameter(torch.ones(4)))
     with hookrun.hooked(model, one_hook("", kind, "scale", factor=2)):
         for _ in range(3):
@@ -489,7 +479,7 @@ def test_a_hidden_state_sees_the_gradient_of_its_own_use_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
-def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
+def test_views_may_be_written_in_place_later(kind: str) -> None:
     """A module's own output may be written in place, even if it is a view or a part of a tensor."""
     for cut in (
         lambda y: y[:, :2],
@@ -498,7 +488,8 @@ def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
         lambda y: y.sum(),
         lambda y: y[1],
     ):
-        model, last = written(lambda m, x, cut=cut: cut(m.lin(x))), list[Tensor]()
+        model = written(lambda m, x, cut=cut: cut(m.lin(x)))
+        last = list[Tensor]()
         x = X.clone().requires_grad_()
         copy = model(x) * 1
         copy.register_hook(last.append)
@@ -527,3 +518,20 @@ def test_an_outer_module_sees_the_gradient_before_the_inner_one(last: nn.Module,
         model(torch.ones(2, 3)).sum().backward()
     assert torch.equal(hooks.captures["outer_seen"]["0"][0], torch.full((2, 3), 2.0))
     assert torch.equal(hooks.captures["inner_seen"]["0.1"][0], torch.full((2, 3), 20.0))
+
+
+def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
+    """The gradients of the input and of every parameter with the hooks, and the installation."""
+    model.zero_grad()
+    x = x.clone().requires_grad_(x.is_floating_point())
+    with hookrun.hooked(model, hooks_of) as hooks:
+        summed(model(x)).backward()
+    return [x.grad, *(p.grad for p in model.parameters())], hooks
+
+
+def summed(value: Any) -> Tensor:
+    """The sum of all elements of a value, each with another weight."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return sum(
+        ((x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum() for x in tensors), torch.zeros(())
+    )

@@ -57,10 +57,6 @@ def _nothing_compiled_before() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def graphs() -> int:
-    return counters["stats"]["unique_graphs"]
-
-
 POINTWISE: dict[str, dict[str, Any]] = {
     "scale": {"select": "first", "hook": "forward", "action": "scale", "factor": 3},
     "scale by a list": {"select": "first", "hook": "forward", "action": "scale", "factor": [1, 2, 3, 4]},
@@ -83,17 +79,8 @@ POINTWISE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def trained(call: Any, model: nn.Module) -> tuple[Tensor, list[Tensor | None]]:
-    model.zero_grad()
-    output = call(INPUT)
-    output.square().sum().backward()
-    return output.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
 @pytest.mark.parametrize("name", POINTWISE)
-def test_compiling_after_installation_gives_one_graph_with_the_same_values(
-    model: nn.Module, name: str
-) -> None:
+def test_compiling_after_installation_gives_one_graph(model: nn.Module, name: str) -> None:
     with hookrun.hooked(model, {"h": POINTWISE[name]}) as hooks:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         expected = trained(model, model)
@@ -157,7 +144,7 @@ class Outputs(nn.Module):
     "kind", ["input", "reshaped", *(pytest.param(each, marks=APART) for each in SEVERAL)]
 )
 @pytest.mark.parametrize("way", ["root", "hooks.compile", "submodule"])
-def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, way: str) -> None:
+def test_a_compiled_output_grad_sees_only_later_uses(kind: str, way: str) -> None:
     inside = way == "submodule"
     model = nn.Sequential(Outputs(kind)) if inside else Outputs(kind)
     with hookrun.hooked(model, one_hook("0" if inside else "", "output_grad", "scale", factor=10)) as hooks:
@@ -166,7 +153,8 @@ def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, w
             if way == "hooks.compile"
             else torch.compile(model, backend="aot_eager")
         )
-        grads, counts = list[Tensor | None](), list[int]()
+        grads = list[Tensor | None]()
+        counts = list[int]()
         for call in (model, compiled):
             x = INPUT.clone().requires_grad_()
             sum((out * (2 + n)).sum() for n, out in enumerate(tensors(call(x)))).backward()
@@ -177,7 +165,7 @@ def test_a_compiled_output_grad_sees_only_later_uses_of_each_output(kind: str, w
 
 
 @pytest.mark.parametrize("kind", ["pair", "reshaped"])
-def test_a_shared_output_with_an_output_grad_cannot_be_written_in_a_graph(kind: str) -> None:
+def test_a_shared_output_cannot_be_written_in_a_graph(kind: str) -> None:
     class Writes(Outputs):
         def __init__(self) -> None:
             super().__init__(kind)
@@ -222,9 +210,11 @@ class Broken(Net):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Net, Broken])
-def test_hooks_compile_does_not_reuse_a_graph_of_another_model_of_the_class(kind: type[nn.Module]) -> None:
+def test_hooks_compile_reuses_no_graph_of_another_model(kind: type[nn.Module]) -> None:
     """torch's guards do not look at hooks, so torch.compile would reuse the graph of a model without hooks."""
-    one, two, three = kind(), kind(), kind()
+    one = kind()
+    two = kind()
+    three = kind()
     torch.compile(one, backend="eager")(INPUT)
     compiled = list[Any]()
     with (
@@ -262,9 +252,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_hook_that_cannot_be_compiled_is_refused_with_the_reason(
-    model: nn.Module, name: str, fullgraph: bool
-) -> None:
+def test_a_hook_that_cannot_be_compiled_is_refused(model: nn.Module, name: str, fullgraph: bool) -> None:
     hook, reason = REFUSED[name]
     with hookrun.hooked(model, {"fine": POINTWISE["scale"], "h": {"select": "act", **hook}}) as hooks:
         with pytest.raises(hookrun.CompileError, match=reason) as caught:
@@ -290,7 +278,7 @@ def test_hooks_on_a_compiled_model_are_refused(model: nn.Module) -> None:
             hookrun.compile({"h": POINTWISE["scale"]}, each)
 
 
-def test_a_model_compiled_in_place_runs_its_hooks_and_refuses_new_ones(model: nn.Module) -> None:
+def test_a_model_compiled_in_place_refuses_new_hooks(model: nn.Module) -> None:
     plan = hookrun.compile({"h": POINTWISE["scale"]}, model)
     with plan.install(model) as hooks:
         expected = model(INPUT)
@@ -430,7 +418,8 @@ def together(specs: dict[str, dict[str, Any]], names: list[str]) -> dict[str, An
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.parametrize(("trace", "edits"), EDITED)
 def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -> None:
-    model, spec = net(), together(EDITS, edits)
+    model = net()
+    spec = together(EDITS, edits)
     with hookrun.hooked(model, spec):
         expected = model(X)
     with hookrun.hooked(model, spec, effects=True) as hooks:
@@ -441,14 +430,15 @@ def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -
         else:
             TRACES[trace](model)
         found = model(X)
-        assert type(found) is Tensor and holds_data(found)
+        assert type(found) is Tensor
+        assert holds_data(found)
         assert "noise" in edits or torch.equal(found, expected)
         assert all(isinstance(number, int) for counts in hooks.effects.values() for number in counts)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.parametrize(("trace", "observers"), OBSERVED)
-def test_captures_and_records_can_be_read_after_a_trace(
+def test_captures_can_be_read_after_a_trace(
     trace: str, observers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = net()
@@ -456,14 +446,17 @@ def test_captures_and_records_can_be_read_after_a_trace(
         try:
             TRACES[trace](model)
         except hookrun.HookrunError as error:
-            assert "hook 'h" in str(error) and "on 0" in str(error)
+            assert "hook 'h" in str(error)
+            assert "on 0" in str(error)
         model(X).sum().backward()
         records = hooks.records
         values = [kept for captures in hooks.captures.values() for kept in captures.values()]
     assert all(values), "the real run is captured"
     for tensor in held(values):
-        assert not isinstance(tensor, FakeTensor) and holds_data(tensor)
-        assert torch.isfinite(tensor.float()).all() and tensor.clone().numel() == tensor.numel()
+        assert not isinstance(tensor, FakeTensor)
+        assert holds_data(tensor)
+        assert torch.isfinite(tensor.float()).all()
+        assert tensor.clone().numel() == tensor.numel()
     assert not any(isinstance(value, Tensor) for record in records for value in record.values())
 
 
@@ -484,7 +477,8 @@ def test_a_capture_under_grad_is_the_value_detached() -> None:
         TRACES["grad"](model)
         TRACES["vmap of grad"](model)
     kept = list(hooks.captures["h"]["0"])
-    assert not any(value.requires_grad for value in kept)
+    for value in kept:
+        assert not value.requires_grad
     torch.testing.assert_close(kept, [model[0](X).detach()] * 2)  # type: ignore[index]
 
 
@@ -495,7 +489,8 @@ def test_a_check_under_vmap_checks_each_mapped_element(policy: str) -> None:
     with hookrun.hooked(model, on("check", max=-100.0, policy=policy)) as hooks:
         with fails:
             torch.vmap(model)(X)
-        assert hooks.records[0]["ok"] is False and hooks.records[0]["largest"] > -100
+        assert hooks.records[0]["ok"] is False
+        assert hooks.records[0]["largest"] > -100
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -512,7 +507,7 @@ def test_an_export_adds_nothing_to_the_captures(strict: bool) -> None:
 
 @pytest.mark.parametrize("hook", ["backward", "backward_pre"])
 @pytest.mark.parametrize("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
-def test_a_backward_hook_under_torch_func_is_an_error_that_says_so(hook: str, trace: str) -> None:
+def test_a_backward_hook_under_torch_func_is_an_error(hook: str, trace: str) -> None:
     model = net()
     said = r"hook 'h' \(backward.*on 0: .*torch\.func.*loss\.backward\(\)"
     with hookrun.hooked(model, on("capture", hook=hook)), pytest.raises(hookrun.HookError, match=said):
@@ -526,13 +521,27 @@ def test_samples_drawn_during_a_trace_are_drawn_again_afterwards() -> None:
         fake_run(model)
         model(X)
     (kept,) = hooks.captures["h"]["0"]
-    assert type(kept) is Tensor and kept.shape == (2, 3)
+    assert type(kept) is Tensor
+    assert kept.shape == (2, 3)
 
 
-def test_meta_tensors_are_captured_and_statistics_of_them_are_refused() -> None:
-    model, x = net().to("meta"), X.to("meta")
+def test_statistics_of_meta_tensors_are_refused() -> None:
+    model = net().to("meta")
+    x = X.to("meta")
     (kept,) = captured(model, x, select="0")
-    assert kept.is_meta and kept.shape == (4, 3)
+    assert kept.is_meta
+    assert kept.shape == (4, 3)
     said = r"hook 'h'.*on 0.*meta tensor has no values"
     with hookrun.hooked(model, on("stats")), pytest.raises(hookrun.HookError, match=said):
         model(x)
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def trained(call: Any, model: nn.Module) -> tuple[Tensor, list[Tensor | None]]:
+    model.zero_grad()
+    output = call(INPUT)
+    output.square().sum().backward()
+    return output.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]

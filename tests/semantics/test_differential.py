@@ -23,6 +23,10 @@ WIDTH = 3
 MODELS = 200
 
 
+def test_hundreds_of_models_give_what_hooks_by_hand_give() -> None:
+    assert list(failures(range(MODELS))) == []
+
+
 # ---- random models ---------------------------------------------------------------------------------------------
 
 
@@ -166,7 +170,8 @@ class ByHand:
         return act
 
     def on_module(self, name: str, hook: dict[str, Any]) -> None:
-        path, module = hook["select"], self.modules[hook["select"]]
+        path = hook["select"]
+        module = self.modules[hook["select"]]
         edit = EDITS[hook["action"]][1] if hook["action"] != "capture" else None
 
         def pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -189,7 +194,8 @@ class ByHand:
             self.handles.append(module.register_forward_hook(chosen))
 
     def on_parameter(self, name: str, hook: dict[str, Any]) -> None:
-        parameter, act = self.parameters[hook["select"]], self.on_gradient(name, hook)
+        parameter = self.parameters[hook["select"]]
+        act = self.on_gradient(name, hook)
         if hook["hook"] == "grad":
             self.handles.append(parameter.register_hook(act))
         elif hook["hook"] == "post_accumulate_grad":
@@ -233,9 +239,11 @@ def spec_of(seed: int, model: nn.Module) -> dict[str, dict[str, Any]]:
         action = rng.choice(["capture", *EDITS])
         keys = EDITS[action][0] if action in EDITS else {}
         if action == "add_bias" and not on_module:
-            action, keys = "scale", EDITS["scale"][0]
+            action = "scale"
+            keys = EDITS["scale"][0]
         if action == "add_bias" and kind == "forward_pre" and "inner" in select:
-            action, keys = "scale", EDITS["scale"][0]  # the keyword argument is a 0-dimensional tensor
+            action = "scale"
+            keys = EDITS["scale"][0]  # the keyword argument is a 0-dimensional tensor
         spec[f"h{number}"] = {"select": select, "hook": kind, "action": action, **keys}
     return spec
 
@@ -285,7 +293,8 @@ def close(mine: Tensor, theirs: Tensor) -> bool:
 def difference(seed: int) -> str | None:
     """How hookrun and hooks by hand differ on the model of this seed, or None."""
     spec = spec_of(seed, model_of(seed))
-    one, other = model_of(seed), model_of(seed)
+    one = model_of(seed)
+    other = model_of(seed)
     by_hand = ByHand(one, spec)
     expected = trained(one, None, by_hand)
     by_hand.remove()
@@ -317,10 +326,6 @@ def failures(seeds: range) -> Iterator[str]:
     for seed in seeds:
         if (what := difference(seed)) is not None:
             yield f"seed {seed}: {what}\n  {spec_of(seed, model_of(seed))}"
-
-
-def test_hundreds_of_models_give_what_hooks_by_hand_give() -> None:
-    assert list(failures(range(MODELS))) == []
 
 
 if __name__ == "__main__":

@@ -24,19 +24,6 @@ KINDS = EVERY | {
 }
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
-
-
-def step(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    output = model(X.clone().requires_grad_() * 1)
-    if output is not None:  # no hook stops the forward
-        output.sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _freeze_existing_objects() -> None:
     """Freeze the objects that exist already, so that the collector does not traverse them before each test."""
@@ -53,22 +40,6 @@ def _no_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def left(spec: dict[str, Any], times: int = 1) -> list[str]:
-    """What is still there after the model has trained in installations: "hooks", "model" or neither."""
-    model = net()
-    plan = hookrun.compile(spec, model)
-    for _ in range(times):
-        with suppress(hookrun.CheckFailed), plan.install(model) as hooks:
-            step(model)
-    gone = {"hooks": weakref.ref(hooks), "model": weakref.ref(model)}
-    del hooks, model, plan
-    return [name for name, there in gone.items() if there() is not None]
-
-
-def alive(kind: type) -> int:
-    return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "all"])
@@ -121,7 +92,8 @@ def test_captures_are_freed_with_the_installation() -> None:
 
 
 def test_a_captured_value_does_not_keep_the_graph() -> None:
-    model, alive_inputs = net(), list[weakref.ref[Tensor]]()
+    model = net()
+    alive_inputs = list[weakref.ref[Tensor]]()
     with hookrun.hooked(model, one_hook("2")) as hooks:
         for _ in range(3):
             x = X.clone().requires_grad_()
@@ -130,7 +102,8 @@ def test_a_captured_value_does_not_keep_the_graph() -> None:
             del x, output
         assert [each() for each in alive_inputs] == [None] * 3
     assert len(hooks.captures["h"]["2"]) == 3
-    assert not any(tensor.requires_grad for tensor in hooks.captures["h"]["2"])
+    for tensor in hooks.captures["h"]["2"]:
+        assert not tensor.requires_grad
 
 
 def test_a_compiled_plan_does_not_keep_the_model() -> None:
@@ -141,3 +114,32 @@ def test_a_compiled_plan_does_not_keep_the_model() -> None:
     gc.collect()  # in a trial run with fake tensors torch itself leaves reference cycles
     assert gone() is None
     assert len(plan.hooks) == len(KINDS)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
+
+
+def step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    output = model(X.clone().requires_grad_() * 1)
+    if output is not None:  # no hook stops the forward
+        output.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def left(spec: dict[str, Any], times: int = 1) -> list[str]:
+    """What is still there after the model has trained in installations: "hooks", "model" or neither."""
+    model = net()
+    plan = hookrun.compile(spec, model)
+    for _ in range(times):
+        with suppress(hookrun.CheckFailed), plan.install(model) as hooks:
+            step(model)
+    gone = {"hooks": weakref.ref(hooks), "model": weakref.ref(model)}
+    del hooks, model, plan
+    return [name for name, there in gone.items() if there() is not None]
+
+
+def alive(kind: type) -> int:
+    return sum(issubclass(type(each), kind) for each in gc.get_objects())

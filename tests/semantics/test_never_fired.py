@@ -43,7 +43,8 @@ def test_a_hook_on_the_out_proj_of_attention_is_reported() -> None:
 
 def direct() -> Net:
     """One of its modules is called, of the other one the forward alone."""
-    called, direct = nn.Linear(4, 4), nn.Linear(4, 4)
+    called = nn.Linear(4, 4)
+    direct = nn.Linear(4, 4)
     return Net(lambda m, x: m.direct.forward(m.called(x)), called=called, direct=direct)
 
 
@@ -67,7 +68,8 @@ def test_gradient_hooks_under_no_grad_are_reported(hook: str) -> None:
 
 
 def branching() -> Net:
-    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    one = nn.Linear(4, 4)
+    other = nn.Linear(4, 4)
     return Net(lambda m, x: m.one(x) if x.sum() > 0 else m.other(x), one=one, other=other)
 
 
@@ -99,7 +101,7 @@ def test_hooks_on_a_fused_encoder_layer_fire_or_are_reported(train: bool) -> Non
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @torch.no_grad()
-def test_hooks_inside_a_fused_encoder_layer_are_reported_if_torch_skips_them() -> None:
+def test_hooks_in_a_fused_encoder_layer_are_reported() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     reported = [path for _, path, _ in inactive(layer, one_hook(["linear1", "norm2"]), lambda m: m(X))]
     calls = list[str]()
@@ -114,7 +116,7 @@ def test_a_schedule_that_never_holds_is_reported() -> None:
     ]
 
 
-def test_each_pair_of_hook_and_module_is_reported() -> None:
+def test_each_hook_without_firing_is_reported_per_module() -> None:
     spec = {
         "seen": {"select": "*", "hook": "forward", "action": "capture"},
         "grads": {"select": "one", "hook": "output_grad", "action": "capture"},
@@ -124,7 +126,7 @@ def test_each_pair_of_hook_and_module_is_reported() -> None:
     assert inactive(branching(), one_hook("*"), lambda m: (m(X), m(-X))) == []
 
 
-def test_an_edit_of_integers_or_a_none_gradient_is_reported_as_idle() -> None:
+def test_an_edit_of_integers_is_reported_as_idle() -> None:
     model = Net(lambda m, ids: m.table(m.ids(ids)), ids=nn.Identity(), table=nn.Embedding(5, 3))
     spec = {
         "ids": {"select": "ids", "hook": "forward", "action": "scale", "factor": 2},
@@ -136,16 +138,15 @@ def test_an_edit_of_integers_or_a_none_gradient_is_reported_as_idle() -> None:
 
 
 def test_strict_raises_on_leaving_the_block() -> None:
-    model, refused = (
-        branching(),
-        pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other"),
-    )
+    model = branching()
+    refused = pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other")
     with refused, hookrun.hooked(model, one_hook("*"), strict=True):
         model(X)
 
 
 def test_the_warning_points_at_the_with_statement() -> None:
-    model, warned = branching(), pytest.warns(hookrun.HookrunWarning, match="h never fired on other")
+    model = branching()
+    warned = pytest.warns(hookrun.HookrunWarning, match="h never fired on other")
     with warned as caught, hookrun.hooked(model, one_hook("*")):
         model(X)
     assert caught[0].filename == __file__
@@ -157,10 +158,11 @@ def test_pythons_warning_filters_silence_the_warning() -> None:
         warnings.simplefilter("ignore", hookrun.HookrunWarning)
         with hookrun.hooked(model, one_hook("*")) as hooks:
             model(X)
-    assert hooks.inactive and not told
+    assert hooks.inactive
+    assert not told
 
 
-def test_nothing_is_reported_if_the_model_never_ran_or_an_exception_passes() -> None:
+def test_a_model_that_never_ran_is_not_reported() -> None:
     model = branching()
     with hookrun.hooked(model, one_hook("*"), strict=True):
         pass
@@ -174,7 +176,8 @@ def test_nothing_is_reported_if_the_model_never_ran_or_an_exception_passes() -> 
 
 
 def test_hooks_are_reported_if_only_a_part_of_the_model_ran() -> None:
-    model, warned = direct(), pytest.warns(hookrun.HookrunWarning, match="h never fired on direct")
+    model = direct()
+    warned = pytest.warns(hookrun.HookrunWarning, match="h never fired on direct")
     with warned, hookrun.hooked(model, one_hook("*")):
         model.called(X)
 
@@ -184,7 +187,7 @@ COMMAND = ["train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "com
 
 
 @pytest.mark.parametrize(("strict", "code"), [("false", 0), ("true", 1)])
-def test_a_run_prints_hooks_that_never_fired_and_strict_fails_it(
+def test_strict_fails_hooks_that_never_fired(
     strict: str, code: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -96,6 +96,71 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 SMALL = [name for name in MODELS if name != "resnet18"]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_observed_outputs_are_bit_equal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, observed = pair(name)
+    expected = trained(plain, None)
+    found = trained(observed, everywhere(observed))
+    assert found["fired"] > STEPS
+    assert list(found["state"]) == list(expected["state"])
+    for key, value in expected["state"].items():
+        assert torch.equal(found["state"][key], value)
+    assert torch.equal(found["rng"], expected["rng"])
+    for number, (ours, theirs) in enumerate(zip(found["seen"], expected["seen"], strict=True)):
+        assert torch.equal(ours, theirs), f"at step {number // 4}"
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("kinds", [["output_grad"], ["backward", "backward_pre"]], ids=",".join)
+def test_observed_gradients_are_equal_within_rounding(name: str, kinds: list[str]) -> None:
+    plain, observed = pair(name)
+    hook = {"select": with_gradient(plain), "when": {"step": {"every": 10}}}
+    each = itertools.product(kinds, ("capture", "stats"))
+    spec = {f"{action}_{kind}": {**hook, "hook": kind, "action": action} for kind, action in each}
+    expected = trained(plain, None)
+    found = trained(observed, spec)
+    assert found["fired"] > 0
+    assert torch.equal(found["rng"], expected["rng"])
+    within = {"rtol": 0, "atol": 0} if kinds == ["output_grad"] else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(found["seen"], expected["seen"], **within)
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU], ids=lambda kind: kind.__name__)
+def test_captures_leave_gradients_of_writes_alone(activation: Any) -> None:
+    def gradients(hooks: dict[str, Any], *, warm: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net(lambda m, x: m.act(m.fc(x)), fc=nn.Linear(6, 6), act=activation())
+        x = torch.linspace(-1, 1, 12).reshape(2, 6)
+        with hookrun.hooked(model, hooks):
+            for _ in range(2 * warm):
+                model(x)
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                model(x).mul_(2).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
+
+    for warm in (False, True):
+        capture = one_hook("**")
+        for found, expected in zip(gradients(capture, warm=warm), gradients({}, warm=warm), strict=True):
+            assert torch.equal(found, expected)
+
+
+def with_gradient(model: nn.Module) -> Any:
+    """Selects the modules whose output in a forward requires a gradient."""
+    skipped = []
+    for path, module in model.named_modules():
+        found: list[bool] = []
+        handle = module.register_forward_hook(lambda _m, _a, output: found.append(_requires(output)))  # noqa: B023
+        model(torch.ones(2, 6))
+        handle.remove()
+        if not any(found):
+            skipped.append(path)
+    return {"path": "**", "exclude": skipped} if skipped else "**"
+
+
+def _requires(value: Any) -> bool:
+    return any(leaf.requires_grad for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
 def everywhere(model: nn.Module) -> dict[str, Any]:
     """Every observer on every hook type, on every module that can carry it."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -153,69 +218,3 @@ def pair(name: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     model = MODELS[name]()
     return model, copy.deepcopy(model)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain, observed = pair(name)
-    expected, found = trained(plain, None), trained(observed, everywhere(observed))
-    assert found["fired"] > STEPS
-    assert list(found["state"]) == list(expected["state"])
-    assert all(torch.equal(found["state"][key], value) for key, value in expected["state"].items())
-    assert torch.equal(found["rng"], expected["rng"])
-    for number, (ours, theirs) in enumerate(zip(found["seen"], expected["seen"], strict=True)):
-        assert torch.equal(ours, theirs), f"at step {number // 4}"
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("kinds", [["output_grad"], ["backward", "backward_pre"]], ids=",".join)
-def test_gradients_observed_on_every_module_are_bit_equal_or_within_rounding(
-    name: str, kinds: list[str]
-) -> None:
-    plain, observed = pair(name)
-    hook = {"select": with_gradient(plain), "when": {"step": {"every": 10}}}
-    each = itertools.product(kinds, ("capture", "stats"))
-    spec = {f"{action}_{kind}": {**hook, "hook": kind, "action": action} for kind, action in each}
-    expected, found = trained(plain, None), trained(observed, spec)
-    assert found["fired"] > 0
-    assert torch.equal(found["rng"], expected["rng"])
-    within = {"rtol": 0, "atol": 0} if kinds == ["output_grad"] else {"rtol": 1e-3, "atol": 1e-4}
-    torch.testing.assert_close(found["seen"], expected["seen"], **within)
-
-
-@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU], ids=lambda kind: kind.__name__)
-def test_captures_leave_gradients_alone_where_saved_tensors_may_be_written(activation: Any) -> None:
-    def gradients(hooks: dict[str, Any], *, warm: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Net(lambda m, x: m.act(m.fc(x)), fc=nn.Linear(6, 6), act=activation())
-        x = torch.linspace(-1, 1, 12).reshape(2, 6)
-        with hookrun.hooked(model, hooks):
-            for _ in range(2 * warm):
-                model(x)
-            with torch.autograd.graph.allow_mutation_on_saved_tensors():
-                model(x).mul_(2).square().sum().backward()
-        return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
-
-    for warm in (False, True):
-        capture = one_hook("**")
-        for found, expected in zip(gradients(capture, warm=warm), gradients({}, warm=warm), strict=True):
-            assert torch.equal(found, expected)
-
-
-def with_gradient(model: nn.Module) -> Any:
-    """Selects the modules whose output in a forward requires a gradient."""
-    skipped = []
-    for path, module in model.named_modules():
-        found: list[bool] = []
-        handle = module.register_forward_hook(lambda _m, _a, output: found.append(_requires(output)))  # noqa: B023
-        model(torch.ones(2, 6))
-        handle.remove()
-        if not any(found):
-            skipped.append(path)
-    return {"path": "**", "exclude": skipped} if skipped else "**"
-
-
-def _requires(value: Any) -> bool:
-    return any(leaf.requires_grad for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

@@ -19,7 +19,36 @@ from hookrun.data.settings import Data
 from hookrun.engine.runtime import Installation
 from hookrun.models.settings import Model
 
-EPOCHS, BATCHES, SIZE = 2, 6, 16
+EPOCHS = 2
+BATCHES = 6
+SIZE = 16
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_hookruns_own_run_equals_a_loop_by_hand(accumulate: int, tmp_path: Path) -> None:
+    hooks = by_hand(accumulate)
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks/own.yaml").write_text(json.dumps(HOOKS))
+    command = [
+        "model=mlp", "model.args.hidden=[32,32]", f"data.batch_size={SIZE}", "train.shuffle=false", "strict=true",
+        f"train.epochs={EPOCHS}", f"train.limit_batches={BATCHES}", f"train.accumulate={accumulate}",
+        "train.optimizer.name=SGD", "train.optimizer.lr=0.1", "+train.optimizer.momentum=0.9",
+        "compute.device=cpu", f"hydra.run.dir={tmp_path / 'run'}", "hooks=own", "--config-dir", str(tmp_path),
+    ]  # fmt: skip
+    assert main(command) == 0
+    run = hookrun.open_run(tmp_path / "run")
+    assert_close(load_file(run.path / "checkpoints/last.safetensors"), dict(hooks._model.state_dict()))
+    for path, gradients in hooks.captures["gradients"].items():
+        assert len(gradients) == EPOCHS * BATCHES // accumulate
+        assert_close(run.captures["gradients"][path][:], torch.stack(gradients))
+    assert_close(run.captures["outputs"]["layers.3"][:], torch.cat(hooks.captures["outputs"]["layers.3"]))
+    for line, record in zip(
+        [each for each in run.stats if each["hook"] == "norms"], hooks.records, strict=True
+    ):
+        assert (line["step"], line["epoch"], line["norm"]) == (
+            record["step"], record["epoch"], pytest.approx(record["norm"]),
+        )  # fmt: skip
+
 
 HOOKS: dict[str, dict[str, Any]] = {
     "clip": {"select": "layers.2", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01},
@@ -56,29 +85,3 @@ def by_hand(accumulate: int) -> Installation:
                     hooks.step()
             hooks.epoch()
     return hooks
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_hookruns_own_run_equals_a_loop_by_hand(accumulate: int, tmp_path: Path) -> None:
-    hooks = by_hand(accumulate)
-    (tmp_path / "hooks").mkdir()
-    (tmp_path / "hooks/own.yaml").write_text(json.dumps(HOOKS))
-    command = [
-        "model=mlp", "model.args.hidden=[32,32]", f"data.batch_size={SIZE}", "train.shuffle=false", "strict=true",
-        f"train.epochs={EPOCHS}", f"train.limit_batches={BATCHES}", f"train.accumulate={accumulate}",
-        "train.optimizer.name=SGD", "train.optimizer.lr=0.1", "+train.optimizer.momentum=0.9",
-        "compute.device=cpu", f"hydra.run.dir={tmp_path / 'run'}", "hooks=own", "--config-dir", str(tmp_path),
-    ]  # fmt: skip
-    assert main(command) == 0
-    run = hookrun.open_run(tmp_path / "run")
-    assert_close(load_file(run.path / "checkpoints/last.safetensors"), dict(hooks._model.state_dict()))
-    for path, gradients in hooks.captures["gradients"].items():
-        assert len(gradients) == EPOCHS * BATCHES // accumulate
-        assert_close(run.captures["gradients"][path][:], torch.stack(gradients))
-    assert_close(run.captures["outputs"]["layers.3"][:], torch.cat(hooks.captures["outputs"]["layers.3"]))
-    for line, record in zip(
-        [each for each in run.stats if each["hook"] == "norms"], hooks.records, strict=True
-    ):
-        assert (line["step"], line["epoch"], line["norm"]) == (
-            record["step"], record["epoch"], pytest.approx(record["norm"]),
-        )  # fmt: skip

@@ -74,7 +74,7 @@ def hook(action: str, kind: str = "forward", select: str = "**", **keys: Any) ->
         hook("capture", "output_grad", "2.0"),
     ],
 )
-def test_an_observer_leaves_the_output_and_the_gradient_as_they_are(
+def test_an_observer_leaves_the_gradient_as_it_is(
     make: Callable[[], nn.Module], observer: dict[str, Any]
 ) -> None:
     results = list[list[Tensor]]()
@@ -93,7 +93,7 @@ def test_an_observer_leaves_the_output_and_the_gradient_as_they_are(
 @pytest.mark.parametrize(
     "edit", [hook("scale", factor=2), hook("add_bias", value=1), hook("clamp", max=0.5), hook("noise", std=1)]
 )
-def test_an_edit_of_values_is_that_of_the_model_with_its_parameters(
+def test_an_edit_is_that_of_the_model_with_parameters(
     make: Callable[[], nn.Module], edit: dict[str, Any]
 ) -> None:
     outputs = list[Tensor]()
@@ -103,7 +103,7 @@ def test_an_edit_of_values_is_that_of_the_model_with_its_parameters(
     assert torch.equal(*outputs)
 
 
-def test_parameters_that_are_saved_for_the_backward_are_told_from_values() -> None:
+def test_parameters_saved_for_backward_are_told_from_values() -> None:
     fired = list[dict[tuple[str, str], int]]()
     for make in (network, offloaded):
         model = make()
@@ -132,11 +132,12 @@ def test_a_hook_on_the_parameters_is_refused_by_name(
     with pytest.raises(CompileError) as error, hookrun.hooked(model, {"seen": hook("capture"), "h": refused}):
         pass
     (problem,) = error.value.errors
-    assert problem.where == "hooks.h" and f"the parameters of {named} lie on the meta device" in problem.what
+    assert problem.where == "hooks.h"
+    assert f"the parameters of {named} lie on the meta device" in problem.what
     assert torch.equal(model(X), network()(X))
 
 
-def test_a_parameter_that_is_in_place_can_be_hooked_beside_others() -> None:
+def test_a_parameter_in_place_can_be_hooked() -> None:
     model = network()
     Offloaded(model[2][0])
     with hookrun.hooked(model, {"h": hook("scale", "weight", "0.weight", factor=2)}):
@@ -148,11 +149,13 @@ def test_a_parameter_that_is_in_place_can_be_hooked_beside_others() -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_trial_run_leaves_the_model_alone_and_says_why(make: Callable[[], nn.Module]) -> None:
+def test_a_trial_run_leaves_the_model_alone(make: Callable[[], nn.Module]) -> None:
     model = make()
     plan = hookrun.compile({"h": hook("capture")}, model, example=((X,), {}))
-    assert plan.unchecked is not None and plan.unchecked.startswith("0.weight lies on the meta device")
-    assert all(parameter.is_meta for parameter in model.parameters())
+    assert plan.unchecked is not None
+    assert plan.unchecked.startswith("0.weight lies on the meta device")
+    for parameter in model.parameters():
+        assert parameter.is_meta
     with plan.install(model) as hooks:
         assert torch.equal(model(X), network()(X))
     assert hooks.fired["h", "0"] == 1

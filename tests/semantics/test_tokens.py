@@ -23,51 +23,16 @@ import hookrun
 from hookrun.engine.runtime import Installation
 from hookrun.errors import CompileError, HookError, HookrunError
 
-HEADS, WIDTH = 4, 3
-
-
-class Block(nn.Module):
-    """Attention with a module for its pattern and one for its concatenated heads."""
-
-    num_heads = HEADS
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q = nn.Linear(12, 12)
-        self.pattern = nn.Identity()
-        self.out = nn.Linear(12, 12)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        heads = self.q(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
-        scores = (heads @ heads.transpose(2, 3)).masked_fill(~mask[:, None, None].bool(), -1e9)
-        mixed = self.pattern(scores.softmax(-1)) @ heads
-        return x + self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class Encoder(nn.Module):
-    """Takes ids and a mask, with the argument names of transformers."""
-
-    def __init__(self, *, checkpointed: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(20, 12)
-        self.first = Block()
-        self.second = Block()
-        self.checkpointed = checkpointed
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        x = self.first(self.embed(input_ids), mask)
-        if self.checkpointed:
-            return checkpoint(self.second, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
-        return self.second(x, mask)  # type: ignore[no-any-return]
+HEADS = 4
+WIDTH = 3
 
 
 PROMPTS = [torch.tensor([3, 4, 5, 6]), torch.tensor([7, 8]), torch.tensor([9, 5, 11])]
 
 
 def padded(side: str) -> tuple[Tensor, Tensor]:
-    ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    ids = torch.zeros(3, 5, dtype=torch.int64)
+    mask = torch.zeros(3, 5, dtype=torch.int64)
     for row, prompt in enumerate(PROMPTS):
         start = 0 if side == "right" else 5 - len(prompt)
         ids[row, start : start + len(prompt)] = prompt
@@ -78,26 +43,8 @@ def padded(side: str) -> tuple[Tensor, Tensor]:
 BATCHES = {side: padded(side) for side in ("right", "left")}
 
 
-@contextmanager
-def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) -> Iterator[Installation]:
-    """Compile the hooks with an example, then install them."""
-    ids, mask = BATCHES["right"]
-    call = ((), {"input_ids": ids, "attention_mask": mask})
-    with hookrun.compile(hooks, model, example=call if example else None).install(model) as installed:
-        yield installed
-
-
 def hook(select: str, action: str, tokens: Any, hook: str = "forward", **keys: Any) -> dict[str, Any]:
     return {"select": select, "hook": hook, "action": action, "tokens": tokens, **keys}
-
-
-def capture(select: str, **keys: Any) -> dict[str, Any]:
-    return {"select": select, "hook": "forward", "action": "capture", **keys}
-
-
-def columns(mask: Tensor, row: int) -> Tensor:
-    """The columns of the real tokens of a row, in order."""
-    return mask[row].nonzero().squeeze(1)
 
 
 WANTED: Mapping[str, tuple[Any, Callable[[Tensor], list[int]]]] = {
@@ -113,7 +60,7 @@ WANTED: Mapping[str, tuple[Any, Callable[[Tensor], list[int]]]] = {
 }
 
 
-def test_a_capture_has_a_row_for_each_sample_and_position() -> None:
+def test_a_capture_has_a_row_for_each_position() -> None:
     model = Encoder()
     for (ids, mask), (tokens, wanted) in ((b, w) for b in BATCHES.values() for w in WANTED.values()):
         with under(model, example=False, seen=capture("first", tokens=tokens)) as hooks:
@@ -126,10 +73,11 @@ def test_a_capture_has_a_row_for_each_sample_and_position() -> None:
         assert rows.token_ids.tolist() == [int(PROMPTS[row][each]) for row, each in expected]
         assert torch.equal(rows[0], torch.stack([whole[row, columns(mask, row)[n]] for row, n in expected]))
         again = pickle.loads(pickle.dumps(rows))
-        assert torch.equal(again.positions, rows.positions) and again.text == [""] * len(expected)
+        assert torch.equal(again.positions, rows.positions)
+        assert again.text == [""] * len(expected)
 
 
-def test_an_edit_changes_the_chosen_positions_alone_and_a_prompt_alone_is_the_same() -> None:
+def test_an_edit_changes_the_chosen_positions_alone() -> None:
     model = Encoder()
     edit = {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "tokens": [0, -1]}
     for ids, mask in BATCHES.values():
@@ -149,7 +97,7 @@ def test_an_edit_changes_the_chosen_positions_alone_and_a_prompt_alone_is_the_sa
             torch.testing.assert_close(output[row, columns(mask, row)], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> None:
+def test_gradients_are_seen_at_positions_of_their_call() -> None:
     for model in (Encoder(), Encoder(checkpointed=True)):
         zero = hook("second", "scale", -1, "output_grad", factor=0)
         hooks = {
@@ -171,7 +119,7 @@ def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> 
         assert [record["numel"] for record in installed.records] == [36, 36]
 
 
-def test_heads_are_found_in_the_last_dimension_or_in_a_head_dimension() -> None:
+def test_heads_are_found_in_either_form_of_dimension() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     with (
         under(
@@ -193,7 +141,7 @@ def test_heads_are_found_in_the_last_dimension_or_in_a_head_dimension() -> None:
     assert torch.equal(seen["pattern"], seen["probabilities"][:, [3]])
 
 
-def test_ablating_a_head_equals_ablating_columns_of_the_output_projection() -> None:
+def test_ablating_a_head_equals_ablating_columns() -> None:
     model, (ids, mask) = Encoder(), BATCHES["right"]
     off = {"select": "first.out", "hook": "forward_pre", "action": "replace", "value": 0, "heads": [2]}
     with under(model, off=off), torch.no_grad():
@@ -203,7 +151,7 @@ def test_ablating_a_head_equals_ablating_columns_of_the_output_projection() -> N
         assert torch.equal(hooked, model(ids, mask))
 
 
-def test_tokens_select_queries_and_keys_of_attention_patterns() -> None:
+def test_tokens_select_queries_of_attention_patterns() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     cut = {"select": "second.pattern", "hook": "forward", "action": "replace", "value": 0}
     with (
@@ -219,11 +167,13 @@ def test_tokens_select_queries_and_keys_of_attention_patterns() -> None:
     ):
         model(ids, mask)
     whole = hooks.captures["whole"]["first.pattern"][0]
-    both, rows = hooks.captures["both"]["first.pattern"], hooks.captures["rows"]["first.pattern"]
+    both = hooks.captures["both"]["first.pattern"]
+    rows = hooks.captures["rows"]["first.pattern"]
     wanted = [
         whole[row, :, columns(mask, row)[-1], columns(mask, row)[key]] for row in range(3) for key in (0, 1)
     ]
-    assert torch.equal(both[0], torch.stack(wanted)) and both.keys.tolist() == [0, 1] * 3
+    assert torch.equal(both[0], torch.stack(wanted))
+    assert both.keys.tolist() == [0, 1] * 3
     assert both.positions.tolist() == [3, 3, 1, 1, 2, 2]
     assert torch.equal(rows[0], torch.stack([whole[r, [1], columns(mask, r)[-1]] for r in range(3)]))
     after = hooks.captures["after"]["second.pattern"][0]
@@ -232,7 +182,7 @@ def test_tokens_select_queries_and_keys_of_attention_patterns() -> None:
         assert (after[row, :, :, columns(mask, row)[1:]] > 0).all()
 
 
-def test_spans_and_texts_are_found_in_each_sample() -> None:
+def test_spans_are_found_in_each_sample() -> None:
     class Words:
         def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
             return [int(word) for word in text.split()]
@@ -250,14 +200,15 @@ def test_spans_and_texts_are_found_in_each_sample() -> None:
         model(ids, mask)
     assert hooks.captures["text"]["first"].text == ["<4>", "<5>", "<11>"]
     span = hooks.captures["span"]["first"]
-    assert span.positions.tolist() == [1, 2, 0] and span.sample_ids.tolist() == [0, 0, 2]
+    assert span.positions.tolist() == [1, 2, 0]
+    assert span.sample_ids.tolist() == [0, 0, 2]
     with under(model, span=capture("first", tokens={"span": "whom"})) as hooks:
         hooks.spans = {"who": [[1, 3], [0, 1], [0, 1]]}
         with pytest.raises(HookError, match="no span 'whom': did you mean 'who'"):
             model(ids, mask)
 
 
-def test_hooks_tokens_gives_the_tokens_of_a_model_without_input_ids() -> None:
+def test_hooks_tokens_serves_a_model_without_input_ids() -> None:
     model: Any = nn.Sequential(OrderedDict(layer=nn.Linear(4, 4)))
     x = torch.randn(3, 5, 4)
     ids, mask = BATCHES["left"]
@@ -277,7 +228,7 @@ def test_hooks_tokens_gives_the_tokens_of_a_model_without_input_ids() -> None:
         hooks.tokens(x)
 
 
-def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> None:
+def test_a_missing_position_is_an_error_that_names_it() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     for tokens, what in (
         (3, "sequence 1 of the batch has 2 tokens and no position 3"),
@@ -287,7 +238,8 @@ def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> Non
     ):
         with under(model, seen=capture("first", tokens=tokens)), pytest.raises(HookError) as error:
             model(ids, mask)
-        assert what in str(error.value) and "missing: skip" in str(error.value)
+        assert what in str(error.value)
+        assert "missing: skip" in str(error.value)
         assert str(error.value).startswith("hook 'seen' (forward, capture) on first: tokens: ")
     call = ((), {"input_ids": ids})
     for keys, what in (
@@ -305,7 +257,7 @@ def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> Non
         hookrun.compile(one_hook("embed", "grad", "stats", tokens=0), model)
 
 
-def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: Path) -> None:
+def test_captured_rows_of_a_run_have_their_position(tmp_path: Path) -> None:
     model = Encoder()
     spec = {
         "seen": capture("first", tokens=[0, -1]),
@@ -319,8 +271,10 @@ def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: P
     rows = run.captures["seen"]["first"]
     assert rows.sample_ids.tolist() == [n for n in range(6) for _ in range(2)]
     assert rows.positions.tolist() == [0, 3, 0, 1, 0, 2] * 2
-    assert rows.token_ids.tolist() == [3, 6, 7, 8, 9, 11] * 2 and rows.text == [""] * 12
-    assert rows.where(position=3).tolist() == [1, 7] and rows.where(token=9).tolist() == [4, 10]
+    assert rows.token_ids.tolist() == [3, 6, 7, 8, 9, 11] * 2
+    assert rows.text == [""] * 12
+    assert rows.where(position=3).tolist() == [1, 7]
+    assert rows.where(token=9).tolist() == [4, 10]
     whole = run.captures["plain"]["first"][0:3]
     assert torch.equal(rows[0:2], whole[0, [0, 3]])
     assert run.captures["some"]["first"].token_ids.tolist() == [6, 8]
@@ -328,7 +282,7 @@ def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: P
     assert hooks.fired["seen", "first"] == 2
 
 
-def test_a_position_that_no_pass_computes_is_reported_on_leaving_the_block() -> None:
+def test_a_position_that_no_pass_computes_is_reported() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     later = hook("first", "scale", {"phase": "generation"}, factor=0)
     warned = pytest.warns(hookrun.HookrunWarning, match="later fired and found no tensor")
@@ -341,7 +295,8 @@ def test_with_padding_true_padding_counts_like_tokens() -> None:
     with under(model, seen=capture("first", tokens={"position": [0, -1], "padding": True})) as hooks:
         model(ids, mask)
     rows = hooks.captures["seen"]["first"]
-    assert rows.positions.tolist() == [0, 4] * 3 and rows.token_ids.tolist()[1::2] == [0, 0, 0]
+    assert rows.positions.tolist() == [0, 4] * 3
+    assert rows.token_ids.tolist()[1::2] == [0, 0, 0]
 
 
 def test_captured_rows_do_not_keep_the_model_alive() -> None:
@@ -355,12 +310,13 @@ def test_captured_rows_do_not_keep_the_model_alive() -> None:
             model(BATCHES["left"][0])
         kept = hooks.captures
         del hooks, model
-        assert alive() is None and kept["seen"]["first"].positions.tolist() == [0, 0, 0]
+        assert alive() is None
+        assert kept["seen"]["first"].positions.tolist() == [0, 0, 0]
     finally:
         gc.enable()
 
 
-def test_tokens_are_refused_in_a_compiled_graph_and_heads_work() -> None:
+def test_tokens_are_refused_in_a_compiled_graph() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     edit = {"select": "first.out", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
     with hookrun.hooked(model, {"edit": {**edit, "tokens": -1}}) as hooks:
@@ -388,7 +344,8 @@ class Placed(nn.Module):
 
 def test_without_a_mask_position_ids_give_the_left_padding() -> None:
     def at(clause: Any, positions: list[list[int]], **more: Tensor) -> list[tuple[int, int, int]]:
-        model, ids = Placed(), torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+        model = Placed()
+        ids = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
         hook = {"select": "embed", "hook": "forward", "action": "capture", "tokens": clause}
         with hookrun.hooked(model, {"h": hook}) as hooks:
             model(ids, position_ids=torch.tensor(positions), **more)
@@ -407,13 +364,15 @@ def test_without_a_mask_position_ids_give_the_left_padding() -> None:
     by_mask = at(0, [[0, 0, 0, 1, 2], whole], attention_mask=seen)
     assert by_mask == [(0, 0, 2), (1, 0, 6)]  # a mask takes precedence
     packed = [[0, 1, 2, 0, 1], whole]
-    assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)] and len(at("all", packed)) == 10
+    assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)]
+    assert len(at("all", packed)) == 10
     with pytest.raises(HookError, match="position_ids of the call start again within a row"):
         at(-1, packed)
 
 
 STARTS = [torch.tensor([11, 12, 13, 14, 15]), torch.tensor([7, 8, 30]), torch.tensor([9, 5, 4, 20])]
-NEW, HIDDEN = 5, 32
+NEW = 5
+HIDDEN = 32
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 STEER = [0.4 * (number % 5) for number in range(HIDDEN)]
 
@@ -497,11 +456,12 @@ def generated(model: Any, plan: Any, prompts: list[Tensor], **how: Any) -> tuple
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_batches_caches_and_beams_do_not_change_the_captures_of_a_prompt(name: str) -> None:
+def test_batches_do_not_change_the_captures_of_a_prompt(name: str) -> None:
     make, layer, edits = MODELS[name]
     model = make()
     seen = {"seen": hook(layer, "capture", "all")}
-    plan, unhooked = hookrun.compile({**edits, **seen}, model), hookrun.compile(seen, model)
+    plan = hookrun.compile({**edits, **seen}, model)
+    unhooked = hookrun.compile(seen, model)
     alone = [generated(model, plan, [prompt]) for prompt in STARTS]
     assert [new for [new], _ in alone] != [generated(model, unhooked, [prompt])[0][0] for prompt in STARTS]
     for how in ({}, {"use_cache": False}, {"num_beams": 2}):
@@ -523,7 +483,8 @@ def test_batches_caches_and_beams_do_not_change_the_captures_of_a_prompt(name: s
 
 def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
     model: Any = gpt2()
-    passes, steer = itertools.count(), torch.tensor(STEER)
+    passes = itertools.count()
+    steer = torch.tensor(STEER)
 
     def by_hand(module: nn.Module, args: Any, output: Any) -> Any:
         if next(passes) == 0:
@@ -584,7 +545,7 @@ def test_tokens_are_refused_where_a_generate_of_ones_own_drafts(drafted: list[in
         model.generate(torch.tensor([[3, 4, 5]]))
 
 
-def test_speculative_decoding_leaves_the_tokens_of_an_encoder_alone() -> None:
+def test_speculative_decoding_leaves_an_encoder_alone() -> None:
     model: Any = t5()
     with hookrun.hooked(model, {"seen": hook("encoder.block.0.layer.1", "capture", "all")}) as hooks:
         model.generate(STARTS[0][None], max_new_tokens=NEW, do_sample=False, prompt_lookup_num_tokens=3)
@@ -608,8 +569,9 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2], [-1, 0, 0, 0, 0, 0, 1, 1,
 
 
 @pytest.mark.parametrize("additive", [False, True])
-def test_all_documents_of_a_packed_row_are_real_and_have_no_positions_of_a_row(additive: bool) -> None:
-    model, ids = llama(), torch.arange(3, 21).reshape(2, 9)
+def test_documents_of_a_packed_row_have_no_positions(additive: bool) -> None:
+    model = llama()
+    ids = torch.arange(3, 21).reshape(2, 9)
     same = (DOCUMENTS[:, :, None] == DOCUMENTS[:, None]) & (DOCUMENTS[:, None] >= 0)
     mask = same.tril()[:, None]
     if additive:
@@ -657,13 +619,14 @@ def test_passes_of_a_recurrent_state_are_counted_in_a_generation(name: str) -> N
         with hookrun.hooked(model, specs) as hooks:
             out = model.generate(ids, max_new_tokens=4, do_sample=False, use_cache=use_cache)
         rows = hooks.captures["all"][layer]
-        assert rows.positions.tolist() == list(range(8)) and torch.equal(rows.token_ids, out[0, :-1])
+        assert rows.positions.tolist() == list(range(8))
+        assert torch.equal(rows.token_ids, out[0, :-1])
         assert hooks.captures["some"][layer].positions.tolist() == [4, 6]
         found.append(out)
     torch.testing.assert_close(*found)
 
 
-def test_a_state_of_unknown_length_is_refused_until_hooks_tokens_tells_it() -> None:
+def test_a_state_needs_hooks_tokens_for_its_length() -> None:
     model: Any = recurrent("rwkv")
     ids = torch.arange(5, 10)[None]
     with hookrun.hooked(model, {"seen": hook("rwkv.blocks.1", "capture", "all", target="[0]")}) as hooks:
@@ -711,7 +674,8 @@ def test_tokens_after_the_end_of_a_sequence_are_padding() -> None:
 
 def test_a_users_own_loop_calls_hooks_tokens_once_per_prompt() -> None:
     """The model has neither a cache nor a mask."""
-    model, batch = nn.Sequential(OrderedDict(embed=nn.Embedding(50, 8))), left_padded(STARTS)
+    model = nn.Sequential(OrderedDict(embed=nn.Embedding(50, 8)))
+    batch = left_padded(STARTS)
     spec = {
         "prompt": hook("embed", "capture", -1),
         "new": hook("embed", "capture", {"phase": "generation", "position": [0, 1], "missing": "skip"}),
@@ -734,3 +698,58 @@ def test_a_users_own_loop_calls_hooks_tokens_once_per_prompt() -> None:
         for width in (4, 5):
             model(batch["input_ids"][:, :width])
     assert [len(each) for each in hooks.captures["all"]["embed"]] == [12, 15]
+
+
+class Block(nn.Module):
+    """Attention with a module for its pattern and one for its concatenated heads."""
+
+    num_heads = HEADS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(12, 12)
+        self.pattern = nn.Identity()
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        heads = self.q(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        scores = (heads @ heads.transpose(2, 3)).masked_fill(~mask[:, None, None].bool(), -1e9)
+        mixed = self.pattern(scores.softmax(-1)) @ heads
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Encoder(nn.Module):
+    """Takes ids and a mask, with the argument names of transformers."""
+
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 12)
+        self.first = Block()
+        self.second = Block()
+        self.checkpointed = checkpointed
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.first(self.embed(input_ids), mask)
+        if self.checkpointed:
+            return checkpoint(self.second, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
+        return self.second(x, mask)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) -> Iterator[Installation]:
+    """Compile the hooks with an example, then install them."""
+    ids, mask = BATCHES["right"]
+    call = ((), {"input_ids": ids, "attention_mask": mask})
+    with hookrun.compile(hooks, model, example=call if example else None).install(model) as installed:
+        yield installed
+
+
+def capture(select: str, **keys: Any) -> dict[str, Any]:
+    return {"select": select, "hook": "forward", "action": "capture", **keys}
+
+
+def columns(mask: Tensor, row: int) -> Tensor:
+    """The columns of the real tokens of a row, in order."""
+    return mask[row].nonzero().squeeze(1)

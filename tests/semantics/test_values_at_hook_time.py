@@ -40,63 +40,6 @@ WRITERS: list[Callable[..., Tensor]] = [
 """They write to their argument or to its base, or return a view."""
 
 
-class Late(nn.Module):
-    """Runs its layers, then writes to the output of one of them."""
-
-    def __init__(self, layers: list[nn.Module], late: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.late = late
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = None
-        for number, layer in enumerate(self.layers):
-            x = layer(x)
-            if number == self.late:
-                kept = x
-        total = x * 1
-        if kept is not None:
-            with torch.no_grad():
-                kept.detach().fill_(9)
-        return total
-
-
-def random_model(seed: int) -> nn.Module:
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    make: list[Callable[[], nn.Module]] = [
-        lambda: nn.Linear(WIDTH, WIDTH),
-        lambda: nn.ReLU(inplace=True),
-        lambda: nn.Hardtanh(inplace=True),
-        lambda: nn.Dropout(0.3, inplace=True),
-        lambda: nn.Identity(),
-        lambda: nn.LayerNorm(WIDTH),
-        lambda: nn.Flatten(),
-        *[lambda: Net(draw.choice(WRITERS))] * 2,
-    ]
-    layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
-    layers += [draw.choice(make)() for _ in range(draw.randint(2, 7))]
-    return Late(layers, draw.randint(-1, len(layers) - 1)).train(draw.random() < 0.5)
-
-
-def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, list[Tensor]]]:
-    """The values that hand-written hooks clone."""
-    seen: dict[str, dict[str, list[Tensor]]] = {"out": defaultdict(list), "pre": defaultdict(list)}
-    handles = list[Any]()
-    for path, module in model.named_modules():
-        if module._modules:
-            continue
-        pre, out = seen["pre"][path], seen["out"][path]
-        handles += [
-            module.register_forward_pre_hook(lambda _m, args, pre=pre: pre.append(args[0].detach().clone())),
-            module.register_forward_hook(lambda _m, _a, y, out=out: out.append(y.detach().clone())),
-        ]
-    run()
-    for handle in handles:
-        handle.remove()
-    return seen
-
-
 CAPTURES = {
     "pre": {"select": {"path": "**", "leaf": True}, "hook": "forward_pre", "action": "capture"},
     "out": {"select": {"path": "**", "leaf": True}, "hook": "forward", "action": "capture"},
@@ -110,7 +53,7 @@ MODES: dict[str, Any] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", range(5))
-def test_captures_equal_clones_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
+def test_captures_equal_clones_despite_later_writes(part: int, mode: str) -> None:
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     for seed in range(part * 8, part * 8 + 8):
         model = random_model(seed)
@@ -166,10 +109,11 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
 
 
 @pytest.mark.skipif(not fast.IS_ON, reason="these are copies on write")
-def test_without_writes_the_tensors_of_a_container_are_not_copied() -> None:
+def test_tensors_of_an_unwritten_container_are_not_copied() -> None:
     with hookrun.hooked(nn.Identity(), one_hook()) as hooks, Copies() as copies:
         hooks._model((torch.ones(3, WIDTH), [torch.ones(2)]))
-    assert copies.count == 0 and len(hooks.captures["h"][""]) == 1
+    assert copies.count == 0
+    assert len(hooks.captures["h"][""]) == 1
 
 
 FOREIGN: dict[str, Callable[[], Tensor]] = {
@@ -200,7 +144,8 @@ def test_a_capture_keeps_the_value_for_every_kind_of_memory(name: str) -> None:
         model(tensor)
     found = hooks.captures["h"][""]
     assert_close(found, [expected] * 3 + [torch.zeros_like(expected)])
-    assert not any(each.requires_grad for each in found)
+    for each in found:
+        assert not each.requires_grad
 
 
 @pytest.mark.parametrize("name", ["from NumPy", "a slice", "a parameter"])
@@ -368,8 +313,9 @@ LATER: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_an_array_exported_after_a_capture_shares_memory_with_the_tensor(name: str) -> None:
-    tensor, model = torch.ones(4), nn.Identity()
+def test_an_exported_array_shares_memory_with_its_tensor(name: str) -> None:
+    tensor = torch.ones(4)
+    model = nn.Identity()
     with hookrun.hooked(model, CAPTURE) as hooks:
         model(tensor)
         array = LATER[name](tensor)
@@ -383,7 +329,7 @@ def test_an_array_exported_after_a_capture_shares_memory_with_the_tensor(name: s
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_backward_or_forward_observer_leaves_the_callers_array_connected(mode: Any) -> None:
+def test_an_observer_leaves_the_array_connected(mode: Any) -> None:
     array = np.ones((2, 3), dtype=np.float32)
     x = torch.from_numpy(array)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
@@ -423,11 +369,16 @@ def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None
     limit = {} if budget is None or kind == "mkldnn" else {"max_bytes": budget}
     alone, (inside,) = captured(nn.Identity(), tensor, [tensor], **limit)
     for kept in (alone, inside):
-        assert type(kept) is type(tensor) and kept.layout == tensor.layout and kept is not tensor
-        assert kept.dtype == tensor.dtype and kept.device == tensor.device
+        assert type(kept) is type(tensor)
+        assert kept.layout == tensor.layout
+        assert kept is not tensor
+        assert kept.dtype == tensor.dtype
+        assert kept.device == tensor.device
 
 
-FEATURES, LENGTH, BATCH = 8, 200, 4
+FEATURES = 8
+LENGTH = 200
+BATCH = 4
 
 
 def kept_bytes(value: Any) -> int:
@@ -487,7 +438,8 @@ def test_all_tensors_of_a_container_are_cut_at_the_same_row() -> None:
     model = Net(lambda _, x: (x, {"pooled": x[:, 0]}))
     inputs = [torch.full((4, 3), float(number)) for number in range(3)]
     (kept,) = captured(model, *inputs, max_bytes=3 * 4 * (3 + 1) + 5)
-    assert kept[0].shape == (3, 3) and kept[1]["pooled"].shape == (3,)
+    assert kept[0].shape == (3, 3)
+    assert kept[1]["pooled"].shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +449,8 @@ def test_a_value_without_batch_rows_is_kept_whole_or_not_at_all(make: Callable[[
     model = Net(lambda _, x: make(x))
     with hookrun.hooked(model, one_hook(max_bytes=2)) as hooks:
         model(torch.ones(4, 3))
-    assert hooks.captures["h"][""] == [] and hooks.records[0]["spent"] == 2
+    assert hooks.captures["h"][""] == []
+    assert hooks.records[0]["spent"] == 2
 
 
 def test_a_parameter_gradient_is_not_cut_at_a_row() -> None:
@@ -507,7 +460,7 @@ def test_a_parameter_gradient_is_not_cut_at_a_row() -> None:
     assert hooks.captures["h"]["weight"] == []
 
 
-def test_on_disk_the_rows_that_fit_are_kept_with_their_sample_ids(tmp_path: Any) -> None:
+def test_rows_on_disk_keep_their_sample_ids(tmp_path: Any) -> None:
     model = nn.Identity()
     with hookrun.record(model, one_hook(max_bytes=400), tmp_path / "run") as hooks:
         for start in (50, 0):
@@ -515,7 +468,8 @@ def test_on_disk_the_rows_that_fit_are_kept_with_their_sample_ids(tmp_path: Any)
             model(torch.ones(50, 10))
     found = hookrun.open_run(tmp_path / "run")
     kept = found.captures["h"][""]
-    assert kept.sample_ids.tolist() == list(range(50, 60)) and kept[:].shape == (10, 10)
+    assert kept.sample_ids.tolist() == list(range(50, 60))
+    assert kept[:].shape == (10, 10)
     assert [line["spent"] for line in found.stats] == [400]
 
 
@@ -529,3 +483,61 @@ def test_max_bytes_cuts_after_keep_has_chosen_samples(keep: dict[str, int]) -> N
     (kept,) = hooks.captures["h"][""]
     assert kept.shape == (3, 1)
     assert "reservoir" in keep or kept.flatten().tolist() == [0.0, 2.0, 4.0]
+
+
+class Late(nn.Module):
+    """Runs its layers, then writes to the output of one of them."""
+
+    def __init__(self, layers: list[nn.Module], late: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.late = late
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = None
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if number == self.late:
+                kept = x
+        total = x * 1
+        if kept is not None:
+            with torch.no_grad():
+                kept.detach().fill_(9)
+        return total
+
+
+def random_model(seed: int) -> nn.Module:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    make: list[Callable[[], nn.Module]] = [
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda: nn.ReLU(inplace=True),
+        lambda: nn.Hardtanh(inplace=True),
+        lambda: nn.Dropout(0.3, inplace=True),
+        lambda: nn.Identity(),
+        lambda: nn.LayerNorm(WIDTH),
+        lambda: nn.Flatten(),
+        *[lambda: Net(draw.choice(WRITERS))] * 2,
+    ]
+    layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
+    layers += [draw.choice(make)() for _ in range(draw.randint(2, 7))]
+    return Late(layers, draw.randint(-1, len(layers) - 1)).train(draw.random() < 0.5)
+
+
+def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, list[Tensor]]]:
+    """The values that hand-written hooks clone."""
+    seen: dict[str, dict[str, list[Tensor]]] = {"out": defaultdict(list), "pre": defaultdict(list)}
+    handles = list[Any]()
+    for path, module in model.named_modules():
+        if module._modules:
+            continue
+        pre = seen["pre"][path]
+        out = seen["out"][path]
+        handles += [
+            module.register_forward_pre_hook(lambda _m, args, pre=pre: pre.append(args[0].detach().clone())),
+            module.register_forward_hook(lambda _m, _a, y, out=out: out.append(y.detach().clone())),
+        ]
+    run()
+    for handle in handles:
+        handle.remove()
+    return seen

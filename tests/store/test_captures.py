@@ -26,24 +26,6 @@ from hookrun.store.records import checked
 AT = {"epoch": 0, "step": 0, "call": 0}
 
 
-def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
-    return read_captures(folder, read_index(folder), aliases or {})
-
-
-def recorded(
-    folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None
-) -> StoredCapture:
-    """The capture of `values`, one per step, two steps per epoch, in shards of a few rows."""
-    writer = CaptureWriter(folder, shard_bytes=2_500)
-    for step, value in enumerate(values):
-        samples = None if ids is None else ids[step]
-        writer.add("f", "m", value, sample_ids=samples, epoch=step // 2, step=step, call=0)
-    writer.close()
-    capture = read(folder)["f"]["m"]
-    assert isinstance(capture, StoredCapture)
-    return capture
-
-
 def batches(order: Sequence[int], size: int) -> tuple[list[Tensor], list[list[int]]]:
     """Batches whose rows hold their sample's number three times, and the samples of each batch."""
     ids = [list(order[start : start + size]) for start in range(0, len(order), size)]
@@ -65,7 +47,8 @@ ROWS = torch.arange(100.0)[:, None].expand(100, 3)
 
 def test_rows_are_in_data_set_order_also_after_shuffling(shuffled: StoredCapture) -> None:
     assert len(shuffled) == 100
-    assert (shuffled.shape, shuffled.dtype) == ((100, 3), torch.float32)
+    assert shuffled.shape == (100, 3)
+    assert shuffled.dtype == torch.float32
     assert torch.equal(shuffled[:], ROWS)
     assert shuffled.sample_ids.tolist() == list(range(100))
     assert torch.equal(torch.stack(list(shuffled)), ROWS)
@@ -78,13 +61,13 @@ def test_a_slice_means_what_it_means_for_a_tensor(shuffled: StoredCapture, index
 
 
 @given(st.lists(st.integers(-100, 99), max_size=20))
-def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(shuffled, index) -> None:
+def test_a_list_of_rows_may_repeat(shuffled, index) -> None:
     expected = ROWS[torch.tensor(index, dtype=torch.int64)]
     assert torch.equal(shuffled[index], expected)
     assert torch.equal(shuffled[torch.tensor(index, dtype=torch.int32)], expected)
 
 
-def test_rows_of_one_shard_are_read_in_any_order_and_repeated(tmp_path: Path) -> None:
+def test_rows_of_one_shard_are_read_in_any_order(tmp_path: Path) -> None:
     capture = recorded(tmp_path, *batches(range(4), 4))
     for index in product(range(4), repeat=3):
         assert capture[list(index)][:, 0].tolist() == list(index)
@@ -144,17 +127,18 @@ MIXED = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
     ],
     ids=["a sample twice", "firings", "samples and firings"],
 )
-def test_rows_are_in_recorded_order_unless_each_sample_occurs_once(
+def test_rows_are_in_recorded_order_where_samples_repeat(
     tmp_path: Path, values: list[Tensor], ids: list[list[int]] | None, samples: list[int], steps: list[int]
 ) -> None:
     capture = recorded(tmp_path, values, ids)
-    assert (capture.sample_ids.tolist(), capture.steps.tolist()) == (samples, steps)
+    assert capture.sample_ids.tolist() == samples
+    assert capture.steps.tolist() == steps
     assert capture.epochs.tolist() == [step // 2 for step in steps]
     assert torch.equal(capture[:].flatten(), torch.cat([value.flatten() for value in values]))
     assert capture[3].shape == capture.shape[1:]
 
 
-def test_repeated_rows_of_several_ranks_are_in_recorded_order_batch_by_batch(tmp_path: Path) -> None:
+def test_repeated_rows_of_ranks_come_batch_by_batch(tmp_path: Path) -> None:
     batch = [0]
     writers = [CaptureWriter(tmp_path, rank=rank, batch=lambda: batch[0]) for rank in range(2)]
     for batch[0], (rank, writer) in product(range(2), enumerate(writers)):
@@ -164,7 +148,7 @@ def test_repeated_rows_of_several_ranks_are_in_recorded_order_batch_by_batch(tmp
     assert read(tmp_path)["f"]["m"][:].tolist() == [0, 1, 2, 3]
 
 
-def test_rows_of_queries_and_keys_are_sorted_by_sample_query_and_key(tmp_path: Path) -> None:
+def test_rows_of_patterns_are_sorted_by_sample_first(tmp_path: Path) -> None:
     rows = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 0], [0, 0, 1]])  # sample, query, key
     tokens = TokenRows(rows[:, 0], rows[:, 0], rows[:, 1], rows[:, 1], rows[:, 2])
     writer = CaptureWriter(tmp_path)
@@ -173,7 +157,7 @@ def test_rows_of_queries_and_keys_are_sorted_by_sample_query_and_key(tmp_path: P
     assert read(tmp_path)["f"]["m"][:].tolist() == sorted(rows.tolist())
 
 
-def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
+def test_rows_are_found_by_step(tmp_path: Path) -> None:
     capture = recorded(tmp_path, *batches([0, 1, 2, 3] * 4, 2))
     assert capture.where(epoch=1).tolist() == [4, 5, 6, 7]
     assert capture.where(epoch=1, sample=3).tolist() == [7]
@@ -184,14 +168,17 @@ def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 0), (0, 3)])
-def test_every_dtype_and_shape_is_read_back_bit_by_bit(
+def test_every_dtype_is_read_back_bit_by_bit(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     size = torch.Size(shape).numel() * dtype.itemsize
     value = torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
     capture = recorded(tmp_path, [value], [list(range(shape[0]))[::-1]])
     found = capture[:]
-    assert (found.dtype, found.shape, capture.shape, capture.dtype) == (dtype, shape, shape, dtype)
+    assert found.dtype == dtype
+    assert found.shape == shape
+    assert capture.shape == shape
+    assert capture.dtype == dtype
     data = [
         rows.reshape(-1).view(torch.uint8).reshape(shape[0], -1) for rows in (found, value) if rows.numel()
     ]
@@ -218,11 +205,14 @@ def test_rows_of_differing_shapes_are_read_one_by_one(tmp_path: Path) -> None:
 def test_chosen_rows_are_a_capture_of_their_own(shuffled: StoredCapture) -> None:
     rows = [90, 3, 7, 3]
     chosen = shuffled.chosen(torch.tensor(rows))
-    assert (len(chosen), chosen.shape, chosen.sample_ids.tolist()) == (4, (4, 3), rows)
-    assert torch.equal(chosen[:], ROWS[rows]) and torch.equal(chosen[-2:], ROWS[[7, 3]])
+    assert len(chosen) == 4
+    assert chosen.shape == (4, 3)
+    assert chosen.sample_ids.tolist() == rows
+    assert torch.equal(chosen[:], ROWS[rows])
+    assert torch.equal(chosen[-2:], ROWS[[7, 3]])
 
 
-def test_a_bare_tensor_and_a_container_at_one_module_are_both_found(tmp_path: Path) -> None:
+def test_a_container_beside_a_bare_tensor_is_found(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     for step, value in enumerate(([torch.zeros(2)], torch.ones(2))):
         writer.add("f", "m", value, sample_ids=None, epoch=0, step=step, call=0)
@@ -274,7 +264,8 @@ class TestNames:
             for key in keys:
                 found = found[key]
         assert said in str(caught.value)
-        assert isinstance(caught.value, KeyError) and isinstance(caught.value, HookrunError)
+        assert isinstance(caught.value, KeyError)
+        assert isinstance(caught.value, HookrunError)
 
     def test_rows_of_a_container_need_a_tensor_s_name_first(self, found: Lookup[Any]) -> None:
         for index in (0, slice(0, 2)):
@@ -299,20 +290,23 @@ def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
         read(tmp_path)["f"]["m"][0]
 
 
-def test_names_by_split_and_sample_and_texts_by_token(tmp_path: Path) -> None:
+def test_names_are_found_by_sample_within_a_split(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").write_text(
         '{"split": "train", "sample": 0, "file": "a.png", "class": "cat"}\n'
         '{"split": "val", "sample": 0, "file": "b.png"}\n'
     )
     (tmp_path / "tokens.jsonl").write_text('{"token": 7, "text": " the"}\n')
     table = SampleTable(tmp_path)
-    assert table.by_sample["val", 0]["file"] == "b.png" and table.by_sample["train", 0]["class"] == "cat"
+    assert table.by_sample["val", 0]["file"] == "b.png"
+    assert table.by_sample["train", 0]["class"] == "cat"
     assert table.texts == {7: " the"}
 
 
-def test_without_files_the_table_is_empty_and_a_link_is_an_error(tmp_path: Path) -> None:
+def test_without_files_the_table_is_empty(tmp_path: Path) -> None:
     table = SampleTable(tmp_path)
-    assert (table.lines, table.by_sample, table.texts) == ([], {}, {})
+    assert table.lines == []
+    assert table.by_sample == {}
+    assert table.texts == {}
     (tmp_path / "samples.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError):
         _ = SampleTable(tmp_path).lines
@@ -352,7 +346,7 @@ def test_an_invalid_line_is_refused(change: dict[str, object], said: str) -> Non
         checked(SHARD | change, Shard)
 
 
-def test_each_rank_has_its_index_and_its_names_of_shards(tmp_path: Path) -> None:
+def test_each_rank_has_its_index_of_shards(tmp_path: Path) -> None:
     assert [index_name(0), index_name(12)] == ["index.jsonl", "index_12.jsonl"]
     assert [shard_name(0, 3), shard_name(12, 3)] == ["000003.safetensors", "12_000003.safetensors"]
     for name in ("index_10.jsonl", "index_2.jsonl", "index_02.jsonl", "index_x.jsonl"):
@@ -373,8 +367,26 @@ def test_the_bytes_of_a_row_follow_its_dtype() -> None:
         ("{}", "it does not describe a shard"),
     ],
 )
-def test_a_shard_in_two_lines_and_a_line_of_no_shard_are_named(line: str, said: str, tmp_path: Path) -> None:
+def test_a_shard_in_two_lines_is_named(line: str, said: str, tmp_path: Path) -> None:
     for name, content in (("index.jsonl", encode(SHARD)), ("index_1.jsonl", line)):
         (tmp_path / name).write_text(f"{content}\n")
     with pytest.raises(StoreError, match=rf"index_1\.jsonl, line 1: {said}"):
         read_index(tmp_path)
+
+
+def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
+    return read_captures(folder, read_index(folder), aliases or {})
+
+
+def recorded(
+    folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None
+) -> StoredCapture:
+    """The capture of `values`, one per step, two steps per epoch, in shards of a few rows."""
+    writer = CaptureWriter(folder, shard_bytes=2_500)
+    for step, value in enumerate(values):
+        samples = None if ids is None else ids[step]
+        writer.add("f", "m", value, sample_ids=samples, epoch=step // 2, step=step, call=0)
+    writer.close()
+    capture = read(folder)["f"]["m"]
+    assert isinstance(capture, StoredCapture)
+    return capture

@@ -17,43 +17,16 @@ from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify
 
-INDEX, SHARD = "captures/index_1.jsonl", "captures/1_000000.safetensors"
+INDEX = "captures/index_1.jsonl"
+SHARD = "captures/1_000000.safetensors"
 BOTH = pytest.mark.parametrize("name", [INDEX, SHARD])
-
-
-class Two(Ranks):
-    """One of two ranks: rank 1 puts what it sends into the list `sent`, from which rank 0 takes it later."""
-
-    size, several = 2, True
-
-    def __init__(self, rank: int, sent: list[Any]) -> None:
-        self.rank, self._sent = rank, sent
-
-    def gathered(self, plain: Any) -> list[Any]:
-        if not self.is_main:
-            self._sent.append(plain)
-            return [plain, plain]
-        return [plain, self._sent.pop(0)]
-
-
-def captured(main: RunDir, sent: list[Any], **more: Any) -> RunDir:
-    """Both ranks capture four rows and close the directory; rank 1 has sent its position and what it wrote."""
-    other = RunDir(main.path, ranks=Two(1, sent), **more)
-    main.set_status("running")
-    for run in (main, other):
-        run.captures.add("h", "m", torch.ones(4, 100), sample_ids=range(4), epoch=0, step=0, call=0)
-    counts_of_all(other.captures.counts, other.ranks)
-    counts_of_all(main.captures.counts, main.ranks)
-    other.close()
-    main.close()
-    other.see_ranks(0)
-    return main
 
 
 @pytest.fixture
 def main(tmp_path: Path) -> RunDir:
     """The directory of rank 0 when the ranks have closed it."""
-    made, sent = RunDir.create(tmp_path), list[Any]()
+    made = RunDir.create(tmp_path)
+    sent = list[Any]()
     made.ranks = Two(0, sent)
     return captured(made, sent)
 
@@ -74,7 +47,8 @@ def test_rank_0_waits_for_what_a_disk_shows_late(name: str, main, tmp_path, monk
     main.write_manifest()
     main.set_status("done")
     rows = open_run(tmp_path).captures["h"]["m"]
-    assert verify(tmp_path).bad == [] and len(rows) == 8
+    assert verify(tmp_path).bad == []
+    assert len(rows) == 8
     (tmp_path / name).unlink()
     assert any(f"{name} is missing" in line for line in verify(tmp_path).bad)
 
@@ -89,7 +63,7 @@ def test_a_file_of_another_rank_that_is_not_there_whole_is_named(name: str, dama
         main.see_ranks(0)
 
 
-def test_rows_that_a_rank_captured_and_no_index_holds_are_told(main) -> None:
+def test_captured_rows_without_an_index_are_told(main) -> None:
     main.captures.counts["h", "m"].rows += 1
     with pytest.raises(StoreError, match=r"the ranks captured 9 rows of h at 'm', and .*captures has 8"):
         main.see_ranks(0)
@@ -113,8 +87,9 @@ def test_a_run_without_captures_waits_for_nothing(tmp_path, monkeypatch) -> None
     main.write_manifest()
 
 
-def test_the_index_of_a_rank_that_a_resumed_run_no_longer_has_is_required(tmp_path) -> None:
-    first, sent = RunDir.create(tmp_path), list[Any]()
+def test_the_index_of_a_former_rank_is_required(tmp_path) -> None:
+    first = RunDir.create(tmp_path)
+    sent = list[Any]()
     first.ranks = Two(0, sent)
     captured(first, sent)
     index = {"counts": {}, "turns": True, "shards": 1}
@@ -128,3 +103,33 @@ def test_the_index_of_a_rank_that_a_resumed_run_no_longer_has_is_required(tmp_pa
     (tmp_path / INDEX).unlink()
     with pytest.raises(StoreError, match=f"has lost files that were written to it: {INDEX}"):
         again.write_manifest()
+
+
+class Two(Ranks):
+    """One of two ranks: rank 1 puts what it sends into the list `sent`, from which rank 0 takes it later."""
+
+    size = 2
+    several = True
+
+    def __init__(self, rank: int, sent: list[Any]) -> None:
+        self.rank, self._sent = rank, sent
+
+    def gathered(self, plain: Any) -> list[Any]:
+        if not self.is_main:
+            self._sent.append(plain)
+            return [plain, plain]
+        return [plain, self._sent.pop(0)]
+
+
+def captured(main: RunDir, sent: list[Any], **more: Any) -> RunDir:
+    """Both ranks capture four rows and close the directory; rank 1 has sent its position and what it wrote."""
+    other = RunDir(main.path, ranks=Two(1, sent), **more)
+    main.set_status("running")
+    for run in (main, other):
+        run.captures.add("h", "m", torch.ones(4, 100), sample_ids=range(4), epoch=0, step=0, call=0)
+    counts_of_all(other.captures.counts, other.ranks)
+    counts_of_all(main.captures.counts, main.ranks)
+    other.close()
+    main.close()
+    other.see_ranks(0)
+    return main

@@ -34,8 +34,9 @@ def test_a_second_writer_is_refused_with_the_first_s_process(tmp_path) -> None:
     assert [path.name for path in run.iterdir()] == ["file"], "the lock is removed at the end"
 
 
-def test_a_folder_inside_is_locked_too_except_for_the_writer_itself(tmp_path) -> None:
-    sweep, job = tmp_path / "sweep", tmp_path / "sweep/0"
+def test_a_folder_inside_is_locked_too(tmp_path) -> None:
+    sweep = tmp_path / "sweep"
+    job = tmp_path / "sweep/0"
     with sole_writer(sweep):
         with pytest.raises(LockedError), sole_writer(job):
             pass
@@ -50,7 +51,9 @@ def test_waiting_for_a_lock_is_reported_once(tmp_path) -> None:
 
 def waiting_for_a_lock(tmp_path: Path) -> None:
     """One thread holds a lock until another one waits for it, which then has it."""
-    waited, is_held, may_end = list[str](), threading.Event(), threading.Event()
+    waited = list[str]()
+    is_held = threading.Event()
+    may_end = threading.Event()
 
     def first() -> None:
         with locked(tmp_path, lambda: waited.append("first")):
@@ -115,13 +118,14 @@ def held(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
             stack.callback(process.kill)
-            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
             return process
 
         yield hold
 
 
-def test_without_locks_of_the_system_a_second_writer_is_refused_too(no_locks, held, tmp_path) -> None:
+def test_a_second_writer_is_refused_without_system_locks(no_locks, held, tmp_path) -> None:
     holder = held()
     by = rf"run is being written by process {holder.pid} on .* not renewed for 0.5 seconds"
     with pytest.raises(LockedError, match=by), sole_writer(tmp_path / "run"):
@@ -134,9 +138,7 @@ def test_without_locks_of_the_system_a_second_writer_is_refused_too(no_locks, he
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
-def test_a_lease_of_a_process_that_was_killed_here_is_taken_over_at_once(
-    no_locks, held, tmp_path, monkeypatch
-) -> None:
+def test_the_lease_of_a_process_killed_here_ends_at_once(no_locks, held, tmp_path, monkeypatch) -> None:
     holder = held()
     holder.kill()
     holder.wait()
@@ -147,9 +149,7 @@ def test_a_lease_of_a_process_that_was_killed_here_is_taken_over_at_once(
     assert not (tmp_path / "run/.lease").exists()
 
 
-def test_a_lease_of_another_host_is_taken_over_when_it_is_not_renewed(
-    no_locks, held, tmp_path, capsys
-) -> None:
+def test_the_lease_of_another_host_ends_unrenewed(no_locks, held, tmp_path, capsys) -> None:
     holder = held("elsewhere")
     with (
         pytest.raises(LockedError, match=f"process {holder.pid} on elsewhere"),
@@ -163,9 +163,10 @@ def test_a_lease_of_another_host_is_taken_over_when_it_is_not_renewed(
         holder.send_signal(signal.SIGCONT)
         holder.wait()  # it finds out by itself
     out, err = holder.communicate()
-    assert holder.returncode == 1 and "left" not in out
+    assert holder.returncode == 1
+    assert "left" not in out
     assert f"another process has taken over {tmp_path / 'run'}" in err
 
 
-def test_two_writers_wait_for_each_other_without_locks_of_the_system(no_locks, tmp_path) -> None:
+def test_two_writers_wait_without_system_locks(no_locks, tmp_path) -> None:
     waiting_for_a_lock(tmp_path)

@@ -48,7 +48,7 @@ def test_a_directory_with_a_run_is_never_written_to(tmp_path: Path, name: str) -
     assert f"{tmp_path} already holds a run: it has {name}" in str(caught.value)
 
 
-def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> None:
+def test_status_has_state_with_reason(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.set_status("running")
@@ -87,7 +87,7 @@ def test_metrics_are_flat_lines_in_order(tmp_path: Path) -> None:
         run.log_metrics(losses=[1.0, 2.0])
 
 
-def test_only_used_files_are_created_and_json_is_indented(tmp_path: Path) -> None:
+def test_only_used_files_are_created(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     assert run.captures.folder == tmp_path / "captures"
     run.close()
@@ -107,7 +107,9 @@ def test_closing_closes_every_file_even_if_one_fails(tmp_path: Path) -> None:
 
 
 def test_closing_waits_until_every_line_is_on_the_disk(tmp_path, monkeypatch) -> None:
-    run, flushed, fsync = RunDir.create(tmp_path / "run"), set[int](), os.fsync
+    run = RunDir.create(tmp_path / "run")
+    flushed = set[int]()
+    fsync = os.fsync
     run.log_metrics(loss=0.5)
     run.append("samples.jsonl", [{"sample": 1}])
     monkeypatch.setattr(os, "fsync", lambda file: (flushed.add(os.fstat(file).st_ino), fsync(file)))
@@ -150,7 +152,7 @@ def test_a_status_can_be_written_before_torch_is_imported(tmp_path: Path) -> Non
     assert (tmp_path / "status.json").exists()
 
 
-def test_a_run_of_another_machine_or_user_is_not_shown_as_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_machines_are_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )
@@ -170,7 +172,8 @@ def test_a_run_of_another_machine_or_user_is_not_shown_as_cut_off(monkeypatch: p
 class Two(Ranks):
     """One of two ranks, which communicate through the list `sent`."""
 
-    size, several = 2, True
+    size = 2
+    several = True
 
     def __init__(self, rank: int, sent: list[Any]) -> None:
         self.rank, self._sent = rank, sent
@@ -180,10 +183,11 @@ class Two(Ranks):
         return [[], self._sent[0]]
 
 
-def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Path) -> None:
+def test_rank_0_gets_numbers_as_it_would_write_them(tmp_path: Path) -> None:
     record = dict(hook="h", module="m", mean=np.float32(0.5), n=[np.int64(3)], x=math.nan, t="NaN")
     sent = list[Any]()
-    main, other = RunDir.create(tmp_path), RunDir(tmp_path, ranks=Two(1, sent))
+    main = RunDir.create(tmp_path)
+    other = RunDir(tmp_path, ranks=Two(1, sent))
     main.set_status("running")
     main.append("stats.jsonl", [record])
     other.append("stats.jsonl", [record])
@@ -192,12 +196,14 @@ def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Pat
     main.take_kept()
     main.close()
     first, second = (tmp_path / "stats.jsonl").read_text().splitlines()
-    assert first == second and len(open_run(tmp_path).stats) == 2
+    assert first == second
+    assert len(open_run(tmp_path).stats) == 2
 
 
-def test_lines_of_several_ranks_are_in_the_order_of_steps_also_after_a_failure(tmp_path: Path) -> None:
+def test_lines_of_ranks_are_in_the_order_of_steps(tmp_path: Path) -> None:
     sent = list[Any]()
-    other, main = RunDir(tmp_path, ranks=Two(1, sent)), RunDir.create(tmp_path)
+    other = RunDir(tmp_path, ranks=Two(1, sent))
+    main = RunDir.create(tmp_path)
     main.set_status("running")
     main.ranks = Two(0, sent)
     for step in range(200):
@@ -216,9 +222,8 @@ def test_lines_of_several_ranks_are_in_the_order_of_steps_also_after_a_failure(t
     run = open_run(tmp_path)
     both = [(step, rank) for step in range(200) for rank in range(2)]
     assert [(line["step"], line["of_rank"]) for line in run.stats[:-1]] == both
-    assert run.stats[-1]["hook"] == "last" and [line["sample"] for line in run.samples.lines] == list(
-        range(200)
-    )
+    assert run.stats[-1]["hook"] == "last"
+    assert [line["sample"] for line in run.samples.lines] == list(range(200))
 
 
 def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
@@ -232,20 +237,22 @@ def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
     other.set_status("done")
     other.write_manifest()
     other.sync()
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before and other.ended
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert other.ended
 
 
 def test_a_command_line_that_is_not_utf_8_is_kept_with_escapes() -> None:
     assert environment([os.fsdecode(b"x\xff.py"), "é"])["argv"] == [r"x\udcff.py", "é"]
 
 
-def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "0123456789abcdef")
     found = environment(argv=["hookrun", "experiment=clip_fc"], device="cpu")
     assert found["torch"] == torch.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["argv"] == ["hookrun", "experiment=clip_fc"]
-    assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
+    assert found["device"] == "cpu"
+    assert found["threads"] == torch.get_num_threads()
     assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
     assert "0123456789abcdef" not in json.dumps(found)
 
@@ -269,7 +276,7 @@ def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPat
     assert outputs_folder() == tmp_path / "outputs"
 
 
-def test_the_run_that_ended_last_is_found_without_links_and_unfinished_runs(tmp_path: Path) -> None:
+def test_the_run_that_ended_last_is_found(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no finished run in"):
         newest_finished(tmp_path)
     long = finished(tmp_path, "a", "2030-01-02")
@@ -283,7 +290,8 @@ def test_the_run_that_ended_last_is_found_without_links_and_unfinished_runs(tmp_
 
 
 def test_a_run_whose_files_were_changed_is_skipped(tmp_path: Path) -> None:
-    older, newer = finished(tmp_path, "a", "2030-01-01"), finished(tmp_path, "b", "2030-01-02")
+    older = finished(tmp_path, "a", "2030-01-01")
+    newer = finished(tmp_path, "b", "2030-01-02")
     assert newest_unchanged(tmp_path) == newer
     (newer / "metrics.jsonl").write_text("{}\n")
     assert newest_unchanged(tmp_path) == older

@@ -34,8 +34,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_the_data_of_a_stored_configuration_is_checked_and_resolved() -> None:
+def test_a_stored_configuration_is_resolved() -> None:
     data, split, seed = data_used(CONFIG, Path("run"))
-    assert (data.name, data.batch_size, split, seed) == ("digits", 8, "val", 3)
+    assert data.name == "digits"
+    assert data.batch_size == 8
+    assert split == "val"
+    assert seed == 3
     for task in ({}, {"split": "all"}):
         assert data_used(CONFIG | {"task": task}, Path("run"))[1] == "train"

@@ -31,37 +31,13 @@ dtypes = st.sampled_from(sorted(DTYPES, key=str))
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
-def some(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Random bytes 0 and 1, which are valid in every dtype."""
-    size = torch.Size(shape).numel() * dtype.itemsize
-    return torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def same(left: Tensor, right: Tensor) -> bool:
-    """Equal in dtype, shape and bytes: not every dtype can be compared, and NaN is not equal to itself."""
-    kinds = [(value.dtype, value.shape) for value in (left, right)]
-    data = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
-    return kinds[0] == kinds[1] and torch.equal(*data)
-
-
-def written(tensors: Mapping[str, Tensor | Chunks]) -> dict[str, Tensor]:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "x.safetensors"
-        with path.open("wb") as file:
-            digest = hashlib.sha256()
-            size = write_tensors(file, tensors, digest=digest)
-        assert hashlib.sha256(path.read_bytes()).digest() == digest.digest()
-        assert path.stat().st_size == size
-        with safe_open(path, framework="pt") as opened:
-            return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-
-
 @given(st.lists(st.tuples(dtypes, shapes), min_size=1, max_size=5))
-def test_the_library_reads_every_dtype_and_shape(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
+def test_the_library_reads_every_dtype(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
     tensors = {str(number): some(*kind) for number, kind in enumerate(kinds)}
     found = written(tensors)
     assert found.keys() == tensors.keys()
-    assert all(same(found[name], value) for name, value in tensors.items())
+    for name, value in tensors.items():
+        assert same(found[name], value)
 
 
 def test_tensors_with_other_strides_are_written_equal() -> None:
@@ -69,7 +45,8 @@ def test_tensors_with_other_strides_are_written_equal() -> None:
     views = {"t": base.t(), "step": base[::2], "expand": base[:1].expand(5, 3), "conj": base.conj()}
     views |= {"negative": base.conj().imag, "leaf": torch.nn.Parameter(base.real.clone())}
     found = written(views)
-    assert all(torch.equal(found[name], value) for name, value in views.items())
+    for name, value in views.items():
+        assert torch.equal(found[name], value)
 
 
 def test_every_tensor_is_aligned_to_its_items() -> None:
@@ -105,7 +82,7 @@ def test_without_a_digest_the_same_is_written(rows: int, tmp_path: Path) -> None
         (torch.zeros(2), ""),
     ],
 )  # fmt: skip
-def test_tensors_without_a_format_on_disk_are_refused_before_writing(tensor: Tensor, said: str) -> None:
+def test_tensors_without_a_disk_format_are_refused(tensor: Tensor, said: str) -> None:
     assert said in unstorable(tensor)
     assert bool(said) == bool(unstorable(tensor))
 
@@ -128,7 +105,7 @@ def test_the_bytes_of_a_part_with_one_element_are_its_own() -> None:
     assert file.getvalue().endswith(rows[0, 4:5].numpy().tobytes())
 
 
-def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     with pytest.raises(StoreError, match=f"cannot read {path}"):
         open_tensors(path)
@@ -146,3 +123,28 @@ def test_a_shape_that_torch_does_not_have_is_an_error(shape: list[int], tmp_path
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(StoreError, match=f"{path}: the tensor 'x' cannot be read: TypeError"):
         read_tensors(path)
+
+
+def some(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Random bytes 0 and 1, which are valid in every dtype."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    """Equal in dtype, shape and bytes: not every dtype can be compared, and NaN is not equal to itself."""
+    kinds = [(value.dtype, value.shape) for value in (left, right)]
+    data = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
+    return kinds[0] == kinds[1] and torch.equal(*data)
+
+
+def written(tensors: Mapping[str, Tensor | Chunks]) -> dict[str, Tensor]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.safetensors"
+        with path.open("wb") as file:
+            digest = hashlib.sha256()
+            size = write_tensors(file, tensors, digest=digest)
+        assert hashlib.sha256(path.read_bytes()).digest() == digest.digest()
+        assert path.stat().st_size == size
+        with safe_open(path, framework="pt") as opened:
+            return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118

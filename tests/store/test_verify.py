@@ -37,7 +37,8 @@ def shard(run: Path, number: int) -> Path:
 def test_a_complete_run_has_no_faults(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     said = capsys.readouterr().out
-    assert "files with 3 shards, " in said and said.endswith("all well\n")
+    assert "files with 3 shards, " in said
+    assert said.endswith("all well\n")
 
 
 def test_of_a_sweep_every_run_is_checked(run: Path, tmp_path: Path, capsys) -> None:
@@ -47,7 +48,8 @@ def test_of_a_sweep_every_run_is_checked(run: Path, tmp_path: Path, capsys) -> N
     shard(tmp_path / "sweep/1", 1).unlink()
     assert main([str(tmp_path / "sweep")]) == 1
     said = capsys.readouterr().out
-    assert said.count("shards") == 2 and said.count("BAD: ") == 1
+    assert said.count("shards") == 2
+    assert said.count("BAD: ") == 1
     assert main([str(run), str(tmp_path / "sweep/1")]) == 1, "the worst of several"
     assert main([str(tmp_path / "nowhere"), str(run)]) == 2
 
@@ -111,7 +113,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_damaged_files_are_named_and_no_others(run, tmp_path, capsys) -> None:
+def test_only_damaged_files_are_named(run, tmp_path, capsys) -> None:
     for number, (kind, (damage, said)) in enumerate(DAMAGE.items()):
         copy = tmp_path / f"copy{number}"
         shutil.copytree(run, copy)
@@ -172,7 +174,8 @@ def test_a_run_with_a_lost_index_is_not_reported_as_empty(run, capsys) -> None:
     (run / "env.json").write_text('{"torch"')
     assert main([str(run)]) == 1
     said = capsys.readouterr().out
-    assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said and "env.json" in said
+    assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said
+    assert "env.json" in said
 
 
 def test_a_directory_without_a_run_is_refused_with_what_it_is(run, tmp_path, capsys) -> None:
@@ -186,7 +189,8 @@ def test_as_a_module(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr(sys, "argv", ["verify", str(run)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(verify_module.__file__, run_name="__main__")
-    assert (ended.value.code, capsys.readouterr().err) == (0, "")
+    assert ended.value.code == 0
+    assert capsys.readouterr().err == ""
 
 
 # ---- by the manifest
@@ -198,7 +202,8 @@ def swap_shards(run: Path) -> None:
     (run / "x").rename(shard(run, 1))
 
 
-BEST, LAST = "checkpoints/best.safetensors", "checkpoints/last.safetensors"
+BEST = "checkpoints/best.safetensors"
+LAST = "checkpoints/last.safetensors"
 CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "best deleted": (lambda run: (run / BEST).unlink(), f"{BEST} is missing"),
     "a bit of a checkpoint": (lambda run: flip(run / LAST), f"{LAST} was changed: its SHA-256 is"),
@@ -243,7 +248,7 @@ def test_each_changed_file_is_named_once(whole: Path) -> None:
         assert sum(name in line for line in bad) == 1
 
 
-def test_the_manifest_lists_every_file_except_those_that_change_later(whole: Path) -> None:
+def test_the_manifest_lists_every_lasting_file(whole: Path) -> None:
     files = json.loads((whole / "manifest.json").read_text())["files"]
     there = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
     assert set(files) == there - {"manifest.json", "status.json", "report.html"}
@@ -264,7 +269,9 @@ def test_a_shard_that_its_writer_hashed_is_not_read_again(whole, monkeypatch) ->
 
     monkeypatch.setattr("hookrun.store.manifest.open_inside", recording)
     write_manifest(whole)
-    assert "last.safetensors" in opened and not any(name.startswith("0000") for name in opened)
+    assert "last.safetensors" in opened
+    for name in opened:
+        assert not name.startswith("0000")
     assert json.loads((whole / "manifest.json").read_text()) == before
 
 
@@ -285,7 +292,8 @@ def test_an_index_must_agree_with_the_manifest(whole: Path) -> None:
     assert list(manifest_faults(whole, manifest, {})) == []
     shards = "captures/000000.safetensors"
     ((name, fault),) = manifest_faults(whole, manifest, {shards: "0" * 64})
-    assert name == shards and "has another SHA-256 in its index" in fault
+    assert name == shards
+    assert "has another SHA-256 in its index" in fault
 
 
 CONTRADICTORY: list[dict[str, object]] = [
@@ -303,7 +311,7 @@ def test_a_status_that_contradicts_itself_is_a_fault(whole: Path, changed: dict[
     assert any("status.json contradicts itself" in line for line in verify(whole).bad)
 
 
-def test_only_whole_states_lie_below_checkpoints_of_a_finished_run(whole: Path) -> None:
+def test_finished_runs_have_only_whole_states(whole: Path) -> None:
     state = write_state(whole, "{}", *flatten({"x": torch.zeros(2)}))
     assert verify(whole).bad == []
     hidden = [state / "more", state / "in/side", state.with_name("state_x") / "y", state.with_name("state_7")]
@@ -313,19 +321,24 @@ def test_only_whole_states_lie_below_checkpoints_of_a_finished_run(whole: Path) 
     state.with_name("state_000009").symlink_to(state)
     (state / "tensors.safetensors").write_bytes(b"")
     bad = verify(whole).bad
-    assert len(bad) == 6 and sum("belongs to no state" in line for line in bad) == 5
+    assert len(bad) == 6
+    assert sum("belongs to no state" in line for line in bad) == 5
     assert sum("is damaged" in line for line in bad) == 1
 
 
-def test_verify_shows_each_name_on_one_line_and_twenty_at_most(whole: Path, capsys) -> None:
+def test_verify_shows_twenty_names_at_most(whole: Path, capsys) -> None:
     whole = whole.rename(whole.with_name("bad\x1b[2J"))
     (whole / "a\nrun: 0 shards, 0 bytes, all well").write_text("")
     for number in range(60):
         (whole / f"\x1b[2J\u202e{number}").write_text("")
     assert main([str(whole)]) == 1
     *lines, more, verdict = capsys.readouterr().out.splitlines()
-    assert len(lines) == 20 and more == "and 41 more" and verdict.endswith("61 bad")
-    assert all(line.startswith("BAD: ") and line.isprintable() for line in lines)
+    assert len(lines) == 20
+    assert more == "and 41 more"
+    assert verdict.endswith("61 bad")
+    for line in lines:
+        assert line.startswith("BAD: ")
+        assert line.isprintable()
 
 
 # ---- without one
@@ -343,7 +356,7 @@ RUNNING = {"status": "running", "ended": None, "exit_code": None}
         (RUNNING, "all well so far: the run has not ended"),
     ],
 )
-def test_a_run_without_a_manifest_says_why_and_its_files_are_checked(
+def test_a_run_without_a_manifest_has_its_files_checked(
     run: Path, changed: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change_status(run, **changed)

@@ -30,42 +30,7 @@ from hookrun.store.captures.write import CaptureWriter, Count
 from hookrun.store.files import StoreError
 
 
-def interrupted_at(line: int) -> bool:
-    """Pass three pieces, with KeyboardInterrupt at the given line; returns whether that line was reached."""
-    done = list[int]()
-    made = Background("hookrun captures")
-    handed, count = 0, 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != background.__file__ or frame.f_code.co_name == "_attempt":
-            return None
-        if event == "line":
-            count += 1
-            if count == line:
-                raise KeyboardInterrupt
-        return trace
-
-    came = False
-    before = sys.gettrace()  # of a coverage measurement
-    sys.settrace(trace)
-    try:
-        for piece in range(3):
-            made.put(partial(done.append, piece))
-            handed += 1
-        made.wait()
-    except KeyboardInterrupt:
-        came = True
-    finally:
-        sys.settrace(before)
-    made.wait()
-    made.close()
-    assert handed <= len(done) <= handed + 1, line
-    assert done == list(range(len(done))), line
-    return came
-
-
-def test_with_an_interruption_at_any_line_every_piece_is_done_once() -> None:
+def test_interruptions_leave_every_piece_done_once() -> None:
     line = 1
     while interrupted_at(line):
         line += 1
@@ -75,7 +40,9 @@ def test_with_an_interruption_at_any_line_every_piece_is_done_once() -> None:
 @pytest.mark.parametrize("most", [2**26, 0])
 def test_it_is_written_in_order_with_the_content_at_the_call(most: int, monkeypatch) -> None:
     monkeypatch.setattr(background, "MOST_COPIED", most)  # 0: too large to be copied
-    writing, written, weight = Background("states"), list[float](), torch.zeros(4)
+    writing = Background("states")
+    written = list[float]()
+    weight = torch.zeros(4)
     for _ in range(20):
         weight += 1
         writing.write("w", {"w": weight}, lambda tensors: written.append(float(tensors["w"][0])))
@@ -90,7 +57,8 @@ def test_between_two_intervals_the_newest_of_each_name_is_kept(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now))
-    writing, written = Background("states"), list[str]()
+    writing = Background("states")
+    written = list[str]()
 
     def write(*texts: str) -> None:
         for text in texts:
@@ -109,7 +77,7 @@ def test_between_two_intervals_the_newest_of_each_name_is_kept(
     assert written == ["best 1", "state 1", "best 2", "state 3", "best 5", "state 5"]
 
 
-def test_an_error_of_what_was_kept_ends_the_thread_and_is_raised_once(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_is_raised_once(tmp_path: Path) -> None:
     writing = Background("hookrun states")
     for _ in range(2):
         writing.write("state", {}, lambda _: (tmp_path / "missing" / "state").touch())
@@ -120,7 +88,8 @@ def test_an_error_of_what_was_kept_ends_the_thread_and_is_raised_once(tmp_path: 
 
 
 AT = {"epoch": 0, "step": 0, "call": 0}
-ONE, TWO = torch.ones(1), torch.full((2,), 2.0)
+ONE = torch.ones(1)
+TWO = torch.full((2,), 2.0)
 
 
 def index(folder: Path) -> list[dict[str, Any]]:
@@ -140,7 +109,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_batch_becomes_one_row_per_sample_with_epoch_step_and_call(tmp_path: Path) -> None:
+def test_a_batch_becomes_one_row_per_sample(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path, rank=3)
     batch = torch.randn(3, 2)
     writer.add("features", "layer4", batch, sample_ids=[7, 5, 6], epoch=1, step=20, call=2, split="val")
@@ -156,9 +125,7 @@ def test_a_batch_becomes_one_row_per_sample_with_epoch_step_and_call(tmp_path: P
 
 
 @pytest.mark.parametrize("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
-def test_values_without_the_batch_dimension_become_one_row_per_firing(
-    tmp_path: Path, sample_ids: list[int] | None
-) -> None:
+def test_values_without_a_batch_become_a_row_per_firing(tmp_path: Path, sample_ids: list[int] | None) -> None:
     [shard] = recorded(tmp_path, torch.ones(3, 2), torch.tensor(2.0), sample_ids=sample_ids, step=4)
     assert [(entry["by"], entry["shape"], entry["rows"]) for entry in shard["entries"]] == [
         ("firing", [3, 2], 1),
@@ -221,7 +188,7 @@ def test_the_path_of_a_leaf_is_its_target(tmp_path: Path, path: str, value: Any,
         assert torch.equal(stored[entry["key"]][0], get(value, parse_target(entry["path"]).keys))
 
 
-def test_shards_are_counted_hashed_and_limited_in_size(tmp_path: Path) -> None:
+def test_shards_are_limited_in_size(tmp_path: Path) -> None:
     bound = 20_000
     writer = CaptureWriter(tmp_path, shard_bytes=bound)
     for step in range(10):
@@ -261,7 +228,7 @@ def test_a_shard_keeps_its_limit_or_is_one_row(
     assert torch.equal(torch.cat(parts), torch.cat(values))
 
 
-def test_the_value_is_not_changed_and_later_changes_do_not_affect_the_copy(tmp_path: Path) -> None:
+def test_later_changes_do_not_affect_the_copy(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     value = torch.arange(6.0).reshape(2, 3).t()
     value.requires_grad_()
@@ -276,7 +243,7 @@ def test_the_value_is_not_changed_and_later_changes_do_not_affect_the_copy(tmp_p
     assert torch.equal(stored, torch.arange(6.0).reshape(2, 3).t().expand(2, 3, 2))
 
 
-def test_counts_have_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> None:
+def test_counts_have_the_rows_of_each_module(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     for _ in range(2):
         writer.add("f", "a", (torch.zeros(4, 2), torch.zeros(3).bfloat16()), sample_ids=range(4), **AT)
@@ -284,7 +251,7 @@ def test_counts_have_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> No
     assert writer.counts == {("f", "a"): Count(tensors=4, bytes=2 * (32 + 6), rows=10), ("f", "b"): Count()}
 
 
-def test_a_tensor_without_a_format_on_disk_is_an_error_that_names_hook_and_module(tmp_path: Path) -> None:
+def test_a_tensor_without_a_disk_format_names_its_module(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     with pytest.raises(StoreError) as caught:
         writer.add("f", "fft", (torch.zeros(2, dtype=torch.complex128),), sample_ids=None, **AT)
@@ -293,7 +260,7 @@ def test_a_tensor_without_a_format_on_disk_is_an_error_that_names_hook_and_modul
     )
 
 
-def test_a_closed_writer_has_no_thread_and_takes_no_more(tmp_path: Path) -> None:
+def test_a_closed_writer_has_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     writer = CaptureWriter(tmp_path)
     writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
@@ -303,7 +270,7 @@ def test_a_closed_writer_has_no_thread_and_takes_no_more(tmp_path: Path) -> None
         writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
 
 
-def test_file_names_are_counters_and_not_module_names(tmp_path: Path) -> None:
+def test_file_names_are_counters(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     for module in ("a/b", "../up", "line\nbreak", "nul\0", "x" * 300):
         writer.add("f", module, torch.ones(1), sample_ids=None, **AT)
@@ -334,7 +301,7 @@ def test_an_interruption_while_a_shard_is_written_loses_nothing(tmp_path, monkey
     assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
 
 
-def test_a_failed_write_in_the_background_is_raised_at_the_next_value(tmp_path, monkeypatch) -> None:
+def test_a_failed_write_is_raised_at_the_next_value(tmp_path, monkeypatch) -> None:
     refused = threading.Event()
 
     def refuse(*_: object) -> None:
@@ -354,9 +321,10 @@ def test_a_failed_write_in_the_background_is_raised_at_the_next_value(tmp_path, 
     assert set(threading.enumerate()) <= before
 
 
-def test_one_buffer_is_filled_one_waits_and_one_is_written(tmp_path, monkeypatch) -> None:
+def test_one_buffer_is_filled_while_another_is_written(tmp_path, monkeypatch) -> None:
     """Then a fast model waits for a slow disk: memory holds three buffers at most."""
-    writing, allowed = threading.Event(), threading.Event()
+    writing = threading.Event()
+    allowed = threading.Event()
     write = writer_module.write_tensors
 
     def slow(*args: Any, **options: Any) -> int:
@@ -411,15 +379,16 @@ print((of_process("VmHWM") - before) / buffer)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_the_memory_of_a_process_that_captures_is_bounded_by_the_buffer(tmp_path, warm) -> None:
+def test_the_buffer_bounds_the_memory_of_captures(tmp_path, warm) -> None:
     """It captures six times as much."""
     done = warm.run(MEASURED, str(tmp_path / "captures"))
     assert done.returncode == 0, done.stderr
     assert 0.5 < float(done.stdout) < 2, done.stdout
 
 
-def test_a_refused_shard_and_those_that_wait_are_lost_and_leave_no_file(tmp_path, monkeypatch) -> None:
-    refusing, allowed = threading.Event(), threading.Event()
+def test_a_refused_shard_leaves_no_file(tmp_path, monkeypatch) -> None:
+    refusing = threading.Event()
+    allowed = threading.Event()
     replace = os.replace
 
     def refuse(*args: Path) -> None:
@@ -441,3 +410,39 @@ def test_a_refused_shard_and_those_that_wait_are_lost_and_leave_no_file(tmp_path
     writer.close()
     assert [shard["shard"] for shard in index(tmp_path)] == ["000000.safetensors"]
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def interrupted_at(line: int) -> bool:
+    """Pass three pieces, with KeyboardInterrupt at the given line; returns whether that line was reached."""
+    done = list[int]()
+    made = Background("hookrun captures")
+    handed = 0
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != background.__file__ or frame.f_code.co_name == "_attempt":
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                raise KeyboardInterrupt
+        return trace
+
+    came = False
+    before = sys.gettrace()  # of a coverage measurement
+    sys.settrace(trace)
+    try:
+        for piece in range(3):
+            made.put(partial(done.append, piece))
+            handed += 1
+        made.wait()
+    except KeyboardInterrupt:
+        came = True
+    finally:
+        sys.settrace(before)
+    made.wait()
+    made.close()
+    assert handed <= len(done) <= handed + 1, line
+    assert done == list(range(len(done))), line
+    return came

@@ -17,7 +17,7 @@ BOXES = replace(DETECTOR, collate="collate", args={"most": 3})
 PREDICT = ("task=predict", "task.split=val")
 
 
-def test_targets_of_different_sizes_are_collated_by_the_stranger_s_function(run: Runs) -> None:
+def test_the_stranger_s_function_collates_targets(run: Runs) -> None:
     found = run(BOXES, "task=evaluate", BOXES.metrics).metrics[-1]
     assert [found["loss"], found["overlap"]] == pytest.approx(
         [*BOXES.plain(BOXES.model()).values()], rel=1e-5
@@ -26,10 +26,12 @@ def test_targets_of_different_sizes_are_collated_by_the_stranger_s_function(run:
     rows = run(BOXES, *PREDICT, hook).captures["seen"]["score"]
     torch.testing.assert_close(rows[:], torch.cat(seen_at(BOXES, "score")[1::2]))
     losses = [line["loss"] for line in run(BOXES, "train.steps=4", "train.log_every=1").metrics]
-    assert len(losses) > 4 and all(loss > 0 for loss in losses)
+    assert len(losses) > 4
+    for loss in losses:
+        assert loss > 0
 
 
-def test_graphs_are_listed_evaluated_and_trained(run: Runs, capsys) -> None:
+def test_graphs_are_evaluated_as_by_hand(run: Runs, capsys) -> None:
     assert main([*GRAPHS.overrides, "task=modules"]) == 0
     assert "Passing" in capsys.readouterr().out
     found = run(GRAPHS, "task=evaluate", GRAPHS.metrics).metrics[-1]
@@ -45,10 +47,11 @@ def test_effects_on_graphs_are_refused_before_the_run(tmp_path, capsys) -> None:
     hook = "+hooks.h={select: head, hook: forward, action: scale, factor: 0.5}"
     typed = ["task=effects", "task.hook=h", "task.over={factor: [0.5]}", "task.metric=loss", hook]
     assert main([*GRAPHS.overrides, *typed, f"hydra.run.dir={tmp_path / 'effects'}"]) == 2
-    assert "data.collate" in capsys.readouterr().err and not (tmp_path / "effects").exists()
+    assert "data.collate" in capsys.readouterr().err
+    assert not (tmp_path / "effects").exists()
 
 
-def test_scores_of_graphs_are_rows_of_samples_where_that_is_said_and_nodes_are_not(run: Runs) -> None:
+def test_only_told_scores_of_graphs_are_rows_of_samples(run: Runs) -> None:
     """The number of graphs depends on the data, so that no trial run with fake tensors shows the batch."""
     heads = "+hooks.scores={select: head, hook: forward, action: capture, batch_dim: 0}"
     nodes = "+hooks.nodes={select: layers.0, hook: forward, action: capture}"

@@ -25,7 +25,9 @@ Runs = Callable[..., Run]
 def test_cross_entropy_of_masked_words_is_torch_s(run: Runs) -> None:
     stranger = replace(MASKED, typed=("train.loss=cross_entropy",))
     found = run(stranger, "task=evaluate", "task.metrics=[loss,accuracy]").metrics[-1]
-    model, losses, right = stranger.model(), list[float](), list[torch.Tensor]()
+    model = stranger.model()
+    losses = list[float]()
+    right = list[torch.Tensor]()
     with torch.no_grad():
         for inputs, target in stranger.batches():
             output = called(model, inputs)
@@ -52,7 +54,9 @@ def test_effects_on_boxes_in_lists_are_those_by_hand_or_refused(tmp_path, capsys
     path = tmp_path / "effects"
     code = main([*DETECTOR.overrides, *typed, f"hydra.run.dir={path}"])
     if code:
-        assert code == 2 and "task.metric" in capsys.readouterr().err and not path.exists()
+        assert code == 2
+        assert "task.metric" in capsys.readouterr().err
+        assert not path.exists()
         return
     from hookrun import open_run
 

@@ -90,7 +90,8 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type], None]]:
     installed = list[type]()
 
     def install(kind: type) -> None:
-        package, module = ModuleType("hydra_plugins"), ModuleType(kind.__module__)
+        package = ModuleType("hydra_plugins")
+        module = ModuleType(kind.__module__)
         setattr(package, kind.__module__.rpartition(".")[2], module)
         setattr(module, kind.__name__, kind)
         for each in (package, module):

@@ -18,16 +18,17 @@ def jobs_of(notes) -> list[tuple[int, bool]]:
     return [(experiment.settings.seed, bool(experiment.hooks.hooks)) for experiment, _ in notes.prepared]
 
 
-def test_there_is_one_baseline_before_the_others_for_each_of_the_other_settings(cwd: Path, notes) -> None:
+def test_each_other_setting_has_one_baseline_before_it(cwd: Path, notes) -> None:
     assert main([*CLIP, "hooks.clip_fc.max=0.001,0.01"]) == 0
     assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
     assert [run_dir.name for _, run_dir in notes.ran] == ["0", "1", "2"]
     notes.prepared.clear()
     assert main([*CLIP, "hooks.clip_fc.max=0.001,0.01", "seed=5,6"]) == 0
-    assert jobs_of(notes)[:2] == [(5, False), (6, False)] and len(jobs_of(notes)) == 6
+    assert jobs_of(notes)[:2] == [(5, False), (6, False)]
+    assert len(jobs_of(notes)) == 6
 
 
-def test_an_experiment_may_set_it_alone_or_in_a_sweep_over_experiments(cwd: Path, notes) -> None:
+def test_a_sweep_over_experiments_may_set_it(cwd: Path, notes) -> None:
     text = Path(__file__).parents[3].joinpath("conf/experiment/clip_fc.yaml").read_text()
     (cwd / "mine/experiment").mkdir(parents=True)
     (cwd / "mine/experiment/compared.yaml").write_text(f"{text}\nbaseline: true\n")
@@ -47,7 +48,7 @@ def test_no_run_without_hooks_is_repeated(cwd: Path, notes) -> None:
     assert jobs_of(notes) == [(5, False), (6, False)]
 
 
-def test_the_page_finds_the_same_baseline_of_each_job_as_the_sweep(cwd: Path, notes, conf) -> None:
+def test_the_page_agrees_with_the_sweep_on_baselines(cwd: Path, notes, conf) -> None:
     files = {"experiment/zero": "# @package _global_\nvars: {}\n"}
     for name, top in (("one", 0.1), ("two", 0.2)):
         hook = f"{{select: fc, hook: grad, action: clamp, max: {top}}}"
@@ -79,16 +80,16 @@ def test_variables_of_hooks_alone_do_not_repeat_a_baseline(cwd: Path, notes, con
     assert jobs_of(notes) == [(0, False), *[(0, True)] * 6]
     assert facts.baselines[0].overrides.keys() == {"experiment", "baseline", "hooked"}
     facts = swept(cwd / "seeds", conf, CLAMPED, "vars.top=1,2", "seed=5,6", "baseline=true")
-    assert len(facts.baselines) == 2 and len(facts.compared) == 4
+    assert len(facts.baselines) == 2
+    assert len(facts.compared) == 4
     for job in facts.compared:
         found = facts.baseline_of(job)
-        assert found is not None and found.overrides["seed"] == job.overrides["seed"]
+        assert found is not None
+        assert found.overrides["seed"] == job.overrides["seed"]
 
 
 @pytest.mark.parametrize("rate", ["vars.rate", "hooks.d.factor"])
-def test_a_variable_that_is_used_elsewhere_has_a_baseline_for_each_value(
-    rate: str, cwd: Path, notes, conf
-) -> None:
+def test_a_variable_used_elsewhere_has_a_baseline_per_value(rate: str, cwd: Path, notes, conf) -> None:
     text = f"""hooks:
   c: {{select: fc, hook: grad, action: clamp, max: "${{vars.top}}"}}
   d: {{select: fc, hook: grad, action: scale, factor: 0.5}}
@@ -98,19 +99,21 @@ train: {{optimizer: {{lr: "${{{rate}}}"}}}}"""
     assert rates == [(0.1, False), (0.2, False), *[(0.1, True)] * 2, *[(0.2, True)] * 2]
     for job in facts.compared:
         found = facts.baseline_of(job)
-        assert found is not None and found.overrides[rate] == job.overrides[rate]
+        assert found is not None
+        assert found.overrides[rate] == job.overrides[rate]
         assert "vars.top" not in found.overrides
 
 
-def test_typed_runs_without_hooks_are_not_repeated_for_variables_of_hooks(cwd: Path, notes, conf) -> None:
+def test_typed_runs_without_hooks_are_not_repeated(cwd: Path, notes, conf) -> None:
     facts = swept(cwd / "mine", conf, CLAMPED, "vars.top=1,2", "seed=5,6", "hooked=true,false")
     assert sorted(jobs_of(notes)) == [(5, False), (5, True), (5, True), (6, False), (6, True), (6, True)]
     for job in facts.compared:
         found = facts.baseline_of(job)
-        assert found is not None and found.overrides["seed"] == job.overrides["seed"]
+        assert found is not None
+        assert found.overrides["seed"] == job.overrides["seed"]
 
 
-def test_a_configuration_with_the_directory_of_its_run_has_a_baseline(cwd: Path, notes, conf) -> None:
+def test_a_configuration_with_its_directory_has_a_baseline(cwd: Path, notes, conf) -> None:
     text = f"{CLAMPED}\nnote_of: 1"
     text = f"{CLAMPED}\ndata: {{root: '${{hydra:runtime.output_dir}}/data'}}"
     swept(cwd / "mine", conf, text, "hooks.c.max=1,2", "baseline=true")
@@ -122,13 +125,14 @@ def test_hooks_can_be_switched_off_for_some_jobs_of_a_sweep(cwd: Path, notes) ->
     assert main([*command, "hooked=true,false", "seed=5,6"]) == 0
     assert sorted(jobs_of(notes)) == [(5, False), (5, True), (5, True), (6, False), (6, True), (6, True)]
     facts = read_sweep(cwd / "mine")
-    assert (len(facts.baselines), facts.total) == (2, 6)
+    assert len(facts.baselines) == 2
+    assert facts.total == 6
     notes.ran.clear()
     assert main(["-m", "resume=mine"]) == 0
     assert notes.ran == []
 
 
-def test_a_baseline_is_not_repeated_for_jobs_that_switch_their_hooks_off(notes) -> None:
+def test_jobs_without_hooks_do_not_repeat_the_baseline(notes) -> None:
     assert main([*CLIP, "hooks.clip_fc.max=0.1,0.2", "hooked=true,false"]) == 0
     assert sorted(jobs_of(notes)) == [(0, False), (0, True), (0, True)]
 
@@ -142,11 +146,14 @@ def test_a_value_may_come_from_a_hook_that_is_switched_off(cwd: Path, notes, con
     assert jobs_of(notes) == [(5, False), (6, False), (5, True), (6, True)]
 
 
-def test_lines_of_jobs_name_the_baseline_and_that_of_the_best_job_has_its_value(cwd: Path, capsys) -> None:
+def test_lines_of_jobs_name_their_baseline(cwd: Path, capsys) -> None:
     small = ("train=quick", "objective=val/loss", "compute=cpu", "hydra.sweep.dir=swept")
     assert main([*CLIP, *small]) == 0
     facts = read_sweep(cwd / "swept")
-    assert facts.best is not None and facts.best.result is not None and facts.baselines[0].value is not None
+    assert facts.best is not None
+    assert facts.best.result is not None
+    assert facts.baselines[0].value is not None
     said = f"val/loss {facts.best.result[0]:.4g} (without hooks: {facts.baselines[0].value:.4g}); to minimize"
     out = capsys.readouterr().out
-    assert said in out and re.search(r"^\[1/2\] hooked=false  loss ", out, re.MULTILINE)
+    assert said in out
+    assert re.search(r"^\[1/2\] hooked=false  loss ", out, re.MULTILINE)

@@ -81,12 +81,13 @@ def test_the_model_is_built_once_before_the_directory_is_made(cwd: Path, notes, 
     ],
     ids=" ".join,
 )
-def test_a_refused_command_leaves_no_files_and_exits_with_2(arguments, cwd: Path, notes, capsys) -> None:
+def test_a_refused_command_leaves_no_files(arguments, cwd: Path, notes, capsys) -> None:
     assert main(arguments) == 2
     assert left(cwd) == []
     assert notes.ran == []
     printed = capsys.readouterr()
-    assert printed.err and "Traceback" not in printed.err
+    assert printed.err
+    assert "Traceback" not in printed.err
     assert len(printed.err.splitlines()) < 30
 
 
@@ -96,11 +97,12 @@ def test_a_refused_command_leaves_no_files_and_exits_with_2(arguments, cwd: Path
 def test_a_read_only_task_leaves_no_files(task: str, flags: list[str], cwd: Path, notes) -> None:
     assert main([*flags, "experiment=clip_fc", f"task={task}"]) == 0
     of = {"plan": "train", "modules": "modules"}  # a plan is that of the experiment's own task
-    assert ([shown.settings.task.name for shown in notes.shown], notes.ran) == ([of[task]], [])
+    assert [shown.settings.task.name for shown in notes.shown] == [of[task]]
+    assert notes.ran == []
     assert left(cwd) == []
 
 
-def test_a_directory_that_holds_a_run_is_refused_except_for_a_plan(cwd: Path, notes, capsys) -> None:
+def test_only_a_plan_accepts_a_directory_that_holds_a_run(cwd: Path, notes, capsys) -> None:
     assert main(["seed=5", "hydra.run.dir=mine"]) == 0
     assert main(["seed=6", "hydra.run.dir=mine"]) == 2
     assert f"hydra.run.dir: {cwd / 'mine'} already holds a run" in capsys.readouterr().err
@@ -161,7 +163,7 @@ class TestTrust:
     @pytest.mark.parametrize(
         "typed", [[], ["+trust=[mypkg,other.sub]"], ["trust=[mypkg,other.sub]"], ["+trust=mypkg", "++trust=other.sub"]]
     )  # fmt: skip
-    def test_only_typed_packages_are_trusted_and_none_is_stored(self, typed, cwd: Path, notes) -> None:
+    def test_only_typed_packages_are_trusted(self, typed, cwd: Path, notes) -> None:
         assert main([*typed, "seed=5"]) == 0
         ((_, trust),) = notes.prepared
         assert trust == ({"mypkg", "other.sub"} if typed else frozenset())
@@ -182,8 +184,11 @@ class TestReading:
             return OmegaConf.create(capsys.readouterr().out)
 
         job = shown("job", "experiment=clip_fc", "seed=5")
-        assert (job.seed, job.hooks.clip_fc.action) == (5, "clamp") and "hydra" not in job
-        assert list(shown("hydra")) == ["hydra"] and {"hydra", "task", "model"} <= set(shown("all"))
+        assert job.seed == 5
+        assert job.hooks.clip_fc.action == "clamp"
+        assert "hydra" not in job
+        assert list(shown("hydra")) == ["hydra"]
+        assert {"hydra", "task", "model"} <= set(shown("all"))
         assert shown("job", "-p", "train", "--resolve", "train.epochs=${seed}", "seed=5").epochs == 5
 
     @pytest.mark.parametrize("what", ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
@@ -213,7 +218,7 @@ class TestCompletion:
             ("experiment=clip_fc hooks.clip_fc.m", ["hooks.clip_fc.max=", "hooks.clip_fc.min="]),
         ],
     )
-    def test_groups_options_and_keys_are_offered(self, line: str, offered: list[str], complete) -> None:
+    def test_completion_offers_groups_options_keys(self, line: str, offered: list[str], complete) -> None:
         assert complete(f"hookrun {line}") == offered
         assert {"experiment=", "data=", "task="} <= set(complete("hookrun "))
 
@@ -241,10 +246,12 @@ def test_hooks_none_switches_hooks_off_wherever_they_are_defined(none: str, name
     experiment = f"experiment={name}"
     assert len(parse_experiment(compose_dict([experiment], folder)).hooks.hooks) >= 3
     config = compose_dict([none, experiment], folder)
-    assert config["hooked"] is False and "print_a" in config["hooks"]
+    assert config["hooked"] is False
+    assert "print_a" in config["hooks"]
     assert parse_experiment(config).hooks.hooks == ()
     config = compose_dict([TYPED, experiment, none], folder)
-    assert config["hooked"] is True and list(config["hooks"]) == ["x"]
+    assert config["hooked"] is True
+    assert list(config["hooks"]) == ["x"]
     assert compose_dict([none, experiment, "hooked=true"], folder)["hooked"] is True
 
 
@@ -261,7 +268,8 @@ def test_a_hook_may_be_deleted_beside_hooks_none(none: str, conf: Conf, notes, c
         capsys.readouterr()
         assert main([*line, *more]) == 2
         said = capsys.readouterr().err
-        assert "~hooks.prnt_b: there is no such key" in said and "did you mean 'hooks.print_b'" in said
+        assert "~hooks.prnt_b: there is no such key" in said
+        assert "did you mean 'hooks.print_b'" in said
 
 
 def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
@@ -271,14 +279,16 @@ def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
     assert "hooked: found 'maybe'" in capsys.readouterr().err
 
 
-def test_a_stored_configuration_can_be_run_again_in_a_new_directory(cwd: Path, notes) -> None:
+def test_a_stored_configuration_can_be_run_again(cwd: Path, notes) -> None:
     assert main(["experiment=clip_fc", "seed=5", "hydra.run.dir=old"]) == 0
     assert main(["--config-dir", "old/.hydra", "--config-name", "config", "hooks.clip_fc.max=0.5"]) == 0
     (seed, new) = notes.ran[1]
-    assert (seed, new.parent) == (5, cwd / "outputs")
+    assert seed == 5
+    assert new.parent == cwd / "outputs"
     assert sorted(path.name for path in new.iterdir()) == [".hydra", "status.json"], "no log of Hydra's"
     (first, _), (second, _) = notes.prepared
-    assert first.hooks.hooks[0].action.max == 0.01 and second.hooks.hooks[0].action.max == 0.5
+    assert first.hooks.hooks[0].action.max == 0.01
+    assert second.hooks.hooks[0].action.max == 0.5
     assert main(["-m", "--config-dir", "old/.hydra", "--config-name", "config", "seed=5,6"]) == 0
     assert notes.ran[-1][1].parents[1] == cwd / "multirun"
 
@@ -301,7 +311,8 @@ def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:
     assert main(["tags=[a,${seed}]", f"train.steps={'${data.name}' * 100}"]) == 2
     printed = capsys.readouterr().err
     assert "tags.1: found 0 (from ${seed}): expected" in printed
-    assert "…): expected" in printed and max(map(len, printed.splitlines())) < 1_000
+    assert "…): expected" in printed
+    assert max(map(len, printed.splitlines())) < 1_000
 
 
 def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
@@ -313,11 +324,13 @@ def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
 
 def test_a_quick_preset() -> None:
     train = compose_dict(["train=quick"])["train"]
-    assert (train["epochs"], train["log_every"]) == (1, 1) and train["limit_batches"] <= 10
+    assert train["epochs"] == 1
+    assert train["log_every"] == 1
+    assert train["limit_batches"] <= 10
 
 
 @pytest.mark.parametrize("key", ["off", "no", "on"])
-def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(key: str, conf, notes, capsys) -> None:
+def test_a_hook_named_like_a_boolean_must_be_quoted(key: str, conf, notes, capsys) -> None:
     hook = "{select: fc, hook: forward, action: print}"
     folder = conf(**{"experiment/mine": f"# @package _global_\nhooks:\n  {key}: {hook}\n  null: {hook}\n"})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
@@ -339,7 +352,8 @@ def test_wrong_keys_are_told_before_wrong_values(typed: list[str], places: list[
     assert main(["experiment=clip_fc", *typed]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("2 configuration errors\n")
-    assert all(f"\n  {where}: " in printed for where in places)
+    for where in places:
+        assert f"\n  {where}: " in printed
 
 
 @pytest.fixture
@@ -355,17 +369,19 @@ def section(text: str, title: str) -> str:
     return next(block for block in text.split("\n\n") if block.startswith(title))
 
 
-def test_it_describes_hookrun_and_its_usage_in_whole_lines(help_of) -> None:
+def test_help_describes_usage_in_whole_lines(help_of) -> None:
     text = help_of()
-    assert max(map(len, text.splitlines())) <= 110 and "…" not in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert "…" not in text
     assert text.startswith("hookrun: PyTorch hooks as configuration\n")
     assert "hookrun experiment=clip_fc task=plan" in text
     assert 'eval "$(hookrun -sc install=bash)"' in text
 
 
-def test_every_task_action_and_choice_is_listed(help_of) -> None:
+def test_each_task_action_or_choice_is_listed(help_of) -> None:
     text = help_of()
-    assert all(f"  {name} " in section(text, "Tasks") for name in tasks())
+    for name in tasks():
+        assert f"  {name} " in section(text, "Tasks")
     listed = section(text, "Actions").partition("\n")[2]
     assert "".join(listed.split()).split(",") == list(actions())  # as found by importing their modules
     assert "cnn" in section(text, "Models")
@@ -386,7 +402,7 @@ def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) ->
         assert words in [re.split("  +", line.strip()) for line in lines]
 
 
-def test_long_names_in_one_folder_do_not_widen_the_columns_of_others(help_of, conf: Conf) -> None:
+def test_long_names_do_not_widen_columns_of_other_folders(help_of, conf: Conf) -> None:
     sentence = "Long enough to fill all of the line that a short name leaves, and not one word more"
     folder = conf(
         **{
@@ -409,8 +425,9 @@ def test_another_help_template_of_hydra_still_works(help_of) -> None:
 SECTIONS = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
 
 
-def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypatch) -> None:
-    count, real = 0, App.compose_config
+def test_a_run_is_composed_once(notes, conf, monkeypatch) -> None:
+    count = 0
+    real = App.compose_config
 
     def compose_config(self: App, *args: Any, **options: Any) -> Any:
         nonlocal count
@@ -418,7 +435,8 @@ def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypa
         return real(self, *args, **options)
 
     monkeypatch.setattr(App, "compose_config", compose_config)
-    assert main(["seed=5"]) == 0 and count == 1
+    assert main(["seed=5"]) == 0
+    assert count == 1
     folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\n"})
     for typed, seeds in (
         (["seed=6,7"], [6, 7]),
@@ -431,7 +449,7 @@ def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypa
         assert (notes.ran[0][1].parent.name == "outputs") == (len(seeds) == 1), typed
 
 
-def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, cwd: Path, capsys) -> None:
+def test_settings_of_sweeps_do_not_fit_a_single_run(notes, cwd: Path, capsys) -> None:
     assert main(["seed=5", "fail_fast=true"]) == 2
     assert "fail_fast: is for a sweep, and this is one run" in capsys.readouterr().err
     assert main(["seed=5", "baseline=true"]) == 0
@@ -440,24 +458,27 @@ def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, c
     assert "NOTE" not in capsys.readouterr().out
 
 
-def test_a_mistake_on_the_command_line_is_told_before_those_in_files(notes, conf, capsys) -> None:
+def test_mistakes_that_are_typed_come_before_those_in_files(notes, conf, capsys) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: x}\n"})
     assert main(["--config-dir", folder, "experiment=mine", "sed=1", "strickt=true"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("2 configuration errors\n") and "train.epochs" not in printed
+    assert printed.startswith("2 configuration errors\n")
+    assert "train.epochs" not in printed
     assert main(["--config-dir", folder, "experiment=mine", "seed=y"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("2 configuration errors\n") and "train.epochs" in printed
+    assert printed.startswith("2 configuration errors\n")
+    assert "train.epochs" in printed
     assert notes.prepared == []
 
 
-def test_a_run_that_is_done_is_not_resumed_and_what_is_only_shown_cannot_be(notes, cwd: Path, capsys) -> None:
+def test_a_finished_run_is_not_resumed(notes, cwd: Path, capsys) -> None:
     assert main(["seed=5", "hydra.run.dir=mine"]) == 0
     left = cwd / "mine/checkpoints/state_000001"
     left.mkdir(parents=True)
     assert main(["resume=mine"]) == 0
     assert "mine is done: there is nothing to resume" in capsys.readouterr().out
-    assert len(notes.ran) == 1 and not left.exists()
+    assert len(notes.ran) == 1
+    assert not left.exists()
     assert main(["seed=1", "hydra.run.dir=failed"]) == 1
     capsys.readouterr()
     assert main(["resume=failed", "task=plan"]) == 2
@@ -476,7 +497,7 @@ class Two:
         return [mine, self._other] if self._rank == 0 else [self._other, mine]
 
 
-def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(monkeypatch) -> None:
+def test_a_run_without_a_strategy_refuses_several_processes(monkeypatch) -> None:
     with ranks_of(parse_experiment(SECTIONS)) as ranks:
         assert ranks is ALONE
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
@@ -486,7 +507,7 @@ def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(monkeyp
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(failed: bool, monkeypatch) -> None:
+def test_ranks_wait_for_each_other_at_their_end(failed: bool, monkeypatch) -> None:
     met = list[bool]()
     group = SimpleNamespace(failed=failed, meet=lambda: met.append(True), failures_told=nullcontext)
     monkeypatch.setattr("hookrun.run.ranks.group.joined", lambda *_: nullcontext(group))
@@ -494,11 +515,12 @@ def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(failed: bool, 
         monkeypatch.setenv(name, value)
     compute = {"strategy": "ddp", "device": "cpu"}
     with ranks_of(parse_experiment({**SECTIONS, "compute": compute})) as ranks:
-        assert ranks is group and not met
+        assert ranks is group
+        assert not met
     assert met == ([] if failed else [True])
 
 
-def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
+def test_the_failure_of_one_rank_is_reported_once() -> None:
     refusal = SpecError([Problem("a", "is wrong")])
     ranks: Any = Two(0, ["b", 1])
     with pytest.raises(SpecError), agreed(ranks):
@@ -521,7 +543,8 @@ SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compu
 def test_hooks_that_do_not_fit_the_model_leave_no_files(cwd: Path, capsys) -> None:
     assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
     printed = capsys.readouterr().err
-    assert "hooks.clip_fc" in printed and "Traceback" not in printed
+    assert "hooks.clip_fc" in printed
+    assert "Traceback" not in printed
     assert list(cwd.iterdir()) == []
 
 
@@ -545,7 +568,8 @@ def test_a_run_inside_the_directory_of_another_run_is_refused(cwd: Path, notes, 
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.num}/x"]) == 2
     with pytest.raises(StoreError, match="is inside of"):
         RunDir.create(done / "own")
-    assert notes.ran == [] and sorted(path.name for path in done.iterdir()) == ["env.json", "status.json"]
+    assert notes.ran == []
+    assert sorted(path.name for path in done.iterdir()) == ["env.json", "status.json"]
     assert main(["hydra.run.dir=sweep/b"]) == 0, "beside a job of a sweep"
 
 
@@ -568,12 +592,15 @@ LONG = "x" * 300
 def test_a_name_that_is_too_long_is_refused_in_a_sentence(typed, cwd: Path, notes, capsys) -> None:
     assert main(typed) == 2
     said = capsys.readouterr().err
-    assert "File name too long" in said and "Traceback" not in said
-    assert notes.ran == [] and list(cwd.iterdir()) == []
+    assert "File name too long" in said
+    assert "Traceback" not in said
+    assert notes.ran == []
+    assert list(cwd.iterdir()) == []
 
 
-def test_a_path_that_is_too_long_is_refused_by_the_other_commands(capsys: Any) -> None:
+def test_other_commands_refuse_a_path_that_is_too_long(capsys: Any) -> None:
     for command in (verify, report):
         assert command([LONG]) == 2
         said = capsys.readouterr().err
-        assert "File name too long" in said and len(said) < 1_000
+        assert "File name too long" in said
+        assert len(said) < 1_000

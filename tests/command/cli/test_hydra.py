@@ -31,8 +31,9 @@ from hookrun.run.tasks import parse_experiment
 from hookrun.store.config.interpolations import guarded
 
 
-def test_folders_are_searched_in_the_order_given_and_the_main_one_last(tmp_path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_the_main_config_folder_is_searched_last(tmp_path) -> None:
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     first.mkdir()
     second.mkdir()
     with opened(conf_dir(), first, second) as app:
@@ -73,7 +74,7 @@ def test_a_checked_configuration_is_not_composed_again(tmp_path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_job_that_shares_a_composition_is_composed_as_any_other(job: list[str]) -> None:
+def test_sharing_a_composition_does_not_change_a_job(job: list[str]) -> None:
     with opened(conf_dir()) as app, guarded():
         cfg = app.compose_config("config", ["hydra.job.name=mine", "seed=1,2"], RunMode.MULTIRUN)
         for other in (["experiment=clip_fc", "hooks=none"], ["model=mlp", "experiment=clip_fc"], job):
@@ -81,7 +82,8 @@ def test_a_job_that_shares_a_composition_is_composed_as_any_other(job: list[str]
         found = app.config_loader.load_sweep_config(cfg, job)
         expected = app.compose_config("config", ["hydra.job.name=mine", *job], RunMode.RUN)
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
-    assert OmegaConf.is_struct(found) and OmegaConf.is_struct(found.train)
+    assert OmegaConf.is_struct(found)
+    assert OmegaConf.is_struct(found.train)
 
 
 def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch) -> None:
@@ -129,7 +131,7 @@ def test_keys_that_run_code_are_found_at_any_depth() -> None:
     ]
 
 
-def test_a_file_may_choose_a_launcher_but_no_logging_by_relative_or_absolute_name() -> None:
+def test_a_file_may_choose_a_launcher_but_no_logging() -> None:
     logging = ({"override /hydra/job_logging": "default"}, {"../job_logging": "default"})
     for item in (*logging, {"/hydra/callbacks@x": "evil"}, "/hydra/output/other"):
         assert len([*wrong_choices([item], "hydra/launcher", "f")]) == 1, item
@@ -137,7 +139,7 @@ def test_a_file_may_choose_a_launcher_but_no_logging_by_relative_or_absolute_nam
     assert [*wrong_choices(fine, "experiment", "f")] == []
 
 
-def test_harmless_settings_are_accepted_and_others_refused() -> None:
+def test_only_harmless_settings_are_accepted() -> None:
     fine = {"mode": "MULTIRUN", "launcher": {"n_jobs": 2, "partition": "gpu"}, "job": {"name": "mine"}}
     assert wrong_settings(fine, GROUPS) == []
     launchers = (
@@ -163,9 +165,10 @@ def test_swept_keys_must_be_keys_of_the_experiment() -> None:
         assert len([*wrong_params({key: "1,2"}, "p", GROUPS)]) == 1, key
 
 
-def test_a_file_that_trusts_is_told_that_only_the_command_line_does() -> None:
+def test_only_the_command_line_can_trust() -> None:
     assert TRUST.what == "is taken from the command line only, never from a file"
-    swept, as_if_typed = {"sweeper": {"params": {"+trust": "a"}}}, {"overrides": {"task": ["+trust=a"]}}
+    swept = {"sweeper": {"params": {"+trust": "a"}}}
+    as_if_typed = {"overrides": {"task": ["+trust=a"]}}
     assert wrong_settings(swept, GROUPS) == wrong_settings(as_if_typed, GROUPS) == [TRUST]
     with pytest.raises(SpecError, match=f"trust: {TRUST.what}"):
         parse_experiment({**compose_dict([]), "trust": ["mypkg"]})
@@ -184,7 +187,8 @@ def test_an_experiment_is_plain_data_without_hydras_part(cwd) -> None:
 def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:
     experiment = parse_experiment(compose_dict())
     assert experiment.hooks.hooks == ()
-    assert (experiment.settings.task.name, experiment.settings.model.name) == ("train", "cnn")
+    assert experiment.settings.task.name == "train"
+    assert experiment.settings.model.name == "cnn"
 
 
 def test_interpolations_are_resolved(conf) -> None:

@@ -41,7 +41,7 @@ def launched(plugin, conf, notes) -> Callable[..., list[tuple[int, list[list[str
     return launched
 
 
-def test_known_jobs_are_launched_once_in_batches_whatever_the_sweeper_lists(launched, notes) -> None:
+def test_known_jobs_are_launched_once_in_batches(launched, notes) -> None:
     swept = ("experiment=clip_fc", "hooks.clip_fc.max=0.1,0.2,0.3,0.4", "baseline=true")
     calls = launched(*swept, "hydra.sweeper.max_batch_size=3")
     assert [(first, len(jobs)) for first, jobs in calls] == [(0, 3), (3, 2)]
@@ -54,11 +54,12 @@ def test_of_a_resumed_sweep_only_unfinished_jobs_run(launched, notes, cwd) -> No
     notes.mended = True
     ((first, jobs),) = launched("seed=1,7,3,8", "resume=mine", code=3)
     places = ((1, 1), (8, 3), (7, 4))
-    assert (first, jobs) == (1, [[f"seed={seed}", f"hydra.sweep.subdir='{name}'"] for seed, name in places])
+    assert first == 1
+    assert jobs == [[f"seed={seed}", f"hydra.sweep.subdir='{name}'"] for seed, name in places]
     assert notes.ran == [(seed, cwd / f"mine/{name}") for seed, name in places]
 
 
-def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(launched) -> None:
+def test_numbers_have_no_gaps_in_one_call(launched) -> None:
     numbered = "tags=['n${hydra:job.num}']"
     launched("seed=5,1,6", numbered, "hydra.sweep.dir=mine", code=1)
     assert [first for first, _ in launched("seed=5,1,6,7", numbered, "resume=mine", code=1)] == [1, 3]

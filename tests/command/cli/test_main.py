@@ -75,10 +75,11 @@ def test_a_closed_pipe_is_not_an_error(command: str, tmp_path: Path) -> None:
         typed = [sys.executable, "-W", "error", "-m", *command.replace("RUN", str(tmp_path)).split()]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(typed, env=env, text=True, stdout=pipe, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
 
 
-def test_a_process_without_stdin_runs_and_refuses(cwd: Path, warm: WarmProcesses) -> None:
+def test_a_process_without_stdin_runs(cwd: Path, warm: WarmProcesses) -> None:
     program = (
         "import os, sys\n"
         "os.close(0)\n"  # then Python starts without stdin and sets:
@@ -109,7 +110,7 @@ print("not reached")
 
 
 @pytest.mark.parametrize("code", [3, 2])
-def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code(code: int) -> None:
+def test_a_process_of_several_keeps_its_exit_code(code: int) -> None:
     """After a refusal it waits until torchrun ends it, since rank 0 has failed too."""
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "PYTHONPATH": str(ROOT)}
     program = LEAVES.replace("CODE", str(code))
@@ -118,7 +119,9 @@ def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code(code: int
             "time.sleep(0.2)", "(time.sleep(0.2), os.kill(os.getpid(), 15))"
         )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "piece\natexit\n", "")
+    assert done.returncode == code
+    assert done.stdout == "piece\natexit\n"
+    assert done.stderr == ""
 
 
 def test_a_verbose_sweep_lists_its_jobs(notes, capsys) -> None:
@@ -153,7 +156,8 @@ def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -
     ids=" ".join,
 )
 def test_the_loggers_are_restored_afterwards(typed: list[str], notes) -> None:
-    root, library = logging.getLogger(), logging.getLogger("some.library")
+    root = logging.getLogger()
+    library = logging.getLogger("some.library")
     before = (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled)
     assert main([*typed, *([] if "--info" in typed else ["seed=5"])]) == 0
     assert (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled) == before
@@ -195,7 +199,8 @@ def test_each_command_imports_only_what_it_uses(tmp_path: Path) -> None:
     assert shows == [[0, 0, 0, 0, 0, 2, 2, 2], []], "help and configurations need no class that validates"
     assert refusals == [[0, 0, 0, 2, 2], []], "completion and refusals need no torch"
     assert small_run == [[0, 0], []], "a small run needs neither the compiler nor scikit-learn"
-    assert "configuration error" in done.stderr and done.stderr.splitlines()[-1].startswith("[[")
+    assert "configuration error" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("[[")
 
 
 CLEAR = "\r\x1b[K"
@@ -233,7 +238,7 @@ def test_the_line_is_cleared_before_an_error(watch: Callable[[], Terminal]) -> N
     assert f"…{CLEAR}1 configuration error\n" in terminal.getvalue()
 
 
-def test_any_output_clears_the_line_and_it_is_not_shown_again(watch: Callable[[], Terminal], capsys) -> None:
+def test_any_output_clears_the_line(watch: Callable[[], Terminal], capsys) -> None:
     terminal = watch()
     with waiting([]), words():
         waiting_for("a")
@@ -258,10 +263,11 @@ def test_completion_writes_nothing_to_the_terminal() -> None:
     os.set_blocking(ours, False)
     with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "rb"):
         assert terminal.read() is None, "nothing was written"
-    assert done.returncode == 0 and "experiment=clip_fc" in done.stdout.split()
+    assert done.returncode == 0
+    assert "experiment=clip_fc" in done.stdout.split()
 
 
-def test_files_and_dumb_terminals_get_no_line(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
+def test_no_line_without_a_capable_terminal(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
     terminal = watch()
     monkeypatch.setenv("TERM", "dumb")
     assert main(["--cfg", "job"]) == 0

@@ -30,17 +30,6 @@ train: {limit_batches: 1}
 hooks:
   seen: {select: [layers.1, fc], hook: forward, action: capture}
 """
-PATCH = """
-# @package _global_
-defaults: [override /task: predict, override /model: mlp]
-compute: {device: cpu, threads: 1}
-train: {limit_batches: 1}
-needs:
-  clean: {experiment: clean, overrides: ["seed=${seed}"]}
-hooks:
-  corrupt: {select: layers.0, hook: forward, action: noise, std: 3}
-  patch: {select: layers.1, hook: forward, action: replace, value: {run: clean, capture: seen, sample: same}}
-"""
 LINE = "needs: clean = experiment clean seed=0 → outputs/needs/"
 Call = Callable[..., tuple[int, str]]
 
@@ -60,10 +49,6 @@ def call(conf: Callable[..., str], capsys: Any) -> Call:
         return code, printed.out + printed.err
 
     return call
-
-
-def made(cwd: Path) -> list[Path]:
-    return sorted(status.parent for status in cwd.glob("outputs/needs/*/*/status.json"))
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +72,13 @@ def patched(patched_once: tuple[Path, str], cwd: Path) -> Path:
     return clean
 
 
-def test_a_plan_shows_it_and_leaves_nothing_behind(call: Call, cwd: Path) -> None:
+def test_a_plan_shows_it_without_running_it(call: Call, cwd: Path) -> None:
     code, said = call("experiment=patch", "task=plan")
-    assert code == 0 and list(cwd.iterdir()) == []
-    assert LINE in said and "(runs first)" in said and "patch.value: a value not known yet" in said
+    assert code == 0
+    assert list(cwd.iterdir()) == []
+    assert LINE in said
+    assert "(runs first)" in said
+    assert "patch.value: a value not known yet" in said
     assert "seen: captures 296 B per sample" in said, "the plan of both"
     _, said = call("experiment=patch", "task=plan", "model.weights={run: clean}")
     assert "\nweights: those of clean, which runs first\n" in said
@@ -98,10 +86,11 @@ def test_a_plan_shows_it_and_leaves_nothing_behind(call: Call, cwd: Path) -> Non
     assert code == 0 and said.count("(runs first)") == 2, "each seed has its clean run"
 
 
-def test_it_runs_first_and_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
+def test_a_need_runs_first_then_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
     folder, said = patched_once
     assert "(runs first)" in said
-    found, theirs = hookrun.open_run("outputs/latest"), hookrun.open_run(patched)
+    found = hookrun.open_run("outputs/latest")
+    theirs = hookrun.open_run(patched)
     assert_close(found.predictions[:], theirs.predictions[:])
     assert found.config["hooks"]["patch"]["value"]["run"] == "clean", "by its name"
     assert found.plan["runs"] == [
@@ -112,7 +101,8 @@ def test_it_runs_first_and_is_reused(patched: Path, patched_once: tuple[Path, st
     ]  # fmt: skip
     for more in ((), ("task=plan",)):
         code, said = call("experiment=patch", *more)
-        assert code == 0 and f"{LINE}{patched.parent.name}/{patched.name} (used again)" in said
+        assert code == 0
+        assert f"{LINE}{patched.parent.name}/{patched.name} (used again)" in said
 
 
 def test_an_incomplete_run_is_not_reused(patched: Path, call: Call, cwd: Path) -> None:
@@ -147,7 +137,8 @@ def test_files_that_the_configuration_names_are_part_of_the_hash(call, cwd, conf
     for number in (1, 1, 2):
         save_file({"v": torch.full((64,), float(number))}, cwd / "v.safetensors")
         code, printed = call("experiment=patch", "task=plan")
-        assert code == 0 and "(runs first)" in printed
+        assert code == 0
+        assert "(runs first)" in printed
         folders.append(printed.partition("outputs/needs/")[2].partition(" ")[0])
     assert folders[0] == folders[1] != folders[2], "the same bytes once, other bytes anew"
 
@@ -159,7 +150,8 @@ def test_a_sweep_runs_it_once_before_its_jobs(notes, call: Call, cwd: Path, monk
     code, said = call("-m", "experiment=patch", "hooks.corrupt.std=1,2")
     (clean,) = made(cwd)
     sweep = (cwd / "multirun/latest").resolve()
-    assert code == 0 and [run_dir for _, run_dir in notes.ran] == [clean, sweep / "0", sweep / "1"]
+    assert code == 0
+    assert [run_dir for _, run_dir in notes.ran] == [clean, sweep / "0", sweep / "1"]
     assert said.index("(runs first)") < said.index("Launching 2 jobs")
     assert [job.runs["clean"] for job, _ in notes.prepared[-2:]] == [str(clean)] * 2
     code, said = call("-m", "experiment=patch", "seed=1,2", "hooks.patch.select=layers.9")
@@ -180,7 +172,8 @@ def test_errors_of_a_need_are_reported_with_its_key_path(call, cwd, conf) -> Non
 def test_a_need_that_fails_ends_the_command(seed: int, reason: str, notes, call: Call, cwd: Path) -> None:
     code, said = call("experiment=patch", f"seed={seed}")
     ended = f"needs.clean: experiment clean seed={seed} ended with exit code 3{reason}\n"
-    assert code == 3 and f"{ended}    its run directory: {made(cwd)[0]}" in said
+    assert code == 3
+    assert f"{ended}    its run directory: {made(cwd)[0]}" in said
     assert not list(cwd.glob("outputs/*/status.json")), "the experiment itself has not begun"
 
 
@@ -245,7 +238,8 @@ def test_a_need_uses_only_runs_that_are_named_before_it(call, cwd, conf) -> None
     conf(**{"experiment/unnamed": twice, "experiment/late": late})
     for wrong in ("unnamed", "late"):
         code, said = call(f"experiment={wrong}")
-        assert code == 2 and "needs.clean (experiment patch seed=0): needs.clean: is experiment clean" in said
+        assert code == 2
+        assert "needs.clean (experiment patch seed=0): needs.clean: is experiment clean" in said
         assert "run it first and name its directory" in said
     assert list(cwd.iterdir()) == [], "refused before anything runs"
     code, said = call("experiment=named", "task=plan")
@@ -253,15 +247,17 @@ def test_a_need_uses_only_runs_that_are_named_before_it(call, cwd, conf) -> None
     assert said.index("needs: first = experiment clean") < said.index("needs: clean = experiment patch")
 
 
-def test_a_name_that_is_neither_a_need_nor_a_directory_is_refused(call: Call) -> None:
+def test_a_name_that_is_not_a_need_is_refused(call: Call) -> None:
     code, said = call("experiment=patch", "hooks.patch.value.run=claen")
-    assert code == 2 and "among the needs: did you mean 'clean'?" in said
+    assert code == 2
+    assert "among the needs: did you mean 'clean'?" in said
 
 
 def test_previous_is_the_newest_finished_run(patched_once: tuple[Path, str], call: Call, cwd: Path) -> None:
     value = "hooks.patch.value.run=previous"
     code, said = call("experiment=patch", "~needs", value)
-    assert code == 2 and "hooks.patch.value.run: there is no finished run in" in said
+    assert code == 2
+    assert "hooks.patch.value.run: there is no finished run in" in said
     shutil.copytree(patched_once[0] / "outputs", cwd / "outputs", symlinks=True)
     assert call("experiment=clean", "seed=4")[0] == 0
     expected = hookrun.open_run("outputs/latest")
@@ -297,17 +293,20 @@ def test_the_repeat_command_names_the_same_run(patched: Path, call: Call) -> Non
         assert call(*overrides)[0] == 0, where
         first = hookrun.open_run("outputs/latest")
         (used,) = [*first.plan.get("runs", []), *first.env.get("runs", [])]
-        assert used["where"] == where and used["path"] == str(clean.path)
+        assert used["where"] == where
+        assert used["path"] == str(clean.path)
         assert used["manifest"] == clean.status["manifest"]
         node: Any = yaml.safe_load((first.path / ".hydra/config.yaml").read_text())
         for key in where.split("."):
             node = node[key]
         assert node == str(clean.path), "the stored configuration means the same run too"
         command = again(first)
-        assert f"{where}={clean.path}" in command and f"{where}=outputs/latest" not in command
+        assert f"{where}={clean.path}" in command
+        assert f"{where}=outputs/latest" not in command
     assert main(command) == 0
     second = hookrun.open_run("outputs/latest")
-    assert second.path != first.path and second.metrics == first.metrics
+    assert second.path != first.path
+    assert second.metrics == first.metrics
 
 
 def test_one_key_of_vars_changes_several_settings(notes, call: Call, cwd: Path, conf) -> None:
@@ -317,10 +316,12 @@ def test_one_key_of_vars_changes_several_settings(notes, call: Call, cwd: Path, 
     assert call("-m", "experiment=both", "vars.strength=1,3")[0] == 0
     for (experiment, _), strength in zip(notes.prepared, (1, 3), strict=True):
         scale, shift = (hook.action for hook in experiment.hooks.hooks[1:])
-        assert (scale.factor, shift.value) == (strength, strength)
+        assert scale.factor == strength
+        assert shift.value == strength
     assert read_sweep((cwd / "multirun/latest").resolve()).varied == ["vars.strength"]
     code, said = call("experiment=both", "vars.strenth=3")
-    assert code == 2 and "did you mean 'vars.strength'" in said
+    assert code == 2
+    assert "did you mean 'vars.strength'" in said
     for bad, why in {
         "vars: {x: {_target_: os.system}}": "would run code",
         "vars: [1]": "vars: found",
@@ -344,4 +345,23 @@ def test_another_mistake_does_not_hide_the_needs(call: Call, cwd: Path) -> None:
         code, said = call("experiment=patch", *typed)
         assert code == 2 and "1 configuration error\n" in said, said
     code, said = call("experiment=patch", weights, "hooks.patch.select=nowhere", "hooks.corrupt.select=nope")
-    assert code == 2 and "'nope' matches no module" in said and "'nowhere' matches no module" in said
+    assert code == 2
+    assert "'nope' matches no module" in said
+    assert "'nowhere' matches no module" in said
+
+
+PATCH = """
+# @package _global_
+defaults: [override /task: predict, override /model: mlp]
+compute: {device: cpu, threads: 1}
+train: {limit_batches: 1}
+needs:
+  clean: {experiment: clean, overrides: ["seed=${seed}"]}
+hooks:
+  corrupt: {select: layers.0, hook: forward, action: noise, std: 3}
+  patch: {select: layers.1, hook: forward, action: replace, value: {run: clean, capture: seen, sample: same}}
+"""
+
+
+def made(cwd: Path) -> list[Path]:
+    return sorted(status.parent for status in cwd.glob("outputs/needs/*/*/status.json"))

@@ -11,6 +11,30 @@ from quick_hydra import plain_hydra
 
 from hookrun.cli import main
 
+BESIDE_A_FOLDER = [
+    ["--cfg", "all", "experiment=mine", "own=cnn", "model=mlp", "train.epochs=4", "hydra/launcher=basic"],
+    ["--cfg", "all", "experiment=mine", "model=mlp", "hooks=none", "~hooks.clip_fc"],
+    ["experiment=mine", "model=mlp", "train.epochs=-1"],
+]
+
+
+def test_a_second_composition_equals_the_first(conf, monkeypatch) -> None:
+    beside = ["--config-dir", conf(**OWN)]
+    for argv in [*LINES, *([*beside, *each] for each in BESIDE_A_FOLDER)]:
+        with plain_hydra():
+            wanted = composed(argv, monkeypatch)
+        assert wanted, argv
+        for _ in range(2):
+            assert composed(argv, monkeypatch) == wanted, argv
+
+
+def test_a_user_s_file_is_read_each_time(conf, capsys) -> None:
+    for seed in (1, 2):
+        folder = conf(**{"experiment/mine": f"# @package _global_\nseed: {seed}\n"})
+        assert main(["--config-dir", folder, "experiment=mine", "--cfg", "job"]) == 0
+        assert f"seed: {seed}\n" in capsys.readouterr().out
+
+
 LINES = [
     ["--cfg", "all"],
     ["--cfg", "all", "experiment=clip_fc", "train.epochs=3", "+model.args.x='two words, a comma'"],
@@ -52,25 +76,3 @@ hydra: {mode: MULTIRUN, sweeper: {params: {seed: "1,2"}}}
     "own/mlp": "of: mlp\n",
     "own/cnn": "of: cnn\n",
 }
-BESIDE_A_FOLDER = [
-    ["--cfg", "all", "experiment=mine", "own=cnn", "model=mlp", "train.epochs=4", "hydra/launcher=basic"],
-    ["--cfg", "all", "experiment=mine", "model=mlp", "hooks=none", "~hooks.clip_fc"],
-    ["experiment=mine", "model=mlp", "train.epochs=-1"],
-]
-
-
-def test_the_first_and_the_second_composition_are_equal(conf, monkeypatch) -> None:
-    beside = ["--config-dir", conf(**OWN)]
-    for argv in [*LINES, *([*beside, *each] for each in BESIDE_A_FOLDER)]:
-        with plain_hydra():
-            wanted = composed(argv, monkeypatch)
-        assert wanted, argv
-        for _ in range(2):
-            assert composed(argv, monkeypatch) == wanted, argv
-
-
-def test_a_user_s_file_is_read_each_time(conf, capsys) -> None:
-    for seed in (1, 2):
-        folder = conf(**{"experiment/mine": f"# @package _global_\nseed: {seed}\n"})
-        assert main(["--config-dir", folder, "experiment=mine", "--cfg", "job"]) == 0
-        assert f"seed: {seed}\n" in capsys.readouterr().out

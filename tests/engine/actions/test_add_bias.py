@@ -21,7 +21,7 @@ def test_a_trainable_bias_learns_in_its_own_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(site.bias.grad, torch.tensor([3.0, 3.0]))
 
 
-def test_a_change_of_the_bias_by_the_optimizer_takes_effect_at_the_next_call() -> None:
+def test_an_optimizer_step_takes_effect_at_the_next_call() -> None:
     action = AddBias(value=1, trainable=True)
     site = FakeSite(action)
     add = action.build(site)
@@ -32,5 +32,6 @@ def test_a_change_of_the_bias_by_the_optimizer_takes_effect_at_the_next_call() -
 
 def test_a_trainable_bias_is_for_forward_hook_types_only() -> None:
     fits = {hook for hook in AddBias.hook_types if AddBias(value=0, trainable=True).carried_by(hook) is None}
-    assert fits == {FORWARD, FORWARD_PRE} and AddBias(value=0).adds("shift") is None
+    assert fits == {FORWARD, FORWARD_PRE}
+    assert AddBias(value=0).adds("shift") is None
     assert all(AddBias(value=0).carried_by(hook) is None for hook in HOOK_TYPES.values())

@@ -39,18 +39,21 @@ def test_reductions_store_less_of_each_tensor(reduce: Any, expected: torch.Tenso
     torch.testing.assert_close(kept(X, reduce=reduce), expected)
     found = kept({"a": (X, None)}, reduce=reduce)
     torch.testing.assert_close(found["a"][0], expected)
-    assert found["a"][1] is None and kept(None) is None
+    assert found["a"][1] is None
+    assert kept(None) is None
 
 
 def test_the_largest_elements_are_kept_with_their_indices() -> None:
     found = kept(X, reduce={"topk": 1}, dtype="float16")
-    assert torch.equal(found.values, X.amax(-1, keepdim=True).half()) and found.values.dtype == torch.float16
+    assert torch.equal(found.values, X.amax(-1, keepdim=True).half())
+    assert found.values.dtype == torch.float16
     assert torch.equal(found.indices, X.argmax(-1, keepdim=True))
     (nested, nothing) = kept({"a": (X, None)}, reduce={"topk": 2})["a"]
-    assert torch.equal(X.gather(-1, nested.indices), nested.values) and nothing is None
+    assert torch.equal(X.gather(-1, nested.indices), nested.values)
+    assert nothing is None
 
 
-def test_a_random_projection_is_the_same_for_every_row_and_preserves_lengths() -> None:
+def test_a_random_projection_preserves_lengths() -> None:
     x = torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
     found = kept(x, reduce={"project": 400})
     assert found.shape == (20, 400)
@@ -74,8 +77,10 @@ def test_dtype_is_that_of_both_parts_of_a_complex_tensor(dtype: str) -> None:
         with pytest.raises(ValueError, match=f"no complex tensor has parts in torch.{dtype}: use float16"):
             kept(x, dtype=dtype)
         return
-    found, parts = kept(x, dtype=dtype), [part.to(getattr(torch, dtype)) for part in (x.real, x.imag)]
-    assert found.is_complex() and torch.equal(torch.view_as_real(found), torch.stack(parts, -1))
+    found = kept(x, dtype=dtype)
+    parts = [part.to(getattr(torch, dtype)) for part in (x.real, x.imag)]
+    assert found.is_complex()
+    assert torch.equal(torch.view_as_real(found), torch.stack(parts, -1))
 
 
 def test_rows_are_chosen_before_they_are_reduced() -> None:
@@ -102,7 +107,7 @@ def test_a_batch_without_a_chosen_sample_is_not_stored() -> None:
     ],
     ids=str,
 )
-def test_a_reduction_that_a_tensor_does_not_have_is_refused_by_name(reduce: Any, said: str) -> None:
+def test_an_impossible_reduction_is_refused_by_name(reduce: Any, said: str) -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "reduce": reduce}}
     says = rf"'h' \(forward, capture\) on 0: reduce: .*\[2, 3\] .*{said}"

@@ -24,7 +24,7 @@ def names(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_parameters(recurse=False)]
 
 
-def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module) -> None:
+def test_parameters_of_children_are_left_alone(module: nn.Module) -> None:
     child = module.child.weight.clone()
     assert build(Fill(value=0.5))(module) is None
     assert torch.equal(module.weight, torch.full((2, 3), 0.5))
@@ -33,16 +33,17 @@ def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_list_is_converted_and_broadcast(dtype: torch.dtype, module: nn.Module) -> None:
+def test_a_list_is_broadcast(dtype: torch.dtype, module: nn.Module) -> None:
     build(Fill(value=[0.1, 2, 3], parameters="weight"))(module.to(dtype))
     assert torch.equal(module.weight, torch.tensor([[0.1, 2, 3]] * 2, dtype=dtype))
 
 
-def test_the_parameter_stays_the_same_object_and_can_be_trained(module: nn.Module) -> None:
+def test_the_parameter_stays_the_same_object(module: nn.Module) -> None:
     weight = module.weight
     build(Fill(value=0))(module)
     assert module.weight is weight
-    assert weight.requires_grad and weight.is_leaf
+    assert weight.requires_grad
+    assert weight.is_leaf
 
 
 def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module) -> None:
@@ -51,12 +52,13 @@ def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module) -> None:
         fill(module)
 
 
-def test_a_module_whose_parameters_do_not_fit_is_refused_in_words(module: nn.Module) -> None:
+def test_parameters_that_do_not_fit_are_refused_in_words(module: nn.Module) -> None:
     reason = Fill(value=0).incompatibility(APPLY, nn.Sequential(module), [])
     assert reason == "the module has no parameters of its own: select the ones of its children that have"
     reason = Fill(value=0, parameters=["bais"]).incompatibility(APPLY, module, names(module))
     assert reason == "the module has no parameter 'bais': did you mean 'bias'?"
     reason = Fill(value=[1, 2, 3]).incompatibility(APPLY, module, names(module))
-    assert reason is not None and reason.startswith("parameter 'bias': the value has shape [3]")
+    assert reason is not None
+    assert reason.startswith("parameter 'bias': the value has shape [3]")
     lazy = nn.LazyLinear(2)
     assert Fill(value=0).incompatibility(APPLY, lazy, names(lazy)) == f"parameter 'weight': {LAZY}"

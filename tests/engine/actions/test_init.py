@@ -39,13 +39,15 @@ def test_these_are_the_initialisers_of_torch() -> None:
 
 
 @pytest.mark.parametrize("name", get_args(Name))
-def test_each_function_gives_what_torch_gives_with_a_generator_of_the_seed(name: Any) -> None:
+def test_each_function_gives_what_torch_gives(name: Any) -> None:
     module = nn.Conv1d(4, 6, 3) if name == "dirac_" else nn.Linear(6, 4)
     module.requires_grad_(False)
-    weight, state = module.weight, torch.get_rng_state()
+    weight = module.weight
+    state = torch.get_rng_state()
     build(Init(name=name, args=ARGS.get(name, {}), seed=3, parameters="weight"))(module)
     assert torch.equal(weight, drawn(name, weight, "fc.weight", **ARGS.get(name, {})))
-    assert module.weight is weight and not weight.requires_grad
+    assert module.weight is weight
+    assert not weight.requires_grad
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -56,7 +58,7 @@ def test_parameters_of_any_precision_have_the_numbers_of_torch(dtype: torch.dtyp
     assert torch.equal(module.weight, drawn("xavier_uniform_", module.weight, "fc.weight", gain=2.0))
 
 
-def test_numbers_depend_on_the_name_in_the_model_and_not_on_the_order_of_modules() -> None:
+def test_numbers_do_not_depend_on_the_order_of_modules() -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     turned = nn.ModuleDict({"b": nn.Linear(3, 3), "a": nn.Linear(3, 3)})
     for each in (model, turned):
@@ -79,13 +81,14 @@ def test_a_shared_parameter_has_the_numbers_of_its_first_name() -> None:
     assert model[1].weight is model[0].weight
 
 
-def test_a_bias_keeps_its_values_where_the_function_needs_two_dimensions() -> None:
+def test_a_bias_is_kept_where_two_dimensions_are_needed() -> None:
     module = nn.Linear(3, 2)
     bias = module.bias.clone()
     build(Init(name="kaiming_normal_"))(module)
     assert torch.equal(module.bias, bias)
     build(Init(name="ones_"))(module)
-    assert module.bias.eq(1).all() and module.weight.eq(1).all()
+    assert module.bias.eq(1).all()
+    assert module.weight.eq(1).all()
 
 
 def test_empty_parameters_stay_empty() -> None:

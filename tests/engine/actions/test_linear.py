@@ -12,19 +12,22 @@ from hookrun.engine.hook_types import FORWARD
 
 
 def test_by_default_it_computes_what_the_module_computes() -> None:
-    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    module = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
     assert torch.equal(build(Linear(), module=module, args=(x,))(torch.zeros(4, 2)), module(x))
 
 
 def test_other_parameters_can_be_named() -> None:
-    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    module = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
     module.probe = nn.Parameter(torch.randn(5, 3))
     linear = build(Linear(weight="probe", bias=None), module=module, args=(x,))
     assert torch.equal(linear(torch.zeros(4, 2)), x @ module.probe.T)
 
 
-def test_the_parameters_are_trained_and_read_at_each_call() -> None:
-    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+def test_the_parameters_are_read_at_each_call() -> None:
+    module = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
     linear = build(Linear(bias=None), module=module, args=(x,))
     linear(torch.zeros(4, 2)).sum().backward()
     torch.testing.assert_close(module.weight.grad, x.sum(0).expand(2, 3))

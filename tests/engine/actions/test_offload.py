@@ -56,7 +56,8 @@ def test_a_tensor_is_restored_unchanged_from_disk(x: Tensor, folder: Path) -> No
 
 def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path) -> None:
     offload = build(Offload(to="disk"))
-    first, second = offload(torch.ones(2)), offload(torch.zeros(2))
+    first = offload(torch.ones(2))
+    second = offload(torch.zeros(2))
     assert len(list(folder.iterdir())) == 2
     restored = first.undo(None)
     del first
@@ -94,7 +95,7 @@ def test_a_cpu_tensor_stays_unchanged() -> None:
     assert build(Offload(to="cpu"))(torch.ones(2)) is None
 
 
-def test_another_device_s_tensor_goes_to_the_cpu_and_back() -> None:
+def test_the_tensor_of_another_device_comes_back() -> None:
     with FakeTensorMode():
         x = torch.empty(2, 3, device="cuda")
         packed = build(Offload(to="cpu"))(x)

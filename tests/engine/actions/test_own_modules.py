@@ -20,11 +20,6 @@ X = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(2))
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-
-
 class Adapter(nn.Module):
     """A bottleneck beside the identity."""
 
@@ -39,23 +34,10 @@ class Adapter(nn.Module):
 NAMES = ["ad_down_weight", "ad_up_weight", "ad_up_bias"]
 
 
-def spec(function: Any, select: Any = ("0", "2"), hook: str = "forward", **keys: Any) -> dict[str, Any]:
-    return {"ad": {"select": list(select), "hook": hook, "action": "python", "function": function, **keys}}
-
-
-def train(model: Callable[[Tensor], Tensor], parameters: Iterable[Tensor]) -> list[float]:
-    optimizer, losses = torch.optim.AdamW(list(parameters), lr=0.05), list[float]()
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = (model(X) - Y).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
 def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
-    model, plain, adapters = net(), net(), [Adapter(), Adapter()]
+    model = net()
+    plain = net()
+    adapters = [Adapter(), Adapter()]
     plan = hookrun.compile(spec(Adapter), model, example=((X,), {}))
     assert (
         "ad: adds ad_down_weight [2, 3], ad_up_weight [3, 2], ad_up_bias [3] to each module, 15 elements"
@@ -76,15 +58,18 @@ def test_it_trains_as_an_adapter_in_hooks_by_hand() -> None:
     assert all(map(torch.equal, by_hand, hooks.parameters()))
 
 
-def test_they_start_from_a_seed_of_hook_and_module() -> None:
+def test_modules_start_from_a_seed_of_their_own() -> None:
     def initial(*order: str) -> dict[str, Tensor]:
-        model, state = net(), torch.get_rng_state()
+        model = net()
+        state = torch.get_rng_state()
         with hookrun.hooked(model, {name: spec(Adapter)["ad"] for name in order}) as hooks:
             assert torch.equal(torch.get_rng_state(), state)
             return dict(hooks.named_parameters())
 
-    one, other = initial("ad", "more"), initial("more", "ad")
-    assert one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
+    one = initial("ad", "more")
+    other = initial("more", "ad")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(each, other[name]) for name, each in one.items())
     assert not torch.equal(one["0.ad_down_weight"], one["2.ad_down_weight"])
     assert not torch.equal(one["0.ad_down_weight"], one["0.more_down_weight"])
 
@@ -101,7 +86,9 @@ def test_a_later_installation_uses_the_values_in_the_model(own: Any, assign: boo
             output: Tensor = self.cells(value)[0]
             return output
 
-    hook, model, other = spec(own if own is Adapter else Memory), net(), net()
+    hook = spec(own if own is Adapter else Memory)
+    model = net()
+    other = net()
     with hookrun.hooked(model, hook):
         train(model, model.parameters())
         expected = model(X)
@@ -114,7 +101,8 @@ def test_a_later_installation_uses_the_values_in_the_model(own: Any, assign: boo
         other.load_state_dict(model.state_dict(), assign=assign)
         assert torch.equal(other(X), expected)
         zeros = {name: torch.zeros_like(each) for name, each in other.named_parameters()}
-        assert not torch.func.functional_call(other, zeros, (X,)).any() and torch.equal(other(X), expected)
+        assert not torch.func.functional_call(other, zeros, (X,)).any()
+        assert torch.equal(other(X), expected)
         hooks.uninstall_parameters()
     assert other.state_dict().keys() == net().state_dict().keys()
 
@@ -128,20 +116,21 @@ def test_other_sizes_than_those_in_the_model_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_it_has_the_models_dtype_and_mode(dtype: torch.dtype) -> None:
+def test_it_has_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     class Noisy(Adapter):
         def forward(self, value: Tensor) -> Tensor:
             assert self.training is self.down.training is False
             return nn.functional.dropout(super().forward(value), 0.5, self.training)
 
-    model, x = net().to(dtype).eval(), X.to(dtype)
+    model = net().to(dtype).eval()
+    x = X.to(dtype)
     plan = hookrun.compile(spec(Noisy), model, example=((x,), {}))
     with torch.inference_mode(), plan.install(model) as hooks:
         assert model(x).dtype is dtype
     assert {(each.dtype, each.is_inference()) for each in hooks.parameters()} == {(dtype, False)}
 
 
-def test_activation_checkpointing_inside_and_around_it_changes_nothing() -> None:
+def test_checkpointing_changes_nothing() -> None:
     class Inside(Adapter):
         def forward(self, value: Tensor) -> Tensor:
             output: Tensor = checkpoint(super().forward, value, use_reentrant=False)
@@ -171,8 +160,9 @@ def test_it_may_take_the_context() -> None:
     assert [record["gain"] for record in hooks.records] == [1.0]
 
 
-def test_a_given_object_is_shared_and_keeps_its_parameters() -> None:
-    model, own = net(), Adapter()
+def test_a_given_object_is_shared() -> None:
+    model = net()
+    own = Adapter()
     hooks = spec(own) | {"g": {"select": "0", "hook": "output_grad", "action": "stats"}}
     plan = hookrun.compile(hooks, model, example=((X,), {}))
     assert own.down.weight.grad is None, "the trial run leaves nothing in it"
@@ -180,7 +170,8 @@ def test_a_given_object_is_shared_and_keeps_its_parameters() -> None:
         assert installed.parameters() == list(own.parameters()), "each once"
         train(model, model.parameters())
     with hookrun.hooked(model, spec(other := Adapter())) as installed:
-        assert all(a is b for a, b in zip(installed.parameters(), other.parameters(), strict=True))
+        for a, b in zip(installed.parameters(), other.parameters(), strict=True):
+            assert a is b
 
 
 class Normed(Adapter):
@@ -206,8 +197,10 @@ BUFFERS = [
 ]
 
 
-def test_its_persistent_buffers_are_those_of_hooks_by_hand_and_of_the_model() -> None:
-    model, plain, own = net(), net(), [Normed(), Normed()]
+def test_persistent_buffers_are_those_of_the_model() -> None:
+    model = net()
+    plain = net()
+    own = [Normed(), Normed()]
     plan = hookrun.compile(spec(Normed), model, example=((X,), {}))
     assert "to each module, 52 elements" in str(plan)
     names = {f"{place}.ad_{name}" for place in (0, 2) for name in ["mean", *BUFFERS]}
@@ -224,7 +217,8 @@ def test_its_persistent_buffers_are_those_of_hooks_by_hand_and_of_the_model() ->
     for place, by_hand in zip((0, 2), own, strict=True):
         for name, wanted in by_hand.state_dict().items():
             assert torch.equal(model[place].state_dict()[f"ad_{name.replace('.', '_')}"], wanted)
-    assert own[0].mean.any() and own[0].norm.num_batches_tracked == 10
+    assert own[0].mean.any()
+    assert own[0].norm.num_batches_tracked == 10
     expected = model.eval()(X)
     with hookrun.hooked(other := net(), spec(Normed)) as hooks:
         other.load_state_dict(hooked_state := {**model.state_dict(), "0.ad_mean": own[0].mean - 1})
@@ -234,14 +228,18 @@ def test_its_persistent_buffers_are_those_of_hooks_by_hand_and_of_the_model() ->
     assert other.state_dict().keys() == net().state_dict().keys()
 
 
-def test_modules_that_share_a_given_object_share_a_replaced_buffer() -> None:
-    model, plain, own, theirs = net(), net(), Counting(), Counting()
+def test_a_shared_object_shares_its_replaced_buffer() -> None:
+    model = net()
+    plain = net()
+    own = Counting()
+    theirs = Counting()
     plan = hookrun.compile(spec(own), model, example=((X,), {}))
     assert own.calls == 0, "the trial run leaves nothing in it"
     with plan.install(model):
         for place in (0, 2):
             plain[place].register_forward_hook(lambda module, args, output: theirs(output))
-        assert torch.equal(model(X), plain(X)) and torch.equal(model(X), plain(X))
+        assert torch.equal(model(X), plain(X))
+        assert torch.equal(model(X), plain(X))
     assert own.calls == theirs.calls == 4
     assert model[0].ad_calls is model[2].ad_calls is own.calls
 
@@ -285,14 +283,16 @@ def test_a_buffer_that_a_saved_state_would_not_fit_is_an_error(own: Any, says: s
         model(X)
 
 
-def test_modules_of_the_model_itself_are_called_and_add_nothing() -> None:
+def test_modules_of_the_model_itself_add_nothing() -> None:
     model = net()
     model[2].eval()
     before = list(model.state_dict())
     expected = model[2](torch.relu(model[2](model[0](X))))
     with hookrun.hooked(model, spec(model[2], select="0")) as hooks:
-        assert hooks.parameters() == [] and list(model.state_dict()) == before
-        assert torch.equal(model(X), expected) and not model[2].training
+        assert hooks.parameters() == []
+        assert list(model.state_dict()) == before
+        assert torch.equal(model(X), expected)
+        assert not model[2].training
 
 
 class Holding(Net):
@@ -336,7 +336,7 @@ class Alike(Adapter):
         (Adapter, "apply", "is trained on forward and forward_pre only"),
     ],
 )
-def test_what_a_checkpoint_or_the_optimizer_would_lack_is_refused(own: Any, hook: str, says: str) -> None:
+def test_what_a_checkpoint_would_lack_is_refused(own: Any, hook: str, says: str) -> None:
     with pytest.raises(hookrun.CompileError, match=rf"hooks\.ad\.function: .*{says}"):
         hookrun.compile(spec(own, hook=hook), net())
 
@@ -356,3 +356,24 @@ def test_hooks_on_its_parameters_act_on_them() -> None:
     with hookrun.hooked(model := net(), {"zero": zero, **spec(Adapter)}) as hooks:
         model(X).sum().backward()
     assert [bool(parameter.grad.any()) for parameter in hooks.parameters()] == [True, False, *[True] * 4]  # type: ignore[union-attr]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+
+
+def spec(function: Any, select: Any = ("0", "2"), hook: str = "forward", **keys: Any) -> dict[str, Any]:
+    return {"ad": {"select": list(select), "hook": hook, "action": "python", "function": function, **keys}}
+
+
+def train(model: Callable[[Tensor], Tensor], parameters: Iterable[Tensor]) -> list[float]:
+    optimizer = torch.optim.AdamW(list(parameters), lr=0.05)
+    losses = list[float]()
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = (model(X) - Y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

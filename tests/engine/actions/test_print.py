@@ -23,7 +23,7 @@ def printed(what: str, value: Any) -> list[tuple[str | None, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("what", ["shape", "stats", "value"])
-def test_every_tensor_and_every_none_has_a_record_under_its_path(what: str) -> None:
+def test_every_member_has_a_record_under_its_path(what: str) -> None:
     records = printed(what, (torch.ones(2), None, torch.zeros(3)))
     assert [path for path, _ in records] == ["[0]", "[1]", "[2]"]
     assert records[1][1] == {"shape": None}

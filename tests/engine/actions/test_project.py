@@ -35,7 +35,8 @@ def test_the_direction_is_removed_or_kept_alone(shape: tuple[int, ...]) -> None:
 
 
 def test_the_gradient_is_projected_as_the_value_is() -> None:
-    x, seen = torch.randn(5, 4, requires_grad=True), torch.randn(5, 4)
+    x = torch.randn(5, 4, requires_grad=True)
+    seen = torch.randn(5, 4)
     build(Project(direction=LISTED))(x).backward(seen)
     assert_close(x.grad, seen - (seen @ V)[:, None] * V)
 
@@ -68,7 +69,8 @@ def test_autocast_leaves_the_projection_in_its_precision() -> None:
 
 
 def test_each_position_can_have_its_own_direction() -> None:
-    x, directions = torch.randn(2, 3, 4), torch.randn(3, 4)
+    x = torch.randn(2, 3, 4)
+    directions = torch.randn(3, 4)
     v = nn.functional.normalize(directions, dim=-1)
     assert_close(hooked(x, direction=directions), x - (x * v).sum(-1, keepdim=True) * v)
 

@@ -37,14 +37,17 @@ def apply(model: nn.Module, **keys: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_elements_are_those_of_torch(method: Any, amount: float, dtype: torch.dtype) -> None:
     module = nn.Linear(6, 4, dtype=dtype).requires_grad_(False)
-    other, weight, state = copy.deepcopy(module), module.weight, torch.get_rng_state()
+    other = copy.deepcopy(module)
+    weight = module.weight
+    state = torch.get_rng_state()
     keys = dict(METHODS[method])
     build(Prune(amount=amount, method=method, **keys), module=module)(module)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(keys.pop("seed", 0) + crc32(b"fc.weight"))
     getattr(prune, method)(other, "weight", amount=amount, **keys)
     assert torch.equal(weight, other.weight)
-    assert module.weight is weight and not weight.requires_grad
+    assert module.weight is weight
+    assert not weight.requires_grad
     assert torch.equal(module.bias, other.bias)
 
 
@@ -98,7 +101,8 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int = 3) -> list[float]
 @pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
 def test_a_pruned_model_trains_as_under_the_mask_of_torch(optimizer: str, method: str) -> None:
     keys = {"n": 2.0, "dim": 0} if method == "ln_structured" else {}
-    model, by_hand = network(), network()
+    model = network()
+    by_hand = network()
     for layer in (0, 2):
         getattr(prune, method)(by_hand[layer], "weight", amount=0.5, **keys)
     expected = train(by_hand, OPTIMIZERS[optimizer](by_hand.parameters()))
@@ -111,7 +115,7 @@ def test_a_pruned_model_trains_as_under_the_mask_of_torch(optimizer: str, method
         assert model[layer].weight[by_hand[layer].weight_mask == 0].eq(0).all()
 
 
-def test_pruned_elements_stay_0_whatever_writes_into_the_parameter() -> None:
+def test_pruned_elements_stay_0_after_any_write() -> None:
     model = network()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     train(model, optimizer)  # it has a momentum
@@ -131,22 +135,26 @@ def test_pruned_elements_stay_0_whatever_writes_into_the_parameter() -> None:
         assert torch.equal(model[0].weight == 0, pruned)
     train(model, optimizer)
     assert model[0].weight.ne(0).all(), "nothing is left of the hook"
-    assert not model[0].weight._backward_hooks and not model._forward_pre_hooks
+    assert not model[0].weight._backward_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_a_step_of_other_parameters_leaves_an_open_graph_alone() -> None:
-    model, other = network(), nn.Linear(3, 1)
+    model = network()
+    other = nn.Linear(3, 1)
     both = SGD([*other.parameters(), *model.parameters()], lr=0.1)
     with hookrun.hooked(model, {"h": {"select": "0", **HALF}}):
         output = model(torch.ones(2, 6))
         other(output.detach()).sum().backward()
         both.step()
         output.sum().backward()
-    assert model[0].weight.grad is not None and model[0].weight.grad.eq(0).sum() == 24
+    assert model[0].weight.grad is not None
+    assert model[0].weight.grad.eq(0).sum() == 24
 
 
-def test_each_hook_prunes_what_the_earlier_ones_have_left_as_torch_does() -> None:
-    model, by_hand = network(), network()
+def test_each_hook_prunes_what_earlier_ones_have_left() -> None:
+    model = network()
+    by_hand = network()
     prune.l1_unstructured(by_hand[0], "weight", 0.5)
     prune.ln_structured(by_hand[0], "weight", 0.5, n=1, dim=0)
     prune.l1_unstructured(by_hand[0], "weight", 3)
@@ -159,7 +167,9 @@ def test_each_hook_prunes_what_the_earlier_ones_have_left_as_torch_does() -> Non
 @pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
 def test_importance_scores_are_compared_instead_of_the_weights(method: str) -> None:
     keys = {"n": 2.0, "dim": 0} if method == "ln_structured" else {}
-    model, by_hand, scores = network().bfloat16(), network().bfloat16(), torch.randn(8, 6)
+    model = network().bfloat16()
+    by_hand = network().bfloat16()
+    scores = torch.randn(8, 6)
     getattr(prune, method)(by_hand[0], "weight", amount=0.5, importance_scores=scores, **keys)
     apply(model, select="0", amount=0.5, method=method, importance_scores=scores, **keys)
     assert torch.equal(model[0].weight, by_hand[0].weight)
@@ -171,9 +181,11 @@ def test_importance_scores_are_compared_instead_of_the_weights(method: str) -> N
 @pytest.mark.parametrize("saves_the_hooks", [True, False])
 def test_a_model_that_is_loaded_again_keeps_its_elements_at_0(saves_the_hooks: bool) -> None:
     spec = {"h": {"select": "0", **HALF}}
-    model, later = network(), network(seed=2)
+    model = network()
+    later = network(seed=2)
     with hookrun.hooked(model, spec) as hooks:
-        state, of_hooks = model.state_dict(), hooks.state_dict()
+        state = model.state_dict()
+        of_hooks = hooks.state_dict()
     if not saves_the_hooks:
         later.load_state_dict(state)
     with hookrun.hooked(later, spec) as hooks:
@@ -188,7 +200,7 @@ def test_a_model_that_is_loaded_again_keeps_its_elements_at_0(saves_the_hooks: b
     "layer", [nn.Embedding(4, 6, sparse=True), nn.Conv2d(2, 2, 3)], ids=["sparse", "nhwc"]
 )
 @pytest.mark.parametrize("frozen", [True, False])
-def test_sparse_gradients_other_layouts_and_frozen_ones_are_masked(layer: nn.Module, frozen: bool) -> None:
+def test_gradients_of_any_layout_are_masked(layer: nn.Module, frozen: bool) -> None:
     model = nn.Sequential(copy.deepcopy(layer).requires_grad_(not frozen))
     inputs = torch.tensor([0, 1]) if isinstance(layer, nn.Embedding) else torch.ones(1, 2, 3, 3)
     if isinstance(layer, nn.Conv2d):
@@ -200,10 +212,11 @@ def test_sparse_gradients_other_layouts_and_frozen_ones_are_masked(layer: nn.Mod
         if not frozen:
             output.sum().backward()
             SGD(model.parameters(), lr=0.1).step()
-    assert pruned.sum() == pruned.numel() / 2 and model[0].weight[pruned].eq(0).all()
+    assert pruned.sum() == pruned.numel() / 2
+    assert model[0].weight[pruned].eq(0).all()
 
 
-def test_complex_weights_have_absolute_values_and_what_torch_lacks_is_refused_in_words() -> None:
+def test_complex_weights_are_pruned_by_absolute_value() -> None:
     module = nn.Linear(6, 4, dtype=torch.complex64)
     with pytest.raises(ValueError, match=r"random_unstructured of torch\.complex64: "):
         build(Prune(amount=0.5, method="random_unstructured"), module=module)(module)
@@ -211,12 +224,13 @@ def test_complex_weights_have_absolute_values_and_what_torch_lacks_is_refused_in
     assert module.weight.eq(0).sum() == 12
 
 
-def test_nan_is_not_small_and_an_empty_parameter_stays_empty() -> None:
+def test_nan_is_not_pruned_as_small() -> None:
     module = nn.Linear(2, 2)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[float("nan"), 1.0], [float("inf"), -2.0]]))
     build(Prune(amount=2), module=module)(module)
-    assert module.weight[:, 1].eq(0).all() and module.weight[0, 0].isnan()
+    assert module.weight[:, 1].eq(0).all()
+    assert module.weight[0, 0].isnan()
     module.weight = nn.Parameter(torch.empty(0, 2))
     build(Prune(amount=0.5), module=module)(module)
     assert module.weight.shape == (0, 2)

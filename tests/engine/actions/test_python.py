@@ -22,25 +22,12 @@ SEEN: list[HookContext] = []
 MODULE = "hookrun_test_hooks"
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-
-def spec(function: Any, hook: str = "forward", select: Any = "0", **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": hook, "action": "python", "function": function, **keys}}
-
-
 def halve(x: Tensor, by: float = 2.0) -> Tensor:
     return x / by
 
 
 def look(x: Tensor, *, context: HookContext) -> None:
     SEEN.append(context)
-
-
-def noisy(x: Tensor, context: HookContext) -> Tensor:
-    return x + torch.randn(x.shape, generator=context.generator(x))
 
 
 class Centre:
@@ -54,18 +41,6 @@ class Centre:
         if self.mean is None:
             self.mean = x.detach().mean()
         return (x - self.mean) * self.scale
-
-
-def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The output, and the parameters after a step, with hooks."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hookrun.hooked(model, spec):
-        output = model(x := X.clone().requires_grad_())
-        output.square().sum().backward()
-        optimizer.step()
-    assert x.grad is not None
-    return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())
 
 
 def test_on_every_hook_type_it_can_do_what_scale_does() -> None:
@@ -91,7 +66,7 @@ def test_a_function_may_be_given_as_the_action() -> None:
         hookrun.compile({"h": {"select": "1", "hook": "forward", "action": halve, "function": halve}}, model)
 
 
-def test_arguments_target_index_and_schedule_apply() -> None:
+def test_hook_settings_apply_to_the_function() -> None:
     model = net()
     bare = model[0](X)
     with hookrun.hooked(model, spec(halve, args={"by": 4}, index=":, 0")):
@@ -103,7 +78,7 @@ def test_arguments_target_index_and_schedule_apply() -> None:
         assert torch.equal(model(X), torch.relu(bare / 2))
 
 
-def test_none_keeps_the_value_and_the_context_describes_the_firing() -> None:
+def test_the_context_describes_the_firing() -> None:
     SEEN.clear()
     model = net()
     bare = model(X)
@@ -114,9 +89,18 @@ def test_none_keeps_the_value_and_the_context_describes_the_firing() -> None:
         model.eval()
         model(X)
     first, second = SEEN
-    assert (first.hook, first.hook_type, first.path, first.module) == ("h", "forward", "0", model[0])
-    assert (first.mode, first.epoch, first.step, first.call, first.target) == ("train", 0, 0, 0, "")
-    assert (second.mode, second.epoch, second.step) == ("eval", 1, 1)
+    assert first.hook == "h"
+    assert first.hook_type == "forward"
+    assert first.path == "0"
+    assert first.module == model[0]
+    assert first.mode == "train"
+    assert first.epoch == 0
+    assert first.step == 0
+    assert first.call == 0
+    assert first.target == ""
+    assert second.mode == "eval"
+    assert second.epoch == 1
+    assert second.step == 1
     with pytest.raises(AttributeError):
         first.step = 3  # type: ignore[misc]
 
@@ -131,7 +115,8 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
     "write", [lambda x: x.mul_(2), lambda x: x[0].zero_(), lambda x: x.detach().view(-1).add_(1)]
 )
 def test_a_write_in_place_is_refused_in_every_mode(mode: Any, index: str | None, write: Any) -> None:
-    model, hook = net(), spec(lambda x: write(x) * 0)
+    model = net()
+    hook = spec(lambda x: write(x) * 0)
     if index is not None:
         hook["h"]["index"] = index
     with mode(), pytest.raises(hookrun.HookError, match="in place"), hookrun.hooked(model, hook):
@@ -139,7 +124,8 @@ def test_a_write_in_place_is_refused_in_every_mode(mode: Any, index: str | None,
 
 
 def test_in_inference_mode_a_function_may_return_its_value() -> None:
-    model, made = net(), list[Any]()
+    model = net()
+    made = list[Any]()
     model[1].register_forward_hook(lambda module, args, output: made.append(output))
     with torch.inference_mode(), hookrun.hooked(model, spec(lambda x: x)):
         assert model(X) is made[0]
@@ -157,9 +143,7 @@ def test_in_inference_mode_a_function_may_return_its_value() -> None:
         (returns(lambda x: x.nothing), r"failed: AttributeError(.|\n)*test_python\.py"),
     ],
 )
-def test_forbidden_effects_are_errors_before_the_run_and_during_it(
-    function: Callable[[Tensor], Any], says: str
-) -> None:
+def test_forbidden_effects_are_errors(function: Callable[[Tensor], Any], says: str) -> None:
     with pytest.raises(hookrun.CompileError, match=says):
         hookrun.compile(spec(function), net(), example=((X,), {}))
     model = net()
@@ -167,7 +151,7 @@ def test_forbidden_effects_are_errors_before_the_run_and_during_it(
         model(X)
 
 
-def test_an_error_of_hookrun_in_the_function_is_passed_on_unchanged() -> None:
+def test_errors_of_hookrun_in_the_function_are_unchanged() -> None:
     def checked(x: Tensor) -> Tensor:
         raise hookrun.CheckFailed("too large")
 
@@ -185,7 +169,9 @@ def test_random_draws_must_use_the_hook_s_own_generator() -> None:
         model(X)
 
     def gradient(checkpointed: bool) -> Tensor:
-        model, x, state = net(), X.clone().requires_grad_(), torch.get_rng_state()
+        model = net()
+        x = X.clone().requires_grad_()
+        state = torch.get_rng_state()
         with hookrun.hooked(model, spec(noisy)):
             out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
             out.square().sum().backward()
@@ -209,7 +195,7 @@ def test_its_generator_draws_anew_at_each_firing_of_every_run() -> None:
     assert torch.equal(torch.get_rng_state(), state), "the run's own generator is left alone"
 
 
-def test_a_function_that_needs_data_is_not_checked_beforehand_and_runs() -> None:
+def test_a_function_that_needs_data_is_checked_in_the_run() -> None:
     def by_numpy(x: Tensor) -> Tensor:
         return torch.from_numpy(x.detach().numpy().clip(0, 1))
 
@@ -220,7 +206,8 @@ def test_a_function_that_needs_data_is_not_checked_beforehand_and_runs() -> None
         model = net()
         expected = torch.relu(function(model[0](X)))
         plan = hookrun.compile(spec(function), model, example=((X,), {}))
-        assert "h on 0 cannot run without data" in str(plan) and plan.hooks[0].matches[0].shape == "[2, 3]"
+        assert "h on 0 cannot run without data" in str(plan)
+        assert plan.hooks[0].matches[0].shape == "[2, 3]"
         with plan.install(model):
             assert torch.equal(model(X), expected)
 
@@ -278,14 +265,17 @@ def masked() -> Net:
 @pytest.mark.parametrize("hook", ["forward", "forward_pre"])
 def test_the_inputs_are_the_arguments_of_the_module_call(hook: str) -> None:
     SEEN.clear()
-    model, mask = masked(), torch.ones(3)
+    model = masked()
+    mask = torch.ones(3)
     first = {"select": "", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
     with hookrun.hooked(model, {"first": first, **spec(look, hook=hook, select="", target="[0]")}):
         model(X)
         model(X, mask=mask)
     (plain,), named = (context.inputs for context in SEEN)
     assert torch.equal(plain, X * 2), "as the forward gets them, also where the model has changed the step"
-    assert list(named) == [0, "mask"] and torch.equal(named[0], X * 2) and named["mask"] is mask
+    assert list(named) == [0, "mask"]
+    assert torch.equal(named[0], X * 2)
+    assert named["mask"] is mask
 
 
 @pytest.mark.parametrize(
@@ -312,7 +302,8 @@ def test_numbers_recorded_in_one_call_are_one_record_as_of_stats() -> None:
     hooks = {**spec(measure, select="", when={"step": {"every": 2}})}
     hooks["s"] = {**hooks["h"], "action": "stats", "of": "mean"}
     del hooks["s"]["function"]
-    model, found = masked(), list[list[dict[str, Any]]]()
+    model = masked()
+    found = list[list[dict[str, Any]]]()
     with hookrun.hooked(model, hooks) as installed:
         for _ in range(3):
             model(X)
@@ -322,7 +313,9 @@ def test_numbers_recorded_in_one_call_are_one_record_as_of_stats() -> None:
     assert [record["calls"] for record in found[0]] == [1, 2, 3, 4]
     assert [record["path"] for record in found[0]] == ["[0]", "[1]"] * 2, "each tensor of the value"
     for own, theirs in zip(*found, strict=True):
-        assert own.pop("count") == 3 and own.pop("calls") and own.pop("nothing") != 0
+        assert own.pop("count") == 3
+        assert own.pop("calls")
+        assert own.pop("nothing") != 0
         assert own == {**theirs, "hook": "h", "action": "python", "mean": pytest.approx(theirs["mean"])}
 
 
@@ -338,7 +331,8 @@ def test_hooks_on_parameters_record_too(hook: str) -> None:
         model(X).sum().backward()
         optimizer.step()
     own, theirs = installed.records
-    assert own["norm"] == pytest.approx(theirs["norm"]) and own["module"] == theirs["module"]
+    assert own["norm"] == pytest.approx(theirs["norm"])
+    assert own["module"] == theirs["module"]
 
 
 @pytest.mark.parametrize(
@@ -388,7 +382,8 @@ def test_nothing_is_recorded_after_the_call() -> None:
 
 
 def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
-    model, value = net(), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    model = net()
+    value = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     plan = hookrun.compile(
         {"h": {"select": "1", "hook": "forward", "action": "replace", "value": value}}, model
     )
@@ -406,12 +401,14 @@ def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
 
 
 def test_a_function_gives_a_constant_for_the_tensor_at_hand() -> None:
-    model, x = net(), X.clone().requires_grad_()
+    model = net()
+    x = X.clone().requires_grad_()
     hook = {"h": {"select": "1", "hook": "forward", "action": "replace", "value": lambda x: x.mean(0)}}
     expected = model(X).mean(0).expand(2, 3)
     with hookrun.hooked(model, hook):
         output = model(x)
-    assert torch.equal(output, expected) and not output.requires_grad
+    assert torch.equal(output, expected)
+    assert not output.requires_grad
     for function, says in (
         (lambda x: "a", "returned an object of type str, expected a tensor or a number"),
         (lambda x: x.nothing, "failed: AttributeError"),
@@ -437,7 +434,8 @@ def test_the_hash_of_the_plan_follows_what_was_given() -> None:
         return lambda x: x * factor
 
     assert plan_hash(action=by(2)) == plan_hash(action=by(2)) != plan_hash(action=by(3))
-    one, other = torch.ones(3), torch.zeros(3)
+    one = torch.ones(3)
+    other = torch.zeros(3)
     same = plan_hash(action="replace", value=one)
     assert same == plan_hash(action="replace", value=one.clone()) != plan_hash(action="replace", value=other)
 
@@ -466,8 +464,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(MODULE, None)
 
 
-def test_by_name_it_needs_trust_and_is_hashed(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, named = net(), spec(f"{MODULE}:halve", args={"by": 4})
+def test_a_function_by_name_needs_trust(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    named = spec(f"{MODULE}:halve", args={"by": 4})
     with pytest.raises(hookrun.CompileError, match=rf"HOOKRUN_TRUST={MODULE}"):
         hookrun.compile(named, model)
     assert MODULE not in sys.modules
@@ -477,7 +476,8 @@ def test_by_name_it_needs_trust_and_is_hashed(own: Path, monkeypatch: pytest.Mon
     with plan.install(model):
         assert torch.equal(model(X), expected)
     code = plan.to_dict()["hooks"][0]["code"]["function"]
-    assert (code["function"], code["hashed"]) == (f"{MODULE}:halve", f"the source of the module {MODULE}")
+    assert code["function"] == f"{MODULE}:halve"
+    assert code["hashed"] == f"the source of the module {MODULE}"
     assert f"hooks.h.function {MODULE}:halve ({code['sha256'][:12]})" in str(plan)
     own.write_text("def halve(x, by=2):\n    return x / by * 2 / 2  # changed\n")
     sys.modules.pop(MODULE)
@@ -500,3 +500,28 @@ def test_a_plan_makes_one_object_of_a_class() -> None:
     Made.objects = 0
     hookrun.compile(spec(Made), net())
     assert Made.objects == 1
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def spec(function: Any, hook: str = "forward", select: Any = "0", **keys: Any) -> dict[str, Any]:
+    return {"h": {"select": select, "hook": hook, "action": "python", "function": function, **keys}}
+
+
+def noisy(x: Tensor, context: HookContext) -> Tensor:
+    return x + torch.randn(x.shape, generator=context.generator(x))
+
+
+def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The output, and the parameters after a step, with hooks."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.hooked(model, spec):
+        output = model(x := X.clone().requires_grad_())
+        output.square().sum().backward()
+        optimizer.step()
+    assert x.grad is not None
+    return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())

@@ -19,39 +19,15 @@ from hookrun.engine.actions.quantize import Quantize
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def ends(bits: int, symmetric: bool) -> dict[str, Any]:
-    """The integers that torch quantizes to."""
-    low = -(2 ** (bits - 1)) if symmetric else 0
-    kind, scheme = (torch.qint8, "symmetric") if symmetric else (torch.quint8, "affine")
-    if bits > 8:
-        kind = torch.qint32
-    return {"quant_min": low, "quant_max": low + 2**bits - 1, "dtype": kind, "scheme": scheme}
-
-
-def of_torch(x: Tensor, bits: int, symmetric: bool, channel: int | None = None) -> Tensor:
-    """torch's fake quantization with the scale and the zero point of its observer."""
-    given = ends(bits, symmetric)
-    low, high, scheme = given["quant_min"], given["quant_max"], given.pop("scheme")
-    given["eps"] = torch.finfo(torch.float32).tiny
-    if channel is None:
-        observer = MinMaxObserver(qscheme=getattr(torch, f"per_tensor_{scheme}"), **given)
-    else:
-        observer = PerChannelMinMaxObserver(channel, qscheme=getattr(torch, f"per_channel_{scheme}"), **given)
-    observer(x.detach().float())
-    scale, zero = observer.calculate_qparams()
-    if channel is None:
-        return torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), low, high)
-    return torch.fake_quantize_per_channel_affine(x, scale, zero.int(), channel, low, high)
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_and_gradients_are_those_of_torch(dtype: torch.dtype, bits: int, symmetric: bool) -> None:
+def test_gradients_are_those_of_torch(dtype: torch.dtype, bits: int, symmetric: bool) -> None:
     torch.manual_seed(bits)
     x = (torch.randn(3, 4, 5, 2) * 3 + 1).to(dtype)
     for keys, channel in (({}, None), ({"per": "channel"}, 1), ({"per": "channel", "dim": -1}, 3)):
-        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours = x.clone().requires_grad_()
+        theirs = x.clone().requires_grad_()
         new = build(Quantize(bits=bits, symmetric=symmetric, **keys))(ours)
         expected = of_torch(theirs, bits, symmetric, channel)
         # torch sees float64 in float32: its observer, and per tensor the product with the scale
@@ -67,7 +43,7 @@ def test_each_group_of_the_last_dimension_has_a_scale() -> None:
     assert torch.equal(new, of_torch(x.view(20, 3), 4, False, channel=0).view(5, 12))
 
 
-def test_16_bits_are_finer_than_half_precision_and_1_bit_has_two_numbers() -> None:
+def test_1_bit_has_two_numbers() -> None:
     x = torch.rand(1000) * 2 - 1
     assert (build(Quantize(bits=16))(x) - x).abs().max() <= 1.01 / (2**16 - 1)
     assert torch.equal(
@@ -75,7 +51,7 @@ def test_16_bits_are_finer_than_half_precision_and_1_bit_has_two_numbers() -> No
     )
 
 
-def test_a_percentile_is_the_element_of_that_rank_and_outliers_get_no_gradient() -> None:
+def test_a_percentile_is_the_element_of_that_rank() -> None:
     x = torch.arange(-50.0, 950).requires_grad_()
     new = build(Quantize(observer="percentile", percentile=99.0))(x)
     scale = (939 + 40) / 255
@@ -86,7 +62,8 @@ def test_a_percentile_is_the_element_of_that_rank_and_outliers_get_no_gradient()
         atol=scale / 2,
     )
     new.sum().backward()
-    assert x.grad[[0, -1]].tolist() == [0, 0] and x.grad[15:-15].eq(1).all()
+    assert x.grad[[0, -1]].tolist() == [0, 0]
+    assert x.grad[15:-15].eq(1).all()
     bound = build(Quantize(observer="percentile", percentile=99.0, symmetric=True))(x.detach())
     assert_close(bound.max().item(), 939 * 127 / 127.5)
 
@@ -103,14 +80,15 @@ def test_a_constant_tensor_stays_as_it_is(number: float, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("observer", ["minmax", "percentile"])
 @pytest.mark.parametrize("per", ["tensor", "channel"])
-def test_nan_stays_and_infinities_become_the_ends_of_the_finite_range(observer: Any, per: Any) -> None:
+def test_infinities_become_the_ends_of_the_finite_range(observer: Any, per: Any) -> None:
     x = torch.tensor([[-1.0, 0.3, math.nan, 2.0, math.inf, -math.inf]]).T.repeat(1, 2)
     new = build(Quantize(observer=observer, per=per))(x.requires_grad_())
     finite = build(Quantize(observer=observer, per=per))(x[[0, 1, 3]])
     assert torch.equal(new[[0, 1, 3, 4, 5]], torch.cat([finite, finite[[2, 0]]]))
     assert new[2].isnan().all()
     new.nansum().backward()
-    assert x.grad[[0, 1, 3]].eq(1).all() and x.grad[[4, 5]].eq(0).all()
+    assert x.grad[[0, 1, 3]].eq(1).all()
+    assert x.grad[[4, 5]].eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -151,3 +129,30 @@ def test_channels_of_a_gradient_are_its_first_dimension() -> None:
 def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], what: str) -> None:
     with pytest.raises(ValidationError, match=what):
         Quantize(**keys)
+
+
+def ends(bits: int, symmetric: bool) -> dict[str, Any]:
+    """The integers that torch quantizes to."""
+    low = -(2 ** (bits - 1)) if symmetric else 0
+    kind, scheme = (torch.qint8, "symmetric") if symmetric else (torch.quint8, "affine")
+    if bits > 8:
+        kind = torch.qint32
+    return {"quant_min": low, "quant_max": low + 2**bits - 1, "dtype": kind, "scheme": scheme}
+
+
+def of_torch(x: Tensor, bits: int, symmetric: bool, channel: int | None = None) -> Tensor:
+    """torch's fake quantization with the scale and the zero point of its observer."""
+    given = ends(bits, symmetric)
+    low = given["quant_min"]
+    high = given["quant_max"]
+    scheme = given.pop("scheme")
+    given["eps"] = torch.finfo(torch.float32).tiny
+    if channel is None:
+        observer = MinMaxObserver(qscheme=getattr(torch, f"per_tensor_{scheme}"), **given)
+    else:
+        observer = PerChannelMinMaxObserver(channel, qscheme=getattr(torch, f"per_channel_{scheme}"), **given)
+    observer(x.detach().float())
+    scale, zero = observer.calculate_qparams()
+    if channel is None:
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), low, high)
+    return torch.fake_quantize_per_channel_affine(x, scale, zero.int(), channel, low, high)

@@ -33,9 +33,11 @@ SHOWN = words([yaml.safe_load(file.read_text()) for file in (ROOT / "conf").rglo
 
 
 @each_action
-def test_every_action_has_a_summary_a_test_file_and_an_example(action: type[Action]) -> None:
+def test_every_action_has_an_example_with_a_test(action: type[Action]) -> None:
     summary = (action.__doc__ or "").partition("\n")[0]
-    assert action.__doc__ != Action.__doc__ and 0 < len(summary) < 100 and summary.endswith(".")
+    assert action.__doc__ != Action.__doc__
+    assert 0 < len(summary) < 100
+    assert summary.endswith(".")
     module = action.__module__.rpartition(".")[2]
     assert Path(__file__).with_name(f"test_{module}.py").is_file()
     assert action.action_name in SHOWN

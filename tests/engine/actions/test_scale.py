@@ -60,11 +60,12 @@ def test_a_value_that_would_change_the_shape_is_refused(name: str, shape: tuple[
     for keys in forms:
         with pytest.raises(ValueError) as error:
             build(action_of(name, [1, 2, 3], **keys))(torch.ones(shape))
-        assert "[3]" in str(error.value) and str(list(shape)) in str(error.value)
+        assert "[3]" in str(error.value)
+        assert str(list(shape)) in str(error.value)
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5, 2.0]])
-def test_the_gradient_is_that_of_the_formula_and_of_a_constant_none(value: Any) -> None:
+def test_the_gradient_is_that_of_the_formula(value: Any) -> None:
     for name, slope in (("scale", torch.tensor(value)), ("add_bias", torch.tensor(1.0))):
         x = torch.randn(3, 2, requires_grad=True)
         build(action_of(name, value))(x).sum().backward()

@@ -52,13 +52,19 @@ def value(raw: Any) -> Any:
     return TypeAdapter(Value).validate_python(raw)
 
 
-def test_numbers_lists_and_sources_are_read() -> None:
-    assert value(2) == 2.0 and value([[1, 2]]) == ((1.0, 2.0),)
-    assert fixed_shape(value([[1, 2], [3, 4]])) == (2, 2) and fixed_shape(value(2)) is None
+def test_a_value_is_read_from_any_form() -> None:
+    assert value(2) == 2.0
+    assert value([[1, 2]]) == ((1.0, 2.0),)
+    assert fixed_shape(value([[1, 2], [3, 4]])) == (2, 2)
+    assert fixed_shape(value(2)) is None
     found = value({"run": "a", "capture": "h", "factor": 2.0, "minus": {"run": "b"}})
-    assert isinstance(found, RunValue) and isinstance(found.minus, RunValue)
-    assert (found.minus.run, found.minus.capture, found.minus.factor) == ("b", "h", 1.0)
-    assert str(found).startswith("2 * (") and " minus " in str(found)
+    assert isinstance(found, RunValue)
+    assert isinstance(found.minus, RunValue)
+    assert found.minus.run == "b"
+    assert found.minus.capture == "h"
+    assert found.minus.factor == 1.0
+    assert str(found).startswith("2 * (")
+    assert " minus " in str(found)
 
 
 def test_other_values_are_refused_with_what_is_expected() -> None:
@@ -92,10 +98,11 @@ def test_a_value_broadcasts_if_torch_can_expand_it(shape: tuple[int, ...], onto:
     else:
         with pytest.raises(ValueError) as error:
             check_broadcast(torch.empty(shape), torch.empty(onto))
-        assert str(list(shape)) in str(error.value) and str(list(onto)) in str(error.value)
+        assert str(list(shape)) in str(error.value)
+        assert str(list(onto)) in str(error.value)
 
 
-def test_a_number_is_an_operand_on_the_cpu_with_any_default_device() -> None:
+def test_a_number_is_an_operand_on_the_cpu() -> None:
     with torch.device("meta"):
         tensors = scalars(0.1)
     assert {dtype: (x.dtype, x.device.type, x.item()) for dtype, x in tensors.items()} == {
@@ -108,26 +115,30 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_equal_numbers_with_another_shape_or_dtype_are_a_different_value() -> None:
+def test_the_dtype_belongs_to_the_value() -> None:
     values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.zeros(4).int()]
     assert len({InlineTensor(each).digest for each in values}) == len(values)
 
 
-def test_a_function_is_identified_by_its_name_and_content() -> None:
+def test_a_function_is_identified_by_its_content() -> None:
     found = InlineFunction(double)
-    assert found == InlineFunction(double) and hash(found) == hash(InlineFunction(double))
+    assert found == InlineFunction(double)
+    assert hash(found) == hash(InlineFunction(double))
     assert "double" in str(found)
     factors = [InlineFunction(lambda x, by=by: x * by) for by in (2, 3)]
     assert factors[0] != factors[1], "a default is part of what it does"
-    assert copy.deepcopy(found) is found and copy.copy(found) is found
+    assert copy.deepcopy(found) is found
+    assert copy.copy(found) is found
 
 
-def test_arguments_are_copied_and_serialized_as_data() -> None:
+def test_arguments_are_serialized_as_data() -> None:
     mine = {"weights": [torch.ones(2)], "name": "a", "by": double}
     copied = copy_of(mine)
     mine["weights"][0].zero_()
     mine["weights"].append("more")
-    assert copied["weights"][0].tolist() == [1, 1] and len(copied["weights"]) == 1 and copied["by"] is double
+    assert copied["weights"][0].tolist() == [1, 1]
+    assert len(copied["weights"]) == 1
+    assert copied["by"] is double
     assert as_data(copied)["weights"][0]["tensor"] == [2]
     assert as_data({"kind": int, "n": None, 3: (1, 2.5)}) == {
         "kind": "builtins:type",

@@ -36,7 +36,7 @@ def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]
     return [str(problem) for problem in caught.value.errors]
 
 
-def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
+def test_a_disabled_hook_is_not_planned() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 
 
@@ -60,19 +60,19 @@ def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
         ({"select": "fc", "hook": "grad", "action": "add_bias", "value": 1, "trainable": True}, "trainable"),
     ],
 )
-def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str) -> None:
+def test_misfits_name_the_next_step(hook: dict[str, Any], said: str) -> None:
     (problem,) = problems(Net(), {"h": CAPTURE | hook})
     assert problem.startswith("hooks.h")
     assert said in problem
 
 
-def test_a_selector_and_its_members_may_match_nothing_where_expect_allows_0() -> None:
+def test_expect_0_allows_a_selector_without_match() -> None:
     assert plan(Net(), select="nothing", expect="0..2").hooks[0].matches == ()
     (target,) = plan(Net(), select=["nothing", "fc"], expect=">=0").hooks[0].matches
     assert target.path == "fc"
 
 
-def test_all_misfits_are_reported_together_also_those_of_the_shape_check() -> None:
+def test_misfits_of_shapes_are_reported_with_the_others() -> None:
     spec = {
         "a": CAPTURE | {"select": "x"},
         "b": CAPTURE | {"select": "y"},
@@ -83,7 +83,7 @@ def test_all_misfits_are_reported_together_also_those_of_the_shape_check() -> No
     assert [text.partition(":")[0] for text in said] == ["hooks.a.select", "hooks.b.select", "hooks.c"]
 
 
-def test_a_gradient_hook_on_a_parameter_frozen_by_a_hook_or_the_user_is_refused() -> None:
+def test_a_gradient_hook_on_a_frozen_parameter_is_refused() -> None:
     model = Net()
     model.fc.weight.requires_grad_(False)
     grad = {"select": "fc.weight", "hook": "grad", "action": "print"}
@@ -117,9 +117,7 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
         (r"re:(fc|h\.\d)\.weight", {"fc.weight", "h.0.weight", "h.1.weight", "h.2.weight"}),
     ],
 )
-def test_a_parameter_selected_on_apply_stands_for_its_module_and_the_key_parameters(
-    select: Any, filled: set[str]
-) -> None:
+def test_a_parameter_on_apply_stands_for_its_module(select: Any, filled: set[str]) -> None:
     model = Net()
     spec = one_hook(select, "apply", "fill", value=7)
     with hookrun.hooked(model, spec | {"still": one_hook(select, "apply", "freeze")["h"]}):
@@ -128,7 +126,7 @@ def test_a_parameter_selected_on_apply_stands_for_its_module_and_the_key_paramet
     assert {name for name, each in model.named_parameters() if not each.requires_grad} == filled
 
 
-def test_parameters_on_apply_are_shown_and_mistakes_list_them() -> None:
+def test_mistakes_list_the_parameters_on_apply() -> None:
     apply = {"hook": "apply", "action": "freeze"}
     assert "fc (weight) (also head)" in str(plan(Net(), select="fc.weight", **apply))
     frozen = {"select": "fc.weight", **apply}
@@ -153,7 +151,7 @@ def test_parameters_on_apply_are_shown_and_mistakes_list_them() -> None:
     ],
     ids=["add_parameter", "add_bias"],
 )
-def test_an_added_parameter_never_takes_the_place_of_another_attribute(hook: dict[str, Any]) -> None:
+def test_an_added_parameter_never_replaces_an_attribute(hook: dict[str, Any]) -> None:
     spec = {"logit": {"select": "fc", **hook}}
     for taken in (nn.Parameter(torch.ones(2)), nn.Identity(), torch.ones(2), None):
         model = Net()
@@ -176,9 +174,7 @@ def test_an_added_parameter_never_takes_the_place_of_another_attribute(hook: dic
         ("apply", {"action": "freeze"}),
     ],
 )
-def test_a_hook_that_needs_the_shape_of_a_lazy_parameter_is_refused_with_advice(
-    hook: str, action: dict[str, Any]
-) -> None:
+def test_shapes_of_lazy_parameters_are_refused_with_advice(hook: str, action: dict[str, Any]) -> None:
     model = nn.Sequential(nn.LazyLinear(4))
     spec = {"g": {"select": "0", "hook": hook, **action}}
     with pytest.raises(CompileError, match=r"hooks\.g: .*weight.* no shape yet.*run one batch") as error:

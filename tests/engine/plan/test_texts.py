@@ -33,14 +33,17 @@ class Odd:
 
 def test_texts_become_ids_without_special_tokens() -> None:
     found, problems = texts_of(clause({"text": ["ab", "é"]}), "hooks.h", FoundTokenizer(Bytes()))
-    assert (found, problems) == ({"ab": ((97, 98),), "é": ((0xC3, 0xA9),)}, [])
+    assert found == {"ab": ((97, 98),), "é": ((0xC3, 0xA9),)}
+    assert problems == []
     assert texts_of(clause({"text": "abc"}), "hooks.h", FoundTokenizer(Odd()))[0] == {"abc": ((3,),)}
 
 
 def test_texts_without_tokens_or_a_tokenizer_are_problems() -> None:
     _, (bad, none) = texts_of(clause({"text": ["bad", "none"]}), "hooks.h", FoundTokenizer(Odd()))
-    assert bad.where == "hooks.h.tokens.text" and "does not take 'bad': KeyError" in bad.what
-    assert none.where == "hooks.h.tokens" and none.what == "the tokenizer makes no token of 'none'"
+    assert bad.where == "hooks.h.tokens.text"
+    assert "does not take 'bad': KeyError" in bad.what
+    assert none.where == "hooks.h.tokens"
+    assert none.what == "the tokenizer makes no token of 'none'"
     _, (missing,) = texts_of(clause({"text": "a"}), "task", FoundTokenizer(None))
     assert "`text` needs a tokenizer, and neither the data nor the model has one" in missing.what
     assert (
@@ -64,7 +67,9 @@ def test_the_tokenizer_of_the_data_comes_before_the_model_s(tmp_path: Any) -> No
 
 def test_an_unknown_id_has_no_text() -> None:
     decode = decoder_of(Odd())
-    assert decode is not None and (decode(1), decode(2)) == ("a", "")
+    assert decode is not None
+    assert decode(1) == "a"
+    assert decode(2) == ""
     assert decoder_of(None) is None
 
 
@@ -76,5 +81,6 @@ def test_a_span_that_no_sample_has_is_reported_with_the_nearest() -> None:
         return [problem.what for problem in unknown_spans(asked, "hooks.h", data)]
 
     assert told("subject", "io") == ["the data 'prompts' has no span 'subjct'; did you mean 'subject'?"]
-    assert "have no spans" in told()[0] and told("subjct") == []
+    assert "have no spans" in told()[0]
+    assert told("subjct") == []
     assert list(unknown_spans(asked, "hooks.h", None)) == list(unknown_spans(None, "hooks.h", None)) == []

@@ -33,7 +33,7 @@ def compile_one(model: nn.Module, example: Any = EXAMPLE, **hook: Any) -> hookru
     return hookrun.compile({"h": {"hook": "forward", **hook}}, model, example=example)
 
 
-def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_capture() -> None:
+def test_the_plan_shows_output_shapes_of_modules() -> None:
     plan = compile_one(net(), select="*", action="print")
     shapes = [target.shape for target in plan.hooks[0].matches]
     assert shapes == ["[2, 4, 6, 6]", "[2, 4, 6, 6]", "[2, 4, 6, 6]", "[2, 144]", "[2, 3]"]
@@ -41,7 +41,7 @@ def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_captu
     assert (target.bytes, target.per_sample) == (12, True)
 
 
-def test_the_plan_shows_the_shape_of_the_arguments_where_a_hook_sees_these() -> None:
+def test_the_plan_shows_shapes_of_arguments() -> None:
     hooks = {
         kind: {"select": ["3", "4"], "hook": kind, "action": "stats"}
         for kind in ("forward_pre", "backward", "output_grad")
@@ -63,7 +63,8 @@ def test_arguments_that_no_hook_sees_may_contain_themselves() -> None:
 
     model = Net(lambda model, x: model.second(x, []), second=Net(second))
     plan = compile_one(model, ((torch.ones(2, 3),), {}), select="second", action="scale", factor=2)
-    assert (plan.hooks[0].matches[0].shape, plan.unchecked) == ("[2, 3]", None)
+    assert plan.hooks[0].matches[0].shape == "[2, 3]"
+    assert plan.unchecked is None
 
 
 @pytest.mark.parametrize(("reduce", "size"), [(None, (2 * 8, True)), ({"mean": [0]}, (8, False))])
@@ -121,10 +122,13 @@ def test_the_model_is_not_changed() -> None:
     hookrun.compile(spec, model, example=EXAMPLE)
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is None
     assert model.training
     assert torch.equal(torch.get_rng_state(), generator)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not (module._forward_hooks)
+        assert not (module._forward_pre_hooks)
 
 
 class Stateful(nn.Module):
@@ -146,10 +150,13 @@ def test_neither_generators_nor_lists_of_the_caller_are_changed() -> None:
     def states() -> list[Any]:
         return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
 
-    model, cache, before = Stateful(), {"seen": list[Tensor]()}, states()
+    model = Stateful()
+    cache = {"seen": list[Tensor]()}
+    before = states()
     plan = compile_one(model, ((torch.zeros(1, 2),), {"cache": cache}), select="fc", action="capture")
     assert plan.unchecked is None
-    assert cache == {"seen": []} and model.drawn == []
+    assert cache == {"seen": []}
+    assert model.drawn == []
     assert states() == before
 
 
@@ -184,10 +191,13 @@ def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> Non
     }
     plan = hookrun.compile(spec, model, example=((torch.zeros(3, 2),), {}), training=False)
     assert "a deep copy of the model shares 0" in str(plan.unchecked)
-    assert model[0].training and all(parameter.requires_grad for parameter in model.parameters())
+    assert model[0].training
+    assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not (module._forward_hooks)
+        assert not (module._forward_pre_hooks)
 
 
 def test_gradient_hooks_are_checked_in_inference_mode_too() -> None:
@@ -198,7 +208,7 @@ def test_gradient_hooks_are_checked_in_inference_mode_too() -> None:
     assert plan.unchecked is None
 
 
-def test_a_generator_among_the_arguments_is_neither_copied_nor_moved() -> None:
+def test_a_generator_argument_is_not_copied() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
             return super().forward(x + torch.rand(x.shape, generator=generator))
@@ -210,7 +220,7 @@ def test_a_generator_among_the_arguments_is_neither_copied_nor_moved() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) -> None:
+def test_checking_prints_nothing(capsys, caplog) -> None:
     spec = {
         "p": {"select": "**", "hook": "forward", "action": "print", "what": "value"},
         "c": {"select": "**", "hook": "forward", "action": "check", "min": 5, "policy": "error"},
@@ -221,7 +231,7 @@ def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) ->
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_a_lazy_model_is_unchecked_and_gets_its_shapes_in_the_run() -> None:
+def test_a_lazy_model_gets_its_shapes_in_the_run() -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
     plan = hookrun.compile(spec, model, example=((torch.ones(2, 4),), {}))
@@ -231,17 +241,18 @@ def test_a_lazy_model_is_unchecked_and_gets_its_shapes_in_the_run() -> None:
     assert hooks.captures["h"]["0"][0].shape == (2, 3)
 
 
-def test_a_model_that_cannot_run_without_data_is_unchecked_with_the_reason() -> None:
+def test_a_model_that_needs_data_is_unchecked() -> None:
     def by_value(model: Any, x: Tensor) -> Tensor:
         return model.fc(x) if x.sum() > 0 else model.fc(-x)
 
     example = ((torch.ones(1, 2),), {})
     plan = compile_one(Net(by_value, fc=nn.Linear(2, 2)), example, select="fc", action="capture")
-    assert plan.unchecked is not None and "DataDependent" in plan.unchecked
+    assert plan.unchecked is not None
+    assert "DataDependent" in plan.unchecked
     assert "shapes unchecked" in str(plan)
 
 
-def test_an_example_of_the_wrong_shape_is_a_reason_too_and_a_single_tensor_is_refused() -> None:
+def test_an_example_of_the_wrong_shape_is_a_reason_too() -> None:
     plan = compile_one(net(), example=((torch.ones(1, 2),), {}), select="4", action="capture")
     assert plan.unchecked is not None
     with pytest.raises(HookrunError, match=r"expected \(args, kwargs\)"):
@@ -259,7 +270,8 @@ def test_a_module_that_the_example_does_not_reach_is_noted() -> None:
 def test_the_mode_can_be_chosen() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     plan = hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=True)
-    assert plan.unchecked is not None and "more than 1 value" in plan.unchecked
+    assert plan.unchecked is not None
+    assert "more than 1 value" in plan.unchecked
     assert hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=False).unchecked is None
 
 
@@ -268,8 +280,9 @@ SITE: Any = SimpleNamespace(
 )
 
 
-def test_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
-    x, findings = torch.ones(2, 3), TrialSink()
+def test_another_structure_is_a_problem() -> None:
+    x = torch.ones(2, 3)
+    findings = TrialSink()
     assert findings.guard(SITE, lambda value: (value,))(x) is x
     assert findings.guard(SITE, lambda value: {"b": value["a"]})({"a": x}) == {"a": x}
     assert [what for _, what in findings.problems] == [
@@ -283,7 +296,9 @@ def test_captures_are_kept_without_their_graph() -> None:
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
     ((first, second),) = (firing.values() for firing in findings.captured["h", "fc"])
-    assert (first.shape, second.shape) == ((2,), (3,)) and not first.requires_grad
+    assert first.shape == (2,)
+    assert second.shape == (3,)
+    assert not first.requires_grad
 
 
 IMAGES = ((torch.zeros(2, 1, 8, 8),), {})
@@ -300,13 +315,16 @@ def test_only_a_small_model_is_run_with_data() -> None:
     assert not is_small(resnet18(), PICTURES)
 
 
-def test_hooked_and_unknown_modules_are_run_with_fake_tensors() -> None:
-    linear, tensor = nn.Linear(2, 2), ((torch.zeros(1, 2),), {})
+def test_unknown_modules_run_with_fake_tensors() -> None:
+    linear = nn.Linear(2, 2)
+    tensor = ((torch.zeros(1, 2),), {})
     assert is_small(nn.Sequential(linear), tensor)
-    hooked, patched = nn.Linear(2, 2), nn.Linear(2, 2)
+    hooked = nn.Linear(2, 2)
+    patched = nn.Linear(2, 2)
     hooked.register_forward_hook(lambda module, args, output: None)
     patched.forward = lambda x: x  # type: ignore[method-assign]
-    normed, meta = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.Linear(2, 2, device="meta")
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    meta = nn.Linear(2, 2, device="meta")
     for model in (OfTheUser(linear), hooked, patched, normed, meta):
         assert not is_small(model, tensor), model
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
@@ -328,7 +346,7 @@ HOOKS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_plan_and_the_errors_are_those_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_is_that_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(model: nn.Module, example: Any, hooks: list[dict[str, Any]]) -> tuple[Any, ...]:
         spec = {f"h{number}": {"select": "fc", **hook} for number, hook in enumerate(hooks)}
         try:
@@ -359,7 +377,8 @@ def test_a_user_s_function_is_called_with_fake_tensors_only() -> None:
 
     model = nn.Sequential(nn.Linear(2, 2))
     compile_one(model, ((torch.zeros(1, 2),), {}), select="0", action="replace", value=own)
-    assert seen and all(type(x).__name__ == "FakeTensor" for x in seen)
+    assert seen
+    assert all(type(x).__name__ == "FakeTensor" for x in seen)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -370,7 +389,8 @@ def test_other_attributes_of_a_module_are_no_error(value: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].kept = value
     plan = compile_one(model, ((torch.zeros(1, 2),), {}), select="0", action="capture")
-    assert plan.unchecked is None and model[0].kept is value
+    assert plan.unchecked is None
+    assert model[0].kept is value
 
 
 def test_a_model_that_cannot_be_copied_is_unchecked() -> None:

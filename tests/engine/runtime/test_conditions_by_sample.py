@@ -44,7 +44,7 @@ def run(when: Any, x: Tensor, **keys: Any) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch 2.12 counts row by row
 @pytest.mark.parametrize("name", STATISTICS)
-def test_the_statistics_are_those_of_the_action_stats_for_each_row(name: Any) -> None:
+def test_statistics_of_rows_equal_the_action_stats(name: Any) -> None:
     of_row = torch.stack([torch.as_tensor(measuring((name,))(row)[name]).float() for row in INPUT])
     bound = float(of_row[~of_row.isnan()].median())
     for side, holds in (("above", of_row > bound), ("below", of_row < bound)):
@@ -61,7 +61,7 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_rows_without_the_condition_keep_their_values_and_gradients(name: str) -> None:
+def test_rows_without_the_condition_keep_their_values(name: str) -> None:
     keys, by_hand = EDITS[name]
     x = (INPUT.nan_to_num(1) - 0.5).requires_grad_()
     weight = normal(6, 4, seed=1)
@@ -94,7 +94,8 @@ def test_the_condition_is_on_the_part_that_the_action_sees() -> None:
 
 
 def test_gradients_are_edited_by_sample_too() -> None:
-    model, x = net(), INPUT.nan_to_num().requires_grad_()
+    model = net()
+    x = INPUT.nan_to_num().requires_grad_()
     weight = normal(6, 4, seed=2)
     with hooked(model, {"value": HALF}, x, hook="output_grad", action="scale", factor=5):
         (grad,) = torch.autograd.grad((model(x) * weight).sum(), x)
@@ -107,8 +108,9 @@ def test_gradients_are_edited_by_sample_too() -> None:
     torch.testing.assert_close(grad, torch.where((plain.norm(dim=1) > 0.3)[:, None], plain * 5, plain))
 
 
-def test_observers_see_the_rows_and_captures_name_their_samples() -> None:
-    model, holds = net(), INPUT.norm(dim=1) > 2
+def test_captures_name_their_samples() -> None:
+    model = net()
+    holds = INPUT.norm(dim=1) > 2
     hook = {"select": "0", "hook": "forward", "when": {"value": HALF}}
     few = {**hook, "keep": {"every": 2}, "action": "capture"}
     hooks = {"c": {**hook, "action": "capture"}, "few": few, "s": {**hook, "action": "stats", "of": "mean"}}
@@ -116,15 +118,18 @@ def test_observers_see_the_rows_and_captures_name_their_samples() -> None:
         for numbers in ([7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 5, 6]):
             installed.samples = torch.tensor(numbers)
             model(INPUT)
-        kept, few_kept = installed.captures["c"]["0"], installed.captures["few"]["0"]
+        kept = installed.captures["c"]["0"]
+        few_kept = installed.captures["few"]["0"]
         records = installed.records
         model(INPUT * 0)
     assert torch.equal(torch.cat(list(kept)), torch.cat([INPUT[holds]] * 2))
     rows = torch.arange(6)[holds]
     assert kept.sample_ids.tolist() == [*(rows + 7).tolist(), *(rows + 1).tolist()]
-    assert (few_kept.sample_ids % 2 == 0).all() and len(few_kept.sample_ids)
+    assert (few_kept.sample_ids % 2 == 0).all()
+    assert len(few_kept.sample_ids)
     assert records[0]["mean"] == pytest.approx(float(INPUT[holds].mean()))
-    assert installed.fired["s", "0"] == 3 and len(records) == 2
+    assert installed.fired["s", "0"] == 3
+    assert len(records) == 2
 
 
 class Root(nn.Module):
@@ -140,7 +145,8 @@ class Root(nn.Module):
 
 
 def test_an_own_function_gets_those_rows_only() -> None:
-    model, x = net(), INPUT.nan_to_num().abs()
+    model = net()
+    x = INPUT.nan_to_num().abs()
     x[2:4] *= -1
     keys = {
         "hook": "forward",
@@ -176,7 +182,8 @@ LATER = {"tokens": {"position": 3, "missing": "skip"}}
     ids=["value", "tokens", "bias"],
 )
 def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, Any]) -> None:
-    model, x = nn.Sequential(passing()), torch.full((2, 3, 4), 0.1).requires_grad_()
+    model = nn.Sequential(passing())
+    x = torch.full((2, 3, 4), 0.1).requires_grad_()
     with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
         for given in (torch.ones(2, 4, 4), x):
             hooks.tokens(torch.zeros(given.shape[:2], dtype=torch.int64))
@@ -184,7 +191,9 @@ def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, A
         output.sum().backward()
         (trained,) = hooks.parameters()
     assert trained.grad is not None and not trained.grad.any(), "sharded gradients need one on every rank"
-    assert torch.equal(output, x) and x.grad is not None and torch.equal(x.grad, torch.ones(2, 3, 4))
+    assert torch.equal(output, x)
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones(2, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +213,8 @@ def test_every_dtype_keeps_its_form(dtype: torch.dtype) -> None:
     x = INPUT.nan_to_num().to(dtype)
     holds = x.abs().to(torch.promote_types(dtype, torch.complex64)).real.norm(dim=1) > 2
     output = run({"value": HALF}, x, action="scale", factor=2)
-    assert output.dtype is dtype and torch.equal(output, torch.where(holds[:, None], x * 2, x))
+    assert output.dtype is dtype
+    assert torch.equal(output, torch.where(holds[:, None], x * 2, x))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +241,8 @@ def test_what_cannot_choose_by_sample_is_refused(keys: dict[str, Any], text: str
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).sum()
 
-    model, value = Summed(nn.Linear(4, 4)), keys.pop("value", HALF)
+    model = Summed(nn.Linear(4, 4))
+    value = keys.pop("value", HALF)
     with pytest.raises((SpecError, CompileError), match=text):
         hooked(model, {"value": value}, **(keys if "action" in keys else {"action": "capture"}))
 

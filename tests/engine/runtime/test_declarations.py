@@ -20,15 +20,6 @@ from hookrun.engine.spec.hook import HookKeys
 X = torch.ones(2, 3)
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-
-def spec_of(action: Action, hook: str = "forward", **keys: Any) -> Spec:
-    return Spec((HookSpec("h", HookKeys(select="0", hook=hook, **keys), action),))
-
-
 class Doubles(Action):
     """Base of actions whose only effect is `act`."""
 
@@ -83,7 +74,8 @@ def test_with_an_example_it_is_an_error_before_the_run(name: str) -> None:
 
 def test_a_part_is_not_filled_by_broadcasting() -> None:
     """`index` writes the result back into the part: another shape would be broadcast without an error."""
-    model, plan = net(), hookrun.compile(spec_of(RESHAPES, index="0:2"), net())
+    model = net()
+    plan = hookrun.compile(spec_of(RESHAPES, index="0:2"), net())
     with pytest.raises(hookrun.HookError, match="changes the shape"), plan.install(model):
         model(X)
 
@@ -107,7 +99,7 @@ def test_effects_of_apply_on_parameters_must_be_declared(act: Any, says: str) ->
         pass
 
 
-def test_declared_freezing_and_adding_are_accepted() -> None:
+def test_declared_freezing_is_accepted() -> None:
     class Named(Doubles):
         scope = "module"
         parameter: Annotated[str, Meaning.ADDED_NAME] = "extra"
@@ -115,8 +107,18 @@ def test_declared_freezing_and_adding_are_accepted() -> None:
         def act(self, site: HookSite, x: Any) -> None:
             add(site, x)
 
-    model, declared = net(), doing(freeze, scope="module", does="freeze")
+    model = net()
+    declared = doing(freeze, scope="module", does="freeze")
     with hookrun.compile(spec_of(declared, hook="apply"), model).install(model):
         assert not model[0].weight.requires_grad
     with hookrun.compile(spec_of(Named(), hook="apply"), model).install(model):
         assert "0.extra" in dict(model.named_parameters())
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def spec_of(action: Action, hook: str = "forward", **keys: Any) -> Spec:
+    return Spec((HookSpec("h", HookKeys(select="0", hook=hook, **keys), action),))

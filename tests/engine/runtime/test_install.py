@@ -23,20 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    first = nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.2)
-    return nn.Sequential(*first, nn.BatchNorm1d(4), nn.Identity(), nn.Linear(4, 2))
-
-
-def step(model: nn.Module) -> Tensor:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loss = model(X).square().sum()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
 ON_FIRST: dict[str, dict[str, Any]] = {
     "list": {"action": "scale", "factor": [1, 2, 3, 4]},
     "tensor": {"action": "scale", "factor": torch.arange(4.0)},
@@ -56,7 +42,7 @@ ON_FIRST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ON_FIRST)
-def test_what_is_made_under_inference_mode_serves_a_training_step(name: str) -> None:
+def test_what_inference_mode_made_serves_a_training_step(name: str) -> None:
     spec = {"h": {"select": "0", "hook": "forward", **ON_FIRST[name]}}
 
     def trained(*inside: str) -> list[Tensor]:
@@ -111,7 +97,7 @@ def test_the_schedule(when: dict[str, Any], fired: list[int]) -> None:
     assert found == fired
 
 
-def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
+def test_probability_repeats_with_its_own_generator() -> None:
     model = nn.Sequential(nn.Identity())
 
     def firings(seed: int) -> int:
@@ -130,14 +116,16 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
-def test_noise_repeats_with_its_seed_and_is_drawn_anew_by_a_generator_of_its_own(kind: str) -> None:
-    model, state = nn.Sequential(nn.Identity(), nn.Identity()), torch.get_rng_state()
+def test_noise_repeats_with_its_seed(kind: str) -> None:
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    state = torch.get_rng_state()
 
     def noise(seed: int) -> list[Tensor]:
         with hookrun.hooked(model, one_hook("*", "forward", "noise", kind=kind, seed=seed)):
             return [module(torch.ones(5)) for module in model for _ in range(2)]
 
-    first, other = noise(1), noise(2)
+    first = noise(1)
+    other = noise(2)
     assert all(map(torch.equal, first, noise(1)))
     assert len({str(tensor) for tensor in first + other}) == 8, "at each call, at each module, with each seed"
     assert torch.equal(torch.get_rng_state(), state)
@@ -154,7 +142,7 @@ def test_effects_are_counted_on_request() -> None:
     assert hooks.effects == {}
 
 
-def test_added_parameters_are_trained_saved_and_removed_on_request() -> None:
+def test_added_parameters_are_removed_on_request() -> None:
     model = net()
     spec = {
         "shift": {"select": "5", "hook": "forward", "action": "add_bias", "value": [1, 2], "trainable": True},
@@ -201,7 +189,7 @@ class OwnMethods(nn.Module):
 
 
 @pytest.mark.parametrize("prefix", ["", "0."])
-def test_a_model_s_own_methods_named_apply_or_children_are_not_called(prefix: str) -> None:
+def test_a_model_s_own_apply_is_not_called(prefix: str) -> None:
     model = nn.Sequential(OwnMethods()) if prefix else OwnMethods()
     spec = {
         "zero": {"select": f"{prefix}fc", "hook": "apply", "action": "fill", "value": 0},
@@ -217,7 +205,7 @@ def test_outside_of_a_call_it_is_the_caller_s_frame() -> None:
     assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_frame"
 
 
-def test_a_record_begins_with_hook_module_and_step() -> None:
+def test_a_record_begins_with_the_name_of_its_hook() -> None:
     model = nn.Sequential(nn.Identity()).eval()
     spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
     with hookrun.hooked(model, spec) as hooks:
@@ -233,12 +221,14 @@ def test_a_record_begins_with_hook_module_and_step() -> None:
 
 
 def test_threads_do_not_see_each_other_s_firing() -> None:
-    state, seen = CurrentCall("", Clock(nn.Identity())), list[str]()
+    state = CurrentCall("", Clock(nn.Identity()))
+    seen = list[str]()
     state.at = "[0]"
     thread = Thread(target=lambda: seen.append(state.at))
     thread.start()
     thread.join()
-    assert seen == [""] and state.at == "[0]"
+    assert seen == [""]
+    assert state.at == "[0]"
 
 
 def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
@@ -262,3 +252,17 @@ def test_a_complex_value_of_a_real_tensor_is_refused() -> None:
         model = nn.Identity()
         with hookrun.hooked(model, spec), pytest.raises(HookError, match=r"'h' .* the value is complex"):
             model(torch.ones(2))
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    first = nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.BatchNorm1d(4), nn.Identity(), nn.Linear(4, 2))
+
+
+def step(model: nn.Module) -> Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = model(X).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()

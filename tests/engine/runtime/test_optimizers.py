@@ -36,7 +36,8 @@ class Derived(SGD):
 def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) -> None:
     first, second, third = (nn.Parameter(torch.ones(1)) for _ in range(3))
     names = {id(first): 1, id(second): 2, id(third): 3}
-    inner, heard = SGD([first, second], lr=0.1), list[tuple[str, set[int]]]()
+    inner = SGD([first, second], lr=0.1)
+    heard = list[tuple[str, set[int]]]()
 
     def note(when: str) -> Any:
         return lambda optimizer, parameters: heard.append((when, {names[id(each)] for each in parameters}))
@@ -44,14 +45,17 @@ def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) ->
     unfollow = follow(note("before"), note("after"))
     try:
         Derived([first], lr=0.1).step(closure)
-        alone, heard = heard, []
+        alone = heard
+        heard = []
         Around([first, second], inner).step(closure)
-        whole, heard = heard, []
+        whole = heard
+        heard = []
         Around([third], inner).step(closure)  # the inner steps are the outermost ones of their parameters
     finally:
         unfollow()
     assert alone == [("before", {1}), ("after", {1})]
-    assert {key for key, _ in whole} == {"before", "after"} and all(of == {1, 2} for _, of in whole)
+    assert {key for key, _ in whole} == {"before", "after"}
+    assert all(of == {1, 2} for _, of in whole)
     assert [key for key, _ in whole].count("after") == 1
     assert [of for key, of in heard if key == "after"] == [{1, 2}, {1, 2}, {3}]
 
@@ -67,7 +71,8 @@ def trained(cls: type) -> tuple[Any, ...]:
         model(torch.randn(4, 5)).square().mean().backward()
         optimizer.step()
         optimizer.load_state_dict(optimizer.state_dict())
-    assert torch.is_grad_enabled() and len(steps) == 3
+    assert torch.is_grad_enabled()
+    assert len(steps) == 3
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return weights.tolist(), repr(optimizer), cls.__module__, cls.__qualname__
 
@@ -96,16 +101,18 @@ def test_a_differentiable_step_keeps_its_graph() -> None:
     weight.grad = torch.ones(2)
     optimizer.step()
     weight.sum().backward()
-    assert start.grad is not None and start.grad.tolist() == [1, 1]
+    assert start.grad is not None
+    assert start.grad.tolist() == [1, 1]
 
 
-def test_it_is_pickled_and_copied_as_torchs_own_class() -> None:
+def test_it_is_copied_as_torch_s_own_class() -> None:
     weight = torch.ones(2, requires_grad=True)
     optimizer = without_compiler(SGD)([weight], lr=0.5, momentum=0.9)
     weight.sum().backward()
     optimizer.step()
     for protocol in (0, pickle.HIGHEST_PROTOCOL):
         again = pickle.loads(pickle.dumps(optimizer, protocol))
-        assert type(again) is SGD and again.param_groups[0]["lr"] == 0.5
+        assert type(again) is SGD
+        assert again.param_groups[0]["lr"] == 0.5
         assert again.state_dict()["state"][0]["momentum_buffer"].tolist() == [1, 1]
     assert type(copy.deepcopy(optimizer)) is SGD

@@ -38,7 +38,7 @@ def part(*items: Item, in_order: bool = False) -> Part:
     return Part(Index(str(items), items), in_order=in_order)
 
 
-def test_missing_repeated_and_unordered_positions_are_refused() -> None:
+def test_unordered_positions_are_refused() -> None:
     for selected, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
         (part(..., (1, -3)), "selects a position of dimension 2 twice"),
@@ -54,10 +54,11 @@ def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     for items, kept in (((..., 0), True), ((slice(None), 1), True), ((0,), False), (((0, 1),), False)):
         assert part(*items).leaves((0,), 3) is kept, items
     assert not part(..., 0).leaves((0,), 1)
-    assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
+    assert part(..., 0).leaves((0, 1), 3)
+    assert not part(..., 0).leaves((-1,), 3)
 
 
-def test_a_dimension_counted_from_the_end_stays_if_no_other_behind_it_goes() -> None:
+def test_a_dimension_from_the_end_stays_if_last() -> None:
     for items, kept in (((..., 0), False), ((..., slice(0, 2)), True), ((slice(None), 1), True)):
         assert part(*items).leaves((-2,), 4) is kept, items
 
@@ -93,7 +94,7 @@ def part_at(action: str = "capture", **keys: Any) -> TensorPart | None:
     return part_of(planned, "out", now)
 
 
-def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
+def test_index_tokens_heads_go_one_within_the_other() -> None:
     x = normal(2, 4, 8)  # four heads of width 2
     whole = part_at(heads=[1, 3], index="..., 1:", tokens=0)
     assert whole is not None
@@ -102,13 +103,16 @@ def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
     expected = apart.clone()
     expected[0, 0, [1, 3], 1:] = expected[1, 2, [1, 3], 1:] = 7.0
     before = x.clone()
-    assert torch.equal(whole.put(x, torch.tensor(7.0)), expected.flatten(2)) and torch.equal(x, before)
+    assert torch.equal(whole.put(x, torch.tensor(7.0)), expected.flatten(2))
+    assert torch.equal(x, before)
 
 
-def test_samples_must_stay_in_order_where_they_are_captured_and_may_change_places_in_an_edit() -> None:
+def test_samples_in_captures_must_stay_in_order() -> None:
     x = normal(2, 4, 8)
-    captured, edited = part_at(index="[1, 0]"), part_at("scale", index="[1, 0]")
-    assert captured is not None and edited is not None
+    captured = part_at(index="[1, 0]")
+    edited = part_at("scale", index="[1, 0]")
+    assert captured is not None
+    assert edited is not None
     with pytest.raises(IndexError, match="out of order"):
         captured.of(x)
     assert torch.equal(edited.of(x), x.flip(0))
@@ -127,7 +131,8 @@ def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
         heads(0).of(numbers(2, 4, 4, 5))
     assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)
     x = numbers(2, 3, 4, 5)
-    assert all(torch.equal(heads(3, 1).of(each), x[:, :, [3, 1]]) for each in (x, x.flatten(2)))
+    for each in (x, x.flatten(2)):
+        assert torch.equal(heads(3, 1).of(each), x[:, :, [3, 1]])
     with pytest.raises(ValueError, match="does not hold 4 heads"):
         heads(0).of(numbers(2, 3, 7))
     grouped = HeadsPart(Heads.model_validate({"pick": [3]}), HeadCount((4, 2), 8), -1)
@@ -142,15 +147,17 @@ def tokens(clause: Any, now: Any) -> TokensPart:
     return TokensPart(Rule(TypeAdapter(Tokens).validate_python(given), False, {}), now)
 
 
-def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
-    middle, pattern = normal(2, 4, 3), normal(2, 5, 3, 3, seed=1)
+def test_rows_go_back_to_their_places_alone() -> None:
+    middle = normal(2, 4, 3)
+    pattern = normal(2, 5, 3, 3, seed=1)
     for clause, x, places in (
         (0, normal(2, 3, 4), [(0, 1), (1, 0)]),
         ({"position": 0, "dim": 2}, middle, [(0, slice(None), 1), (1, slice(None), 0)]),
         ({"query": -1, "key": 0}, pattern, [(0, slice(None), 2, 1), (1, slice(None), 2, 0)]),
         ({"key": 0}, pattern, [(0, ..., 1), (1, ..., 0)]),
     ):
-        part, before = tokens(clause, Now()), x.clone()
+        part = tokens(clause, Now())
+        before = x.clone()
         rows = part.of(x)
         assert torch.equal(rows, torch.stack([x[place] for place in places])), clause
         expected = x.clone()
@@ -161,17 +168,21 @@ def test_rows_are_copies_and_go_back_to_their_places_alone() -> None:
         assert torch.equal(x, before), clause
 
 
-def test_tokens_are_chosen_once_for_each_size_and_call() -> None:
-    x, now = normal(2, 3, 4), Now()
+def test_tokens_are_chosen_once_for_each_size() -> None:
+    x = normal(2, 3, 4)
+    now = Now()
     part = tokens(0, now)
     first = part.chosen(x)
     assert part.chosen(x + 1) is first
     now.tokens = Pass(CallTokens(2, 1), real=REAL, prompt=3, new_from=2)
-    assert part.chosen(x) is not first and len(part.chosen(x)) == 2 and part.nothing_of(x[:, 2:])
+    assert part.chosen(x) is not first
+    assert len(part.chosen(x)) == 2
+    assert part.nothing_of(x[:, 2:])
 
 
-def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone() -> None:
-    x, now = normal(2, 3, 4), Now()
+def test_parts_of_one_pass_choose_for_themselves() -> None:
+    x = normal(2, 3, 4)
+    now = Now()
     for number in range(40):  # Python gives a new object the place of the one just deleted
         position = -(1 + number % 2)
         assert torch.equal(tokens(position, now).of(x), x[:, position]), number
@@ -193,7 +204,8 @@ def test_what_does_not_fit_the_call_is_refused() -> None:
 # ---- the tokens of a call
 
 
-IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+IDS = torch.tensor([[5, 6, 0], [7, 8, 9]])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
 
 
 class Model(nn.Module):
@@ -201,33 +213,44 @@ class Model(nn.Module):
         return input_ids
 
 
-def test_ids_and_mask_are_read_by_position_and_by_name_as_copies() -> None:
+def test_ids_are_read_by_position_or_name() -> None:
     reader = CallReader(Model())
     for args, kwargs in (((IDS, MASK), {}), ((), {"input_ids": IDS, "attention_mask": MASK})):
         told = reader.read(args, kwargs)
-        assert told is not None and (told.rows, told.columns, told.past) == (2, 3, None)
-        assert told.ids is not None and torch.equal(told.ids, IDS)
+        assert told is not None
+        assert told.rows == 2
+        assert told.columns == 3
+        assert told.past is None
+        assert told.ids is not None
+        assert torch.equal(told.ids, IDS)
         assert told.ids.data_ptr() != IDS.data_ptr()
-        assert told.mask is not None and torch.equal(told.mask, MASK.bool())
+        assert told.mask is not None
+        assert torch.equal(told.mask, MASK.bool())
     assert reader.read((), {"pixel_values": torch.zeros(2, 3)}) is None
 
 
 def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
     wide = torch.ones(2, 5, dtype=torch.int64)
     told = CallReader(Model()).read((IDS, wide), {})
-    assert told is not None and told.past == 2 and CallTokens.of(IDS, wide).past == 2
+    assert told is not None
+    assert told.past == 2
+    assert CallTokens.of(IDS, wide).past == 2
     assert CallTokens.of(IDS, MASK).past is None
 
 
 def test_tensors_without_data_give_shapes_only() -> None:
     told = CallReader(Model()).read((IDS.to("meta"),), {})
-    assert told is not None and not told.has_data and told.ids is None and told.columns == 3
+    assert told is not None
+    assert not told.has_data
+    assert told.ids is None
+    assert told.columns == 3
 
 
-def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> None:
+def test_labels_say_which_decoder_tokens_are_real() -> None:
     labels = torch.tensor([[4, -100]])
     found = labelled(nn.Identity(), (), {"labels": labels})
-    assert found is not None and found.tolist() == [[True, False]]
+    assert found is not None
+    assert found.tolist() == [[True, False]]
     assert labelled(nn.Identity(), (), {"labels": labels, "decoder_input_ids": labels}) is None
     assert made_from_labels(nn.Sequential(Model())) == []
 
@@ -238,7 +261,8 @@ def test_a_token_is_real_if_any_query_attends_to_it() -> None:
     biased = torch.where(blocks, torch.arange(-4.0, 0), least)
     for mask in (blocks, blocks.long(), torch.where(blocks, 0.0, -torch.inf), biased):
         found = as_mask(mask, 2, 4)
-        assert found is not None and found.tolist() == [[True, True, False, True]] * 2
+        assert found is not None
+        assert found.tolist() == [[True, True, False, True]] * 2
     assert as_mask(blocks, 1, 9) is None  # of the sliding window of a cache
     assert as_mask(torch.full((1, 6), 2), 2, 4).tolist() == [[True] * 4] * 2  # type: ignore[union-attr]
 
@@ -246,19 +270,24 @@ def test_a_token_is_real_if_any_query_attends_to_it() -> None:
 def test_positions_begin_at_the_first_real_token() -> None:
     left = torch.tensor([[False, True, True], [True, True, True]])
     found = of(left)
-    assert found.positions.tolist() == [[-1, 0, 1], [0, 1, 2]] and found.first
+    assert found.positions.tolist() == [[-1, 0, 1], [0, 1, 2]]
+    assert found.first
     assert not of(left, prompt=2, new_from=2).first
 
 
 def test_an_encoder_s_pass_has_a_row_for_each_of_the_decoder_s() -> None:
     encoder = of(torch.tensor([[True, False], [True, True]]), ids=torch.tensor([[1, 0], [2, 3]]))
     seen = encoder.seen_by(of(torch.ones(4, 1, dtype=torch.bool)))
-    assert seen.rows == 4 and seen.ids is not None and seen.ids[:, 0].tolist() == [1, 1, 2, 2]
-    assert seen.real[:, 1].tolist() == [False, False, True, True] and encoder.rows == 2
+    assert seen.rows == 4
+    assert seen.ids is not None
+    assert seen.ids[:, 0].tolist() == [1, 1, 2, 2]
+    assert seen.real[:, 1].tolist() == [False, False, True, True]
+    assert encoder.rows == 2
 
 
 def test_a_call_is_a_pass_until_it_ends() -> None:
-    model, seen = Model(), list[Pass | None]()
+    model = Model()
+    seen = list[Pass | None]()
     calls = CallStack([], [])
     sequences = Sequences(model, calls)
     for module, read in sequences.readers():
@@ -269,8 +298,13 @@ def test_a_call_is_a_pass_until_it_ends() -> None:
     model(IDS)
     model(IDS[:, :2])
     first, second = seen
-    assert first is not None and first.ids is not None and torch.equal(first.ids, IDS)
-    assert second is not None and (second.total, second.new_from, second.number) == (2, 0, 2)
+    assert first is not None
+    assert first.ids is not None
+    assert torch.equal(first.ids, IDS)
+    assert second is not None
+    assert second.total == 2
+    assert second.new_from == 0
+    assert second.number == 2
     assert sequences.current is None
 
 

@@ -36,31 +36,7 @@ class Net(nn.Module):
         return self.third(x)
 
 
-def hooks(source: Any = CAPTURE, value: Any = None, **keys: Any) -> dict[str, Any]:
-    value = {"hook": "c"} if value is None else value
-    patch = {"select": "second", "hook": "forward", "action": "replace", "value": value, **keys}
-    return {"c": source, "patch": patch}
-
-
-def by_hand(net: Net, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The output and the gradients when the output of `first` replaces that of `second`."""
-    kept = list[Tensor]()
-    handles = [
-        net.first.register_forward_hook(lambda module, args, output: kept.append(output.clone())),
-        net.second.register_forward_hook(lambda module, args, output: kept[-1]),
-    ]
-    output = net(x)
-    for handle in handles:
-        handle.remove()
-    return output, gradients(net, output)
-
-
-def gradients(net: Net, output: Tensor) -> list[Tensor]:
-    asked = [*net.first.parameters(), *net.third.parameters()]
-    return list(torch.autograd.grad(output.square().sum(), asked))
-
-
-def test_values_and_gradients_are_those_of_hand_written_patching() -> None:
+def test_values_are_those_of_hand_written_patching() -> None:
     net = Net()
     expected, expected_grads = by_hand(net, INPUT)
     plan = hookrun.compile(hooks(), net, example=((INPUT,), {}))
@@ -83,7 +59,7 @@ def test_values_and_gradients_are_those_of_hand_written_patching() -> None:
         ({"when": {"step": 0}}, {"when": {"step": 0, "mode": "train"}}),
     ],
 )
-def test_parts_and_other_edits_take_it_whatever_is_stored(source: Any, keys: Any) -> None:
+def test_parts_take_the_value_whatever_is_stored(source: Any, keys: Any) -> None:
     net = Net()
     given = hooks({**CAPTURE, **source}, **keys)
     given["after"] = {"select": "second", "hook": given["patch"]["hook"], "action": "capture"}
@@ -118,8 +94,9 @@ class Reader(nn.Module):
         return [self(input_ids), *(self(torch.cat([input_ids, tokens[:, :new]], 1)) for new in (1, 2))]
 
 
-def test_tokens_that_a_generation_computes_again_are_passed_on_again() -> None:
-    net, part = Reader(), {"tokens": {"phase": "generation"}}
+def test_recomputed_tokens_are_passed_on_again() -> None:
+    net = Reader()
+    part = {"tokens": {"phase": "generation"}}
     last = net.generate(torch.tensor([[1, 2, 3]]))[-1]
     with hookrun.hooked(net, hooks({**CAPTURE, **part}, **part)) as installed:
         output = net.generate(torch.tensor([[1, 2, 3]]))[-1]
@@ -128,8 +105,9 @@ def test_tokens_that_a_generation_computes_again_are_passed_on_again() -> None:
     assert [len(rows) for rows in installed.captures["c"]["first"]] == [1, 1], "each token is stored once"
 
 
-def test_the_latest_call_counts_and_an_earlier_pass_never_does() -> None:
-    net, both = Net(again=3), list[Tensor]()
+def test_an_earlier_pass_never_counts() -> None:
+    net = Net(again=3)
+    both = list[Tensor]()
     source = {**CAPTURE, "select": "second"}
     with hookrun.hooked(net, hooks(source, select="third")):
         both.append(net(INPUT))
@@ -141,7 +119,8 @@ def test_the_latest_call_counts_and_an_earlier_pass_never_does() -> None:
             net.third(INPUT)  # not within a forward of the model
         both.append(net(INPUT))
     x = net.relu(net.first(INPUT))
-    assert torch.equal(*both) and torch.equal(both[0], net.second(net.second(net.second(x))))
+    assert torch.equal(*both)
+    assert torch.equal(both[0], net.second(net.second(net.second(x))))
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -161,7 +140,8 @@ def test_a_pass_that_was_broken_off_leaves_nothing(error: type[BaseException]) -
 
 
 def test_the_values_are_dropped_when_the_forward_ends() -> None:
-    net, kept = Net(), list[weakref.ref[Tensor]]()
+    net = Net()
+    kept = list[weakref.ref[Tensor]]()
     with hookrun.hooked(net, hooks(action="add_bias")) as installed:
         net.third.register_forward_hook(
             lambda *call: kept.extend(map(weakref.ref, installed.clock.calls.forward.passed_on.values()))
@@ -173,7 +153,8 @@ def test_the_values_are_dropped_when_the_forward_ends() -> None:
 
 
 def test_threads_have_their_own_values() -> None:
-    net, outputs = Net(), dict[int, Tensor]()
+    net = Net()
+    outputs = dict[int, Tensor]()
     inputs = [normal(5, 4, seed=seed) for seed in range(3)]
     meet = threading.Barrier(3)
     expected = [by_hand(net, x)[0] for x in inputs]
@@ -242,3 +223,27 @@ def test_activation_checkpointing_is_refused(inside: str, reentrant: bool) -> No
 def test_a_graph_refuses_the_capture() -> None:
     plan = hookrun.compile(hooks(), Net(), example=((INPUT,), {}))
     assert [problem.where for problem in uncompilable(plan)] == ["hooks.c"]
+
+
+def hooks(source: Any = CAPTURE, value: Any = None, **keys: Any) -> dict[str, Any]:
+    value = {"hook": "c"} if value is None else value
+    patch = {"select": "second", "hook": "forward", "action": "replace", "value": value, **keys}
+    return {"c": source, "patch": patch}
+
+
+def by_hand(net: Net, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output and the gradients when the output of `first` replaces that of `second`."""
+    kept = list[Tensor]()
+    handles = [
+        net.first.register_forward_hook(lambda module, args, output: kept.append(output.clone())),
+        net.second.register_forward_hook(lambda module, args, output: kept[-1]),
+    ]
+    output = net(x)
+    for handle in handles:
+        handle.remove()
+    return output, gradients(net, output)
+
+
+def gradients(net: Net, output: Tensor) -> list[Tensor]:
+    asked = [*net.first.parameters(), *net.third.parameters()]
+    return list(torch.autograd.grad(output.square().sum(), asked))

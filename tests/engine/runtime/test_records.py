@@ -30,7 +30,7 @@ def record(**data: Any) -> dict[str, Any]:
     return {"hook": "h", "module": "fc", "path": "", "action": "stats", **at, **data}
 
 
-def test_an_unreadable_record_is_named_and_the_others_are_kept() -> None:
+def test_an_unreadable_record_keeps_the_others() -> None:
     sink = Memory()
     sink._pending += [
         record(mean=torch.ones(())),
@@ -42,7 +42,7 @@ def test_an_unreadable_record_is_named_and_the_others_are_kept() -> None:
     assert [each["mean"] for each in sink.records] == [1.0, 2.0]
 
 
-def test_statistics_of_a_sharded_tensor_are_refused_at_the_module(tmp_path: Any) -> None:
+def test_statistics_of_a_sharded_tensor_are_refused(tmp_path: Any) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -80,8 +80,10 @@ def test_descriptions_of_rows_are_concatenated_over_entries() -> None:
     assert captured.keys.tolist() == [-1, -1, 7]
     assert captured.text == ["t1", "", "t0"]  # the token of sample 0 is unknown
     for again in (copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
-        assert again.text == captured.text and again.keys.tolist() == captured.keys.tolist()
-        assert len(again) == 2 and torch.equal(again[0], captured[0])
+        assert again.text == captured.text
+        assert again.keys.tolist() == captured.keys.tolist()
+        assert len(again) == 2
+        assert torch.equal(again[0], captured[0])
 
 
 def test_describe_inactive_is_one_line_for_each_hook() -> None:
@@ -135,7 +137,8 @@ def test_results_that_are_read_later_name_the_same_module(policy: str) -> None:
     model = net()
     with hookrun.hooked(model, checks(policy)) as hooks:
         model(torch.ones(2, 4))
-        assert hooks.records == [] and hooks.stopped is None
+        assert hooks.records == []
+        assert hooks.stopped is None
         with torch.no_grad():
             model[2].weight[0, 0] = float("nan")
         model(torch.ones(2, 4))

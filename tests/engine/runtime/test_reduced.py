@@ -37,16 +37,22 @@ def parameter(grad: float) -> nn.Parameter:
     return made
 
 
-def test_parameters_outside_of_the_backward_pass_keep_their_gradient() -> None:
-    seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
-    gradients, of_last = ReducedGradients(), HookedParameter(nn.Module(), "last", last)
+def test_parameters_outside_the_pass_keep_their_gradient() -> None:
+    seen = list[tuple[str, float]]()
+    first = parameter(1.0)
+    last = parameter(10.0)
+    gradients = ReducedGradients()
+    of_last = HookedParameter(nn.Module(), "last", last)
     gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
     gradients.add(of_last, Noted("last", seen, before=True))
     gradients.run(only={id(last)})
-    assert seen == [("last", 10.0)] and first.grad is not None and first.grad.item() == 1
+    assert seen == [("last", 10.0)]
+    assert first.grad is not None
+    assert first.grad.item() == 1
     shard = of_last.parameter = parameter(3.0)
     gradients.run(only={id(shard)})
-    assert seen[1:] == [("last", 3.0)] and gradients.parameters == [first, shard]
+    assert seen[1:] == [("last", 3.0)]
+    assert gradients.parameters == [first, shard]
 
 
 SEEN = {
@@ -95,7 +101,8 @@ def step(model: nn.Module, x: float) -> None:
 
 
 def test_hooks_see_what_they_see_without_a_wrapper() -> None:
-    found, order = [], {"order": {"select": "*", "hook": "grad", "action": "stats"}}
+    found = []
+    order = {"order": {"select": "*", "hook": "grad", "action": "stats"}}
     for wrap in (nn.Sequential, DistributedDataParallel):
         model = multiplying()
         with hookrun.hooked(model, {**order, "double": DOUBLED, **SEEN}) as hooks:
@@ -129,7 +136,7 @@ def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
         step(wrapped, 3.0)
 
 
-def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
+def test_only_a_forward_with_gradients_ends_its_pass() -> None:
     model = multiplying()
     wrapped = DistributedDataParallel(model)
     with hookrun.hooked(model, SEEN) as hooks:
@@ -158,7 +165,7 @@ def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
     assert model.weight.grad == 105.0
 
 
-def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_trained() -> None:
+def test_parameters_added_after_the_wrapper_are_refused() -> None:
     added = {"b": {"select": "", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
     late = multiplying()
     wrapped = DistributedDataParallel(late)
@@ -183,21 +190,24 @@ def test_after_the_block_gradients_are_torchs_own() -> None:
         loss = wrapped(torch.tensor(3.0))
     loss.backward()
     assert model.weight.grad == 3.0
-    assert not model._forward_pre_hooks and not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
 
 
-def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
+def test_a_write_to_the_local_tensor_changes_its_version() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     tensor = distribute_tensor(torch.zeros(2), init_device_mesh("cpu", (1,)), [Shard(0)])
     before = own_part(tensor)._version
     tensor.to_local().add_(1)  # as fully_shard adds gradients
-    assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]
+    assert own_part(tensor)._version == before + 1
+    assert own_part(tensor).tolist() == [1, 1]
 
 
-def test_an_unsharded_tensor_that_no_hook_changes_is_the_same_object() -> None:
-    x, same = torch.zeros(2), SimpleNamespace(op=lambda value: value)
+def test_an_unchanged_unsharded_tensor_is_the_same_object() -> None:
+    x = torch.zeros(2)
+    same = SimpleNamespace(op=lambda value: value)
     firings: Any = [same, same]
     assert edited(x, firings) is x
 
@@ -209,7 +219,7 @@ def hooked() -> tuple[nn.Sequential, HookedParameters]:
     return model, parameters
 
 
-def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
+def test_a_replaced_parameter_is_an_error_at_the_next_step() -> None:
     model, parameters = hooked()
     optimizer = torch.optim.SGD(model.parameters())
     parameters.follow(optimizer)

@@ -13,7 +13,7 @@ from hookrun.engine.runtime.clock import RowsOfRank
 from hookrun.engine.runtime.rng import derived_seed, drawn
 
 
-def test_a_seed_depends_on_each_part_and_is_the_same_in_every_process() -> None:
+def test_a_seed_depends_on_each_of_its_parts() -> None:
     assert derived_seed(0, "noise", "fc") == 7548869590823487893
     assert len({derived_seed(*parts) for parts in ((1, 12), (11, 2), (112,), ("1", 12))}) == 4
 
@@ -76,10 +76,11 @@ def test_every_third_sample_of_the_data_set_in_any_order() -> None:
     assert kept({"every": 3}) == {"0": [0, 3, 6, 9], "1": [0, 3, 6, 9]}
 
 
-def test_a_reservoir_is_the_same_at_every_module_and_in_every_epoch() -> None:
+def test_a_reservoir_is_the_same_at_every_module() -> None:
     found = kept({"reservoir": 4}, epochs=2)
     assert found["0"] == found["1"]
-    assert len(set(found["0"])) == 4 and len(found["0"]) == 8
+    assert len(set(found["0"])) == 4
+    assert len(found["0"]) == 8
     assert kept({"reservoir": 100})["0"] == list(range(10)), "all, if there are fewer"
 
 
@@ -109,7 +110,7 @@ def test_each_sample_is_as_likely_as_any_other() -> None:
     ],
     ids=["no samples", "no population", "too small a population", "another batch"],
 )
-def test_an_impossible_choice_is_an_error_that_names_hook_and_module(
+def test_an_impossible_choice_names_hook_with_module(
     samples: Any, population: int | None, keep: dict[str, int], value: torch.Tensor, said: str
 ) -> None:
     model = net()
@@ -138,12 +139,13 @@ def test_gradients_by_sample_are_chosen_too() -> None:
     "numbers",
     [[[0], [1]], torch.tensor([[0, 1]]), torch.tensor(3), [0.5, 1.0], [True, False], [-1, 0], "ab", ["a"]],
 )
-def test_samples_that_are_not_numbers_in_one_dimension_are_refused(numbers: Any) -> None:
+def test_samples_must_be_numbers_in_one_dimension(numbers: Any) -> None:
     with hookrun.hooked(net(), {}) as hooks:
         with pytest.raises(hookrun.HookrunError, match=r"samples: found .*, expected \[B\] whole numbers"):
             hooks.samples = numbers
         hooks.samples = []
-        assert hooks.samples is not None and hooks.samples.dtype == torch.int64
+        assert hooks.samples is not None
+        assert hooks.samples.dtype == torch.int64
 
 
 def test_shapes_are_checked_with_a_choice() -> None:

@@ -105,11 +105,12 @@ def plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str, Tensor)
 
 
-def test_a_loop_resumed_from_any_step_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_loop_may_be_resumed_from_any_step(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "whole", SPEC)
     for number in range(STEPS):
         loop.step(number)
-    expected, seen = loop.end(), loop.seen
+    expected = loop.end()
+    seen = loop.seen
     assert any("max_bytes are used up" in text for text in loop.said)
     assert 0 < expected["fired"]["at_times", "3"] < STEPS
     assert 0 < expected["fired"]["gradient_noise", "0.weight"] < STEPS
@@ -117,8 +118,10 @@ def test_a_loop_resumed_from_any_step_ends_as_an_uninterrupted_one(tmp_path: Pat
         first = Loop(tmp_path / str(cut), SPEC)
         for number in range(cut):
             first.step(number)
-        state, said = first.state(), list(first.said)
-        assert plain(state["hooks"]) and plain(state["files"])
+        state = first.state()
+        said = list(first.said)
+        assert plain(state["hooks"])
+        assert plain(state["files"])
         assert first.state()["hooks"] == state["hooks"], "looking changes nothing"
         for number in range(cut, min(cut + 2, STEPS)):
             first.step(number)
@@ -135,7 +138,8 @@ def test_steps_of_the_optimizer_or_counted_by_hand_continue(tmp_path: Path) -> N
     spec = {"seen": {"select": "0", "hook": "forward", "action": "stats"}}
     for by_hand in (False, True):
         model = net()
-        plan, optimizer = hookrun.compile(spec, model), torch.optim.SGD(model.parameters())
+        plan = hookrun.compile(spec, model)
+        optimizer = torch.optim.SGD(model.parameters())
         state: dict[str, Any] | None = None
         steps = list[int]()
         for _ in range(3):
@@ -150,7 +154,8 @@ def test_steps_of_the_optimizer_or_counted_by_hand_continue(tmp_path: Path) -> N
                 steps += [record["step"] for record in hooks.records]
                 state = hooks.state_dict()
         assert steps == list(range(6))
-        assert state is not None and state["sites"]["seen"]["0"]["fired"] == 6
+        assert state is not None
+        assert state["sites"]["seen"]["0"]["fired"] == 6
 
 
 def test_counts_inside_compiled_graphs_continue() -> None:
@@ -185,7 +190,8 @@ def test_a_state_of_another_plan_is_refused_with_the_difference() -> None:
         with hookrun.compile(other, model).install(model) as hooks:
             with pytest.raises(HookrunError) as caught:
                 hooks.load_state_dict(state)
-            assert message in str(caught.value) and "use the hooks, the model" in str(caught.value)
+            assert message in str(caught.value)
+            assert "use the hooks, the model" in str(caught.value)
             hooks.load_state_dict(state, strict=False)
             assert [hooks.fired[each] for each in hooks.fired if each == ("a", "0")] in ([], [1])
             model(torch.ones(2, 3))
@@ -224,7 +230,8 @@ def test_a_user_s_object_with_a_state_continues() -> None:
     _, state = outputs(range(2))
     found, end = outputs(range(2, 5), copy.deepcopy(state))
     assert all(map(torch.equal, found, expected[2:]))
-    assert end == last and last["sites"]["s"]["0"]["held"][0]["count"] == 5
+    assert end == last
+    assert last["sites"]["s"]["0"]["held"][0]["count"] == 5
     with pytest.raises(
         hookrun.HookError, match=r"hook 's' \(forward, python\) on 0: Smoothed.load_state_dict failed"
     ):

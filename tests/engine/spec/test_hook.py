@@ -60,14 +60,14 @@ def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
     assert "expected" in next(iter(problems(hooks).values()))
 
 
-def test_checkpoints_identify_a_hook_by_name_modules_action_and_parameters() -> None:
+def test_checkpoints_identify_a_hook_by_its_parameters() -> None:
     same = (hook(), hook(priority=3), hook(when={"step": 3}), hook(index="0"))
     assert len({each.identity for each in same}) == 1
     other = (hook(), hook(max=0.2), hook(select="fd"), hook(min=0))
     assert len({each.identity for each in other}) == 4
 
 
-def test_a_hook_knows_whether_it_takes_a_part_and_whether_it_draws() -> None:
+def test_a_hook_knows_whether_it_draws() -> None:
     assert not hook().takes_part
     for part in ({"index": "0"}, {"tokens": -1}, {"heads": [0]}):
         assert hook(hook="forward", **part).takes_part
@@ -88,12 +88,14 @@ def test_runs_are_found_also_under_minus() -> None:
     ]
 
 
-def test_keys_that_the_meant_action_or_hook_type_may_have_are_no_mistakes() -> None:
+def test_keys_of_the_meant_action_are_no_mistakes() -> None:
     assert set(problems({"a": CLAMP | {"action": "clmap", "mx": 1}})) == {"hooks.a.action", "hooks.a.mx"}
     saved = {"select": "fc", "hook": "saved_tensor", "action": "stats", "parameters": True}
     assert set(problems({"a": saved})) == {"hooks.a.hook"}
-    assert "parameters" in hook_keys("saved_tensors") and "parameters" not in hook_keys("forward")
-    assert all(hook_keys(name) | {"action"} >= OF_EVERY_HOOK for name in HOOK_TYPES)
+    assert "parameters" in hook_keys("saved_tensors")
+    assert "parameters" not in hook_keys("forward")
+    for name in HOOK_TYPES:
+        assert hook_keys(name) | {"action"} >= OF_EVERY_HOOK
 
 
 # ---- `when` and `expect`
@@ -114,7 +116,7 @@ def test_keys_that_the_meant_action_or_hook_type_may_have_are_no_mistakes() -> N
         (parse_expect("2"), (2,), (1,)),
     ],
 )
-def test_steps_exclude_their_end_and_expectations_include_it(counts: Any, inside: Any, outside: Any) -> None:
+def test_steps_exclude_their_end(counts: Any, inside: Any, outside: Any) -> None:
     assert all(number in counts for number in inside)
     assert not any(number in counts for number in outside)
 
@@ -137,8 +139,10 @@ def test_an_impossible_schedule_is_refused(raw: Any, reason: str) -> None:
 
 
 def test_an_unrestricted_schedule_is_recognised() -> None:
-    assert When().always and When(seed=3).always
-    assert not any(When(**raw).always for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}))
+    assert When().always
+    assert When(seed=3).always
+    for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}):
+        assert not When(**raw).always
 
 
 def test_a_schedule_is_shown_in_words() -> None:

@@ -40,12 +40,14 @@ class Frozen:
 
 
 def value() -> Any:
-    one, two = torch.ones(2), torch.zeros(3)
+    one = torch.ones(2)
+    two = torch.zeros(3)
     return OrderedDict(a=Pair(one, [two, None]), b=Frozen(one), c=torch.ones(2, 2).max(0))
 
 
-def test_every_tensor_has_a_path_by_which_it_is_read_and_replaced() -> None:
-    whole, new = value(), torch.full((1,), 7.0)
+def test_every_tensor_has_a_path() -> None:
+    whole = value()
+    new = torch.full((1,), 7.0)
     before = copy.copy(whole)
     paths = [path for path, leaf in leaves(whole) if isinstance(leaf, Tensor)]
     assert paths == ["a.left", "a.right[0]", "b.x", "c.values", "c.indices"]
@@ -55,12 +57,15 @@ def test_every_tensor_has_a_path_by_which_it_is_read_and_replaced() -> None:
         ]
         changed = put(whole, keys, new)
         assert get(changed, keys) is new and get(whole, keys) is not new, path
-        assert type(changed) is OrderedDict and type(changed["a"]) is Pair and type(changed["b"]) is Frozen
+        assert type(changed) is OrderedDict
+        assert type(changed["a"]) is Pair
+        assert type(changed["b"]) is Frozen
         others = [found for other, found in leaves(changed) if other != path]
         kept = [found for other, found in leaves(whole) if other != path]
         assert all(one is other for one, other in zip(others, kept, strict=True)), path
     assert put(whole, ["a", -1, 0], new)["a"].right[0] is new
-    assert put(whole, [], new) is new and whole == before
+    assert put(whole, [], new) is new
+    assert whole == before
     for wrong, said in ((["a", "lft"], "left"), (["a", "right", 2], "right"), (["b", "x", 0], "no members")):
         with pytest.raises(TargetError, match=said):
             get(whole, wrong)
@@ -70,17 +75,17 @@ def test_an_unchanged_value_is_the_same_object() -> None:
     whole = value()
     assert rebuild(whole, lambda leaf: leaf) is whole
     doubled = rebuild(whole, lambda leaf: leaf * 2 if isinstance(leaf, Tensor) else leaf)
-    assert doubled["a"].right[1] is None and doubled["b"].x.tolist() == [2, 2] and doubled is not whole
+    assert doubled["a"].right[1] is None
+    assert doubled["b"].x.tolist() == [2, 2]
+    assert doubled is not whole
 
 
-def test_a_call_becomes_one_value_and_back() -> None:
+def test_a_call_becomes_one_value() -> None:
     for args, kwargs in (((1, 2), {}), ((1,), {"x": 3}), ((), {"x": 3})):
         assert call_with(arguments(args, kwargs)) == (args, kwargs)
-    assert (
-        unwrapped((1,)) == 1
-        and unwrapped((1, 2)) == (1, 2)
-        and unwrapped({"a": (1,), "b": 2}) == {"a": 1, "b": 2}
-    )
+    assert unwrapped((1,)) == 1
+    assert unwrapped((1, 2)) == (1, 2)
+    assert unwrapped({"a": (1,), "b": 2}) == {"a": 1, "b": 2}
 
 
 def test_a_replacement_of_another_structure_is_an_error() -> None:
@@ -92,7 +97,7 @@ def test_a_replacement_of_another_structure_is_an_error() -> None:
     assert describe((x, {"h": x[0]}, None)) == "([2, 3], {h: [3]}, None)"
 
 
-def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats() -> None:
+def test_under_vmap_the_whole_batch_is_read() -> None:
     seen = list[torch.Tensor | None]()
 
     def noted(x: torch.Tensor) -> torch.Tensor:
@@ -102,29 +107,42 @@ def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats
     batch = torch.arange(6.0).reshape(2, 3)
     torch.vmap(noted, in_dims=1)(batch)
     (found,) = seen
-    assert found is not None and found.tolist() == batch.T.tolist()
+    assert found is not None
+    assert found.tolist() == batch.T.tolist()
     assert readable(torch.ones(1, device="meta")) is None
-    assert differentiable(torch.ones(1)).requires_grad and differentiable(torch.ones(1), leaf=True).is_leaf
-    assert not differentiable(torch.ones(1, dtype=torch.int64)).requires_grad and differentiable("x") == "x"
+    assert differentiable(torch.ones(1)).requires_grad
+    assert differentiable(torch.ones(1), leaf=True).is_leaf
+    assert not differentiable(torch.ones(1, dtype=torch.int64)).requires_grad
+    assert differentiable("x") == "x"
 
 
 def test_members_are_replaced_in_place_except_in_tuples() -> None:
-    a, b, new = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
+    a = torch.zeros(1)
+    b = torch.ones(1)
+    new = torch.full((1,), 2.0)
     value = {"list": [a, b], "tuple": (a, b), "frozen": Frozen(a)}
     inner = value["list"]
-    assert exchange(value, {id(a): new}) is value and value["list"] is inner
-    assert value["list"] == [new, b] and value["tuple"] == (new, b)
-    assert isinstance(value["frozen"], Frozen) and value["frozen"].x is new
+    assert exchange(value, {id(a): new}) is value
+    assert value["list"] is inner
+    assert value["list"] == [new, b]
+    assert value["tuple"] == (new, b)
+    assert isinstance(value["frozen"], Frozen)
+    assert value["frozen"].x is new
     assert exchange(b, {id(a): new}) is b
 
 
 def test_tensors_are_restored_where_the_new_ones_still_are() -> None:
     a, b = (torch.zeros(1, requires_grad=True) for _ in range(2))
-    plain, news, placed = torch.zeros(1), [torch.ones(1), torch.ones(1)], list[Placed]()
+    plain = torch.zeros(1)
+    news = [torch.ones(1), torch.ones(1)]
+    placed = list[Placed]()
     value = {"a": a, "b": b, "plain": plain}
     place(value, iter(news), placed)
-    assert value["a"] is news[0] and value["b"] is news[1] and value["plain"] is plain
+    assert value["a"] is news[0]
+    assert value["b"] is news[1]
+    assert value["plain"] is plain
     value["moved"] = value.pop("a")
     value["b"] = plain  # other code has written there in the meantime
     put_back(placed)
-    assert value["moved"] is a and value["b"] is plain
+    assert value["moved"] is a
+    assert value["b"] is plain

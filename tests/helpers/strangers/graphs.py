@@ -59,7 +59,8 @@ class Shapes(torch.utils.data.Dataset[tuple[Graph, int]]):
 
     def __getitem__(self, index: int) -> tuple[Graph, int]:
         generator = torch.Generator().manual_seed(1000 * self.seed + index)
-        size, label = 4 + index % 5, index % 3
+        size = 4 + index % 5
+        label = index % 3
         nodes = torch.arange(size)
         if label == 0:
             edges = torch.stack([nodes, nodes.roll(-1)])

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PAD, MASK, FIRST = 0, 1, 2
+PAD = 0
+MASK = 1
+FIRST = 2
 """The ids of padding, of the mask, and of the first word."""
 
 

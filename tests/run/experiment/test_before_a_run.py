@@ -18,18 +18,20 @@ from hookrun.store.config.yaml_files import load
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
 
 
-def test_the_report_shows_where_the_weights_come_from_also_by_a_link(run, executed, capsys) -> None:
+def test_the_report_shows_where_weights_come_from(run, executed, capsys) -> None:
     trained = executed(*SMALL)
     assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
     Path("newest").symlink_to(trained.path)
     typed = "model.weights=newest/checkpoints/last.safetensors"
     capsys.readouterr()
     other = run(*SMALL[2:], "model=mlp", "task=evaluate", typed)
-    meant, page = trained.path / "checkpoints/last.safetensors", _joined(other.path)
+    meant = trained.path / "checkpoints/last.safetensors"
+    page = _joined(other.path)
     assert f"weights: {meant}" in capsys.readouterr().out
     assert load(other.path / ".hydra/config.yaml")["model"]["weights"] == str(meant)
     assert f"<dt>weights</dt><dd>{meant}</dd>" in page
-    assert f"model.weights={meant}" in page and typed not in page
+    assert f"model.weights={meant}" in page
+    assert typed not in page
 
 
 def _joined(run: Path) -> str:
@@ -88,10 +90,11 @@ def test_task_plan_shows_the_whole_plan(capsys: Any) -> None:
     hook = "+hooks.all={select: '**', hook: forward, action: print}"
     assert main(["model=resnet18", "data=fake_images", "task=plan", hook]) == 0
     out = capsys.readouterr().out
-    assert "layer4.1.bn2" in out and "more" not in out
+    assert "layer4.1.bn2" in out
+    assert "more" not in out
 
 
-def test_a_checkpoint_is_not_overwritten_by_the_apply_hooks_it_contains(executed: Any) -> None:
+def test_apply_hooks_do_not_overwrite_their_checkpoint(executed: Any) -> None:
     ones = "+hooks.ones={select: fc, hook: apply, action: fill, value: 1}"
     run = executed(*SMALL, ones, "train.optimizer.lr=0.1")
     weights = run.path / "checkpoints" / "last.safetensors"

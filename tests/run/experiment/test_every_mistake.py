@@ -23,35 +23,7 @@ CLAMP = {"select": "0", "hook": "grad", "action": "clamp", "max": 1}
 FC = {"select": "fc", "hook": "grad", "action": "clamp", "max": 1}
 
 
-def places(error: Refusal) -> list[str]:
-    return [problem.where for problem in error.errors]
-
-
-def config(**sections: Any) -> dict[str, Any]:
-    plain = {
-        "task": {"name": "train"},
-        "model": {"name": "cnn"},
-        "data": {"name": "digits"},
-        "train": {},
-        "hooks": {},
-    }
-    return plain | sections
-
-
-def of_file(**sections: Any) -> hookrun.SpecError:
-    with pytest.raises(hookrun.SpecError) as refusal:
-        tasks.parse_experiment(config(**sections))
-    return refusal.value
-
-
-def of_model(**sections: Any) -> Refusal:
-    whole = config(**sections)
-    with pytest.raises(Refusal) as refusal, tasks.in_order_of(whole):
-        tasks.prepare(tasks.parse_experiment(whole))
-    return refusal.value
-
-
-def test_mistakes_in_a_dict_of_hooks_come_before_selectors_without_match() -> None:
+def test_mistakes_in_hooks_come_before_missing_matches() -> None:
     hooks = {"a": CLAMP | {"mx": 2}, "b": CLAMP | {"max": "x"}, "c": CLAMP | {"select": "fc"}, "d": CLAMP}
     with pytest.raises(hookrun.SpecError) as of_spec:
         hookrun.compile({"hooks": hooks}, MODEL)
@@ -92,7 +64,8 @@ def test_mistakes_of_the_model_stage_are_in_one_report() -> None:
 
 def test_hooks_that_do_not_fit_alone_are_a_compile_error() -> None:
     error = of_model(hooks={"c": FC | {"select": "fd"}})
-    assert isinstance(error, hookrun.CompileError) and places(error) == ["hooks.c.select"]
+    assert isinstance(error, hookrun.CompileError)
+    assert places(error) == ["hooks.c.select"]
 
 
 def test_wrong_data_leaves_the_selectors_to_be_checked() -> None:
@@ -102,15 +75,16 @@ def test_wrong_data_leaves_the_selectors_to_be_checked() -> None:
     assert error.notes == ("shapes were not checked, because the data is not valid",)
 
 
-def test_a_wrong_model_leaves_the_hooks_unchecked_and_says_so() -> None:
+def test_a_wrong_model_leaves_the_hooks_unchecked() -> None:
     model = {"name": "cnn", "args": {"widht": 3}}
     error = of_model(model=model, hooks={"c": FC | {"select": "fd"}})
     assert places(error) == ["model.args.widht"]
     assert error.notes == ("the hooks were not checked, because the model is not valid",)
-    assert str(error).startswith("1 configuration error\n") and error.notes[0] in str(error)
+    assert str(error).startswith("1 configuration error\n")
+    assert error.notes[0] in str(error)
 
 
-def test_weights_of_a_run_that_is_missing_do_not_hide_other_mistakes() -> None:
+def test_weights_of_a_missing_run_hide_no_mistakes() -> None:
     model = {"name": "cnn", "weights": {"run": "nowhere"}}
     error = of_model(model=model, hooks={"c": FC | {"select": "fd"}})
     assert places(error) == ["model.weights.run", "hooks.c.select"]
@@ -128,7 +102,8 @@ def test_boolean_keys_are_reported_with_advice_to_quote_them() -> None:
     hook = FC | {True: 1, "when": {False: 2}}
     error = of_file(hooks={False: FC, "a": hook}, model={"name": "cnn", "args": {False: 1}})
     assert places(error) == ["model.args.False", "hooks.False", "hooks.a.True", "hooks.a.when.False"]
-    assert all(problem.hint.endswith("as true and false: quote the key") for problem in error.errors)
+    for problem in error.errors:
+        assert problem.hint.endswith("as true and false: quote the key")
 
 
 @pytest.mark.parametrize(
@@ -158,3 +133,31 @@ def test_mistakes_of_the_first_two_stages_are_told_without_torch(arguments: list
     script = "import sys; from hookrun.cli import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
     assert done.stdout.split() == ["2", "False"], done.stderr
+
+
+def places(error: Refusal) -> list[str]:
+    return [problem.where for problem in error.errors]
+
+
+def config(**sections: Any) -> dict[str, Any]:
+    plain = {
+        "task": {"name": "train"},
+        "model": {"name": "cnn"},
+        "data": {"name": "digits"},
+        "train": {},
+        "hooks": {},
+    }
+    return plain | sections
+
+
+def of_file(**sections: Any) -> hookrun.SpecError:
+    with pytest.raises(hookrun.SpecError) as refusal:
+        tasks.parse_experiment(config(**sections))
+    return refusal.value
+
+
+def of_model(**sections: Any) -> Refusal:
+    whole = config(**sections)
+    with pytest.raises(Refusal) as refusal, tasks.in_order_of(whole):
+        tasks.prepare(tasks.parse_experiment(whole))
+    return refusal.value

@@ -30,7 +30,7 @@ def problems(**changes: Any) -> dict[str, str]:
     return {problem.where: f"{problem.what} {problem.hint}" for problem in caught.value.errors}
 
 
-def test_a_valid_one_has_settings_and_hooks() -> None:
+def test_a_valid_experiment_has_hooks() -> None:
     experiment = parse_experiment(ROOT | {"seed": 3})
     assert experiment.settings.model.name == "cnn"
     assert [hook.name for hook in experiment.hooks.hooks] == ["h"]
@@ -100,7 +100,7 @@ def test_a_need_is_shown_as_its_command() -> None:
         {f"n{number}": GOOD for number in range(MOST_NEEDS + 1)},
     ],
 )
-def test_a_wrong_name_and_too_many_are_refused(raw: Any) -> None:
+def test_a_wrong_name_is_refused(raw: Any) -> None:
     with pytest.raises(ValidationError):
         NEEDS.validate_python(raw)
     with pytest.raises(ValidationError, match="previous is the run before"):
@@ -134,10 +134,11 @@ def test_the_first_place_beyond_a_limit_is_reported(value: Any, where: str, what
     with pytest.raises(SpecError) as caught:
         refuse_beyond_limits(value)
     [problem] = caught.value.errors
-    assert problem.where == where and what in problem.what
+    assert problem.where == where
+    assert what in problem.what
 
 
-def test_values_are_counted_and_recursive_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recursive_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "MAX_VALUES", 100)
     refuse_beyond_limits([1] * 99)
     with pytest.raises(SpecError, match="more than 100 values"):
@@ -153,6 +154,6 @@ def test_arguments_of_a_function_of_the_user_may_have_any_keys() -> None:
     assert without_boolean_keys(config) == (config, [])
 
 
-def test_the_order_is_that_of_the_file_and_each_is_reported_once() -> None:
+def test_each_mistake_is_reported_once() -> None:
     problems = [Problem(where, "") for where in ("b", "c", "a", "b")]
     assert [each.where for each in in_file_order(problems, {"b": {"y": 1}, "a": 3})] == ["b", "a", "c"]

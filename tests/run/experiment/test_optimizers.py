@@ -24,28 +24,6 @@ from hookrun.run.experiment.optimizers import (
 from hookrun.run.experiment.parameter_groups import ParameterGroup, Trained, chosen
 from hookrun.run.experiment.settings import Named, Optimizer, Schedule, Scheduler, Train
 
-
-def made(named: Named, model: nn.Module) -> torch.optim.Optimizer:
-    by_name = dict(model.named_parameters())
-    return make_optimizer(named, [ParameterGroup("", "", tuple(by_name))], by_name)
-
-
-def sgd() -> torch.optim.Optimizer:
-    return made(Named(name="SGD", lr=1.0), nn.Linear(2, 2))  # type: ignore[call-arg]
-
-
-def refused(train: Train, group: dict[str, Any] | None = None) -> str:
-    """What is said of values that torch refuses, of the optimizer or of a group."""
-    model = nn.Linear(2, 2)
-    where = "" if group is None else "train.optimizer.groups.0"
-    groups = [ParameterGroup(where, "", ("weight", "bias", "added"), group or {})]
-    weight, drawn = model.weight.detach().clone(), torch.get_rng_state()
-    problems = check_arguments(train, model, groups)
-    assert torch.equal(model.weight, weight) and model.weight.grad is None
-    assert torch.equal(torch.get_rng_state(), drawn)
-    return "\n".join(map(str, problems))
-
-
 PARTS = [{"name": "ConstantLR", "factor": 7}, {"name": "ConstantLR"}]
 
 
@@ -61,7 +39,8 @@ def test_every_optimizer_steps(name: str, spell: Any) -> None:
     before = next(model.parameters()).detach().clone()
     optimizer = made(Named(name=spell(name)), model)
     cls = getattr(torch.optim, name)  # the class without the import of torch's compiler is a subclass of it
-    assert isinstance(optimizer, cls) and type(optimizer).__qualname__ == cls.__qualname__
+    assert isinstance(optimizer, cls)
+    assert type(optimizer).__qualname__ == cls.__qualname__
     model(torch.tensor([0, 1]) if sparse else torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert not torch.equal(next(model.parameters()), before)
@@ -140,18 +119,19 @@ def test_values_that_torch_refuses_are_found_by_trying(train: Train, said: str) 
     assert said in refused(train)
 
 
-def test_values_that_torch_accepts_pass_and_those_of_a_group_are_told_at_the_group() -> None:
+def test_values_of_a_group_are_told_at_the_group() -> None:
     assert refused(Train(scheduler=Scheduler(name="CosineAnnealingLR"))) == ""
     assert refused(Train(), {"lr": 0.5}) == ""
     assert refused(Train(), {"lr": -1}).startswith("train.optimizer.groups.0: AdamW refuses its arguments")
 
 
-CONSTANT, PLATEAU = {"name": "ConstantLR"}, {"name": "reduce_lr_on_plateau"}
+CONSTANT = {"name": "ConstantLR"}
+PLATEAU = {"name": "reduce_lr_on_plateau"}
 EMPTY = {"name": "SequentialLR", "schedulers": [], "milestones": [1]}
 STEP = {"name": "StepLR", "interval": "step"}
 
 
-def test_each_part_lasts_until_the_next_milestone_and_at_least_one_step() -> None:
+def test_each_part_lasts_at_least_one_step() -> None:
     parts = [{"name": "CosineAnnealingLR"}] * 3
     for args, intervals, expected in (
         ({"milestones": [3, 5]}, 20, [3, 2, 15]),
@@ -184,7 +164,7 @@ def test_the_last_milestone_may_be_that_of_an_inner_schedule() -> None:
         (Schedule(name="ConstantLR", schedulers=()), ["schedulers"]),
     ],
 )  # fmt: skip
-def test_wrong_parts_and_milestones_are_told_by_their_keys(named: Schedule, where: list[str]) -> None:
+def test_wrong_milestones_are_told_by_their_keys(named: Schedule, where: list[str]) -> None:
     assert [each.where.removeprefix("train.scheduler.") for each in check_scheduler(named)] == where
 
 
@@ -217,13 +197,15 @@ class Schedule(LambdaLR):
 """
 
 
-def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(trusted) -> None:
+def test_saving_an_own_optimizer_is_tried_first(trusted) -> None:
     trusted(ownsteps=OWN)
     assert refused(Train(optimizer=Optimizer(name="ownsteps:Plain"))) == ""
     said = refused(Train(optimizer=Optimizer(name="ownsteps:WithFunction")))
-    assert said.startswith("train.optimizer.name: the state of With") and "state_dict()" in said
+    assert said.startswith("train.optimizer.name: the state of With")
+    assert "state_dict()" in said
     said = refused(Train(scheduler=Scheduler(name="ownsteps:Schedule")))
-    assert said.startswith("train.scheduler.name: the state of Sch") and "model is a" in said
+    assert said.startswith("train.scheduler.name: the state of Sch")
+    assert "model is a" in said
 
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
@@ -267,9 +249,10 @@ def groups(*members: dict[str, Any]) -> dict[str, Any]:
     return {"optimizer": {"name": "SGD", "lr": 0.1, "groups": list(members)}}
 
 
-def test_parameters_are_chosen_by_module_by_name_and_by_the_hook_that_adds_them() -> None:
+def test_parameters_are_chosen_by_module_or_name() -> None:
     everything = trained(HOOKS)
-    assert names(everything)[-1] == "relu1.shift_bias" and len(names(everything)) == 7
+    assert names(everything)[-1] == "relu1.shift_bias"
+    assert len(names(everything)) == 7
     assert everything.frozen == frozenset()
     shown = "all 7 parameters (73 of 73 elements, without those that hooks add)"
     assert everything.shown == shown, "a shared weight counts once"
@@ -280,7 +263,7 @@ def test_parameters_are_chosen_by_module_by_name_and_by_the_hook_that_adds_them(
     assert trained(HOOKS, parameters="hook:shift").shown.startswith("1 of 7 parameters (0 of 73 elements,")
 
 
-def test_the_rest_is_frozen_also_what_hooks_add_later_and_the_chosen_stay_as_they_are() -> None:
+def test_what_hooks_add_later_is_frozen_too() -> None:
     model = Net()
     found, _ = choice(HOOKS, model, parameters="fc")
     assert all(each.requires_grad for each in model.parameters()), "choosing changes nothing"
@@ -291,7 +274,7 @@ def test_the_rest_is_frozen_also_what_hooks_add_later_and_the_chosen_stay_as_the
     assert "relu1.shift_bias" in found.frozen
 
 
-def test_groups_have_their_parameters_in_the_order_of_the_model_and_the_others_come_first() -> None:
+def test_other_groups_come_before_the_chosen_ones() -> None:
     found = trained(HOOKS, **groups({"select": ["hook:*", "fc"], "lr": 1}, {"select": "conv2.weight"}))
     assert [(group.where, group.names, dict(group.args)) for group in found.groups] == [
         ("", ("conv1.weight", "conv1.bias", "conv2.bias"), {}),
@@ -304,7 +287,7 @@ def test_groups_have_their_parameters_in_the_order_of_the_model_and_the_others_c
     assert [group.names for group in only.groups] == [("fc.weight", "fc.bias")]
 
 
-def test_the_lines_of_the_plan_count_and_name_them() -> None:
+def test_the_plan_counts_the_parameters_of_groups() -> None:
     train = groups({"select": "conv*", "lr": 1}, {"select": "fc.bias"})
     spec = Train.model_validate(train)
     assert list(trained(**train).lines(spec.optimizer)) == [
@@ -332,10 +315,33 @@ def test_a_wrong_name_is_told_where_it_is_with_the_nearest(hooks: Any, train: An
     assert text in told(hooks, **train)
 
 
-def test_two_groups_with_one_parameter_and_a_model_with_nothing_to_train_are_refused() -> None:
+def test_two_groups_with_one_parameter_are_refused() -> None:
     overlap = told(**groups({"select": "conv*"}, {"select": ["fc", "conv1.bias"]}, {"select": "tied"}))
     assert "groups.1.select: '[fc, conv1.bias]' and 'conv*' of groups.0 both name conv1.bias;" in overlap
     assert "groups.2.select: 'tied' and '[fc, conv1.bias]' of groups.1 both name fc.weight;" in overlap
     model = Net().requires_grad_(False)
     assert [each.where for each in choice(model=model)[1]] == ["train.parameters"]
     assert [each.where for each in choice(model=nn.ReLU())[1]] == ["train.parameters"]
+
+
+def made(named: Named, model: nn.Module) -> torch.optim.Optimizer:
+    by_name = dict(model.named_parameters())
+    return make_optimizer(named, [ParameterGroup("", "", tuple(by_name))], by_name)
+
+
+def sgd() -> torch.optim.Optimizer:
+    return made(Named(name="SGD", lr=1.0), nn.Linear(2, 2))  # type: ignore[call-arg]
+
+
+def refused(train: Train, group: dict[str, Any] | None = None) -> str:
+    """What is said of values that torch refuses, of the optimizer or of a group."""
+    model = nn.Linear(2, 2)
+    where = "" if group is None else "train.optimizer.groups.0"
+    groups = [ParameterGroup(where, "", ("weight", "bias", "added"), group or {})]
+    weight = model.weight.detach().clone()
+    drawn = torch.get_rng_state()
+    problems = check_arguments(train, model, groups)
+    assert torch.equal(model.weight, weight)
+    assert model.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), drawn)
+    return "\n".join(map(str, problems))

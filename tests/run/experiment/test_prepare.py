@@ -44,17 +44,22 @@ def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
 
 def test_the_weights_of_the_network_follow_the_seed() -> None:
     first, again, other = (prepared(seed=seed).model.state_dict()["fc.weight"] for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
-def test_the_process_and_the_model_are_not_changed() -> None:
+def test_the_process_is_not_changed() -> None:
     before = torch.get_rng_state(), torch.get_num_threads()
     model = prepared({"h": CAPTURE, "g": CAPTURE | {"hook": "grad"}}).model
-    assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
-    assert not any(module._forward_hooks for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
+    for module in model.modules():
+        assert not module._forward_hooks
+    for parameter in model.parameters():
+        assert parameter.grad is None
     refusal({"h": CAPTURE | {"select": "nowhere"}})
-    assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
 
 
 @pytest.mark.parametrize(
@@ -121,16 +126,17 @@ def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
         mistakes.refuse()
 
 
-def test_what_is_not_trained_is_frozen_before_the_hooks_are_compiled() -> None:
+def test_what_is_not_trained_is_frozen_before_compiling() -> None:
     only = prepared({"shift": BIAS}, train={"parameters": "hook:shift"})
     assert [group.names for group in only.trained.groups] == [("relu1.shift_bias",)]
-    assert not any(parameter.requires_grad for parameter in only.model.parameters())
+    for parameter in only.model.parameters():
+        assert not parameter.requires_grad
     seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
     assert "conv1.weight: carries no gradient" in refusal(seen, train={"parameters": "fc"})
     assert "found an empty list" in refusal(train={"parameters": []})
 
 
-def test_a_learning_rate_for_each_group_counts_those_that_hooks_fill() -> None:
+def test_each_group_counts_parameters_that_hooks_fill() -> None:
     rates = {"scheduler": {"name": "OneCycleLR", "max_lr": [1, 2], "cycle_momentum": False}}
     optimizer = {"name": "SGD", "lr": 0.1, "groups": [{"select": "hook:*", "lr": 1}]}
     prepared({"shift": BIAS}, train={"optimizer": optimizer, **rates})
@@ -161,28 +167,35 @@ def checked(jobs: dict[int, Experiment], seconds: float) -> SimpleNamespace:
     return SimpleNamespace(refused=refused, proven=cache.proven, unproven=cache.unproven)
 
 
-def test_shapes_are_checked_once_for_hooks_that_differ_in_floating_point_numbers() -> None:
+def test_hooks_that_differ_in_floats_are_checked_once() -> None:
     found = checked(jobs(value=[n / 7 for n in range(100)]), 60)
-    assert (found.proven, found.unproven, found.refused) == (1, 0, {})
+    assert found.proven == 1
+    assert found.unproven == 0
+    assert found.refused == {}
     found = checked(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
-    assert found.proven == 3 and list(found.refused) == [3, 4]
+    assert found.proven == 3
+    assert list(found.refused) == [3, 4]
     assert "the value has shape [3]" in str(found.refused[4])
     found = checked(jobs(index=["..., 3", "..., 9", "..., 30"]), 60)
-    assert found.proven == 3 and list(found.refused) == [2]
+    assert found.proven == 3
+    assert list(found.refused) == [2]
     found = checked(jobs(when=[{"step": [0]}, {"step": [1]}]) | {7: parse_experiment(EVALUATED)}, 60)
-    assert found.proven == 3 and not found.refused
+    assert found.proven == 3
+    assert not found.refused
 
 
-def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
+def test_jobs_of_several_models_are_checked_apart() -> None:
     made = [{**EVALUATED, "model": {"name": name}, "hooks": {"h": {**ON_FC, "select": select}}}
             for select in ("fc", "conv1") for name in ("mlp", "cnn")]  # fmt: skip
     found = checked({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
-    assert list(found.refused) == [2] and "matches no module of MLP" in str(found.refused[2])
+    assert list(found.refused) == [2]
+    assert "matches no module of MLP" in str(found.refused[2])
     wrong = {**EVALUATED, "model": {"name": "mlp", "args": {"width": 3}}}
     found = checked(
         {1: parse_experiment(wrong), 2: parse_experiment(wrong), 5: parse_experiment(EVALUATED)}, 60
     )
-    assert sorted(found.refused) == [1, 2] and isinstance(found.refused[2], SpecError)
+    assert sorted(found.refused) == [1, 2]
+    assert isinstance(found.refused[2], SpecError)
     with pytest.raises(SpecError) as alone:
         prepare(parse_experiment(wrong))
     assert str(alone.value) == str(found.refused[2])
@@ -190,7 +203,9 @@ def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
 
 def test_names_are_checked_even_after_the_time_limit() -> None:
     found = checked(jobs(select=["fc", "fcc"]) | {5: parse_experiment(EVALUATED)}, 0)
-    assert (found.proven, found.unproven, list(found.refused)) == (0, 3, [1])
+    assert found.proven == 0
+    assert found.unproven == 3
+    assert list(found.refused) == [1]
 
 
 def of(**hook: Any) -> Any:
@@ -201,7 +216,7 @@ def resized(x: Any, size: float) -> Any:
     return x
 
 
-def test_a_fraction_among_the_arguments_of_ones_own_function_may_be_a_size() -> None:
+def test_a_fraction_for_ones_own_function_may_be_a_size() -> None:
     hook = {"select": "fc", "hook": "forward", "action": "python", "function": resized}
     specs = [
         hookrun.load_spec({"hooks": {"h": {**hook, "args": {"size": size}}}}) for size in (0.5, 0.5, 2.5)
@@ -214,9 +229,8 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
         return model_key(parse_experiment({**EVALUATED, **sections}).settings)
 
     train = {"task": {"name": "train"}}
-    assert key() == key(seed=3, tags=["x"]) and key(**train) == key(
-        **train, train={"epochs": 9, "loss": "mse"}
-    )
+    assert key() == key(seed=3, tags=["x"])
+    assert key(**train) == key(**train, train={"epochs": 9, "loss": "mse"})
     different = [
         key(), key(**train), key(**train, train={"parameters": "fc"}), key(compute={"precision": "bf16"}),
         key(model={"name": "cnn"}), key(model={"name": "mlp", "args": {"width": 9}}), key(data={"name": "fake_images"}),
@@ -224,8 +238,9 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
     assert len(set(different)) == len(different)
 
 
-def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(monkeypatch) -> None:
-    last, made = list[weakref.ref[nn.Module]](), list[str]()
+def test_a_mistake_in_a_model_is_not_made_again(monkeypatch) -> None:
+    last = list[weakref.ref[nn.Module]]()
+    made = list[str]()
 
     def load(settings: Any, info: Any, trust: Any, *, stands_in: bool) -> Any:
         assert all(model() is None for model in last), "two large models may not fit into memory"

@@ -52,7 +52,7 @@ def misfits(**keys: Any) -> list[str]:
     return [f"{each.where}: {each.what}" for each in hook_misfits(planned(h=keys))]
 
 
-def test_settings_that_are_not_known_to_be_correct_are_refused_and_the_others_are_not() -> None:
+def test_only_settings_known_to_be_correct_are_accepted() -> None:
     def where(of: Settings, *, scores: bool = True) -> list[str]:
         return [each.where for each in settings_misfits(of, scores=scores)]
 
@@ -68,7 +68,7 @@ def test_settings_that_are_not_known_to_be_correct_are_refused_and_the_others_ar
 @pytest.mark.parametrize("index, refused", [
     ("0", True), ("0:8, ...", True), ("..., 0, :", True), ("..., 0", False), (":, 0", False), ("..., 0:1", False),
 ])  # fmt: skip
-def test_an_index_that_picks_rows_is_refused_and_one_within_a_row_is_not(index: str, refused: bool) -> None:
+def test_an_index_that_picks_rows_is_refused(index: str, refused: bool) -> None:
     what = "picks rows of the batch by their place, and each rank has only its own"
     expected = [f"hooks.h.index: '{index}' {what}"] if refused else []
     assert misfits(action="scale", factor=2.0, index=index) == expected
@@ -84,14 +84,15 @@ def test_hooks_that_need_all_rows_of_the_batch_are_refused() -> None:
     assert misfits(action="python", function=lambda x, context: x) == [], "it is refused when it draws"
 
 
-def test_noise_at_tokens_is_refused_because_each_rank_has_its_own_positions() -> None:
+def test_noise_at_tokens_is_refused() -> None:
     hook = {"select": "0", "hook": "forward", "action": "noise", "std": 0.1, "tokens": -1}
     (found,) = hook_misfits(hookrun.compile({"h": hook}, nn.Sequential(nn.Embedding(4, 4))))
     assert found.where == "hooks.h.tokens"
 
 
-def test_results_that_differ_are_named_and_those_of_layers_only_in_training() -> None:
-    loss, plan = load_loss(Named(name="mse")), planned(seen={"action": "stats"}, kept={"action": "capture"})
+def test_results_that_differ_are_named() -> None:
+    loss = load_loss(Named(name="mse"))
+    plan = planned(seen={"action": "stats"}, kept={"action": "capture"})
     told = "seen: stats reports each rank's own rows"
     assert list(differences(plan, Net(), loss, trains=False)) == [told]
     assert list(differences(plan, Net(), loss, trains=True)) == [
@@ -115,7 +116,7 @@ def test_the_plan_says_what_each_hook_sees() -> None:
     })  # fmt: skip
 
 
-def test_all_mistakes_come_together_and_strict_makes_one_of_each_difference() -> None:
+def test_strict_makes_a_mistake_of_each_difference() -> None:
     plan = planned(seen={"action": "stats"}, h={"action": "clip_norm", "max_norm": 1})
     loss = load_loss(Named(name="mse"))
     good = planned(seen={"action": "stats"})
@@ -144,30 +145,35 @@ def problems(wrap: Any, model: nn.Module) -> list[tuple[str, str]]:
     return [(each.where, each.what) for each in shard_problems(cast(Settings, settings), model, plan)]
 
 
-def test_inner_modules_are_units_before_those_around_them_and_the_root_is_none() -> None:
+def test_inner_modules_are_units_before_outer_ones() -> None:
     assert units(Fsdp(), Tied()) == []
     found = units(Fsdp.model_validate({"wrap": "**"}), Tied())
-    assert "" not in found and set(found) >= {"blocks.0", "blocks.0.0", "head"}
+    assert "" not in found
+    assert set(found) >= {"blocks.0", "blocks.0.0", "head"}
     depths = [path.count(".") for path in found]
     assert depths == sorted(depths, reverse=True)
 
 
 def test_what_cannot_be_sharded_is_an_error() -> None:
-    model, where = Tied(), "compute.fsdp.wrap"
+    model = Tied()
+    where = "compute.fsdp.wrap"
     assert problems("blocks.*", model) == []
     assert problems("layers.*", model) == [(where, "'layers.*' matches no module")]
     ((at, what),) = problems("blocks", model)
-    assert at == where and what.startswith("blocks is a list or dict of modules")
+    assert at == where
+    assert what.startswith("blocks is a list or dict of modules")
     model.head.temperature = nn.Parameter(torch.ones(()))
     ((at, what),) = problems("blocks.*", model)
-    assert at == "compute.strategy" and "without dimensions: head.temperature" in what
+    assert at == "compute.strategy"
+    assert "without dimensions: head.temperature" in what
 
 
-def test_the_state_is_whole_with_shared_weights_once_and_empty_where_it_is_not_kept() -> None:
+def test_the_state_has_shared_weights_once() -> None:
     model = Tied()
     kept = whole_state(model, keeps=True)
     assert kept.keys() == model.state_dict().keys()
     assert all(torch.equal(each, kept[name]) for name, each in model.state_dict().items())
     assert kept["head.weight"] is kept["tied.weight"]
     dropped = whole_state(model, keeps=False)
-    assert dropped.keys() == kept.keys() and not any(each.numel() for each in dropped.values())
+    assert dropped.keys() == kept.keys()
+    assert not any(each.numel() for each in dropped.values())

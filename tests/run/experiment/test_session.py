@@ -59,7 +59,8 @@ def test_one_seed_gives_the_same_draws(seed: int) -> None:
 def test_the_process_is_restored_after_any_end_of_the_session(
     deterministic: bool, error: type[BaseException] | None
 ) -> None:
-    before, compute = state(), Compute(threads=1, deterministic=deterministic)
+    before = state()
+    compute = Compute(threads=1, deterministic=deterministic)
     with nullcontext() if error is None else pytest.raises(error), session(compute, 3):
         draws()
         assert torch.get_num_threads() == 1
@@ -95,7 +96,7 @@ def test_a_device_that_this_machine_does_not_have_is_refused(name: str) -> None:
         device_named(name)
 
 
-def test_seeded_blocks_repeat_and_restore_the_generators() -> None:
+def test_seeded_blocks_repeat() -> None:
     states = generator_states()
     outside = draws()
     set_generators(states)
@@ -123,7 +124,7 @@ def notes(compute: Compute, device: torch.device) -> list[str]:
     return list(device_notes(compute, device, torch.nn.Linear(1, 1)))
 
 
-def test_a_deterministic_run_sets_the_workspace_of_cublas_before_cuda_starts(cuda: torch.device) -> None:
+def test_the_workspace_of_cublas_is_set_before_cuda_starts(cuda: torch.device) -> None:
     compute = Compute(device="cuda")
     assert device_of(compute) == cuda
     assert os.environ[WORKSPACE] == ":4096:8"

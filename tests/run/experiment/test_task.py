@@ -33,28 +33,17 @@ class Fry(Cook):
 TASKS = {task.task_name: task for task in (Bake, Fry, Cook)}
 
 
-def parsed(task: Any) -> Experiment:
-    experiment, problems = read_experiment(ROOT | {"task": task}, TASKS)
-    assert experiment is not None and not problems
-    return experiment
-
-
-def problems(task: Any, **more: Any) -> dict[str, str]:
-    experiment, found = read_experiment(ROOT | {"task": task} | more, TASKS)
-    assert experiment is None
-    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in found}
-
-
-def test_a_task_has_its_own_keys_and_without_a_name_it_is_the_default() -> None:
+def test_a_task_without_a_name_is_the_default() -> None:
     experiment = parsed({"name": "bake", "heat": "high"})
     assert experiment.settings.task == Bake(heat="high")
-    assert (experiment.settings.task.name, experiment.notes) == ("bake", ())
+    assert experiment.settings.task.name == "bake"
+    assert experiment.notes == ()
     # that it is the default is not inherited
     assert read_experiment(ROOT, TASKS)[0].settings.task == Cook()
     assert parsed({"minutes": 3}).settings.task == Cook(minutes=3)
 
 
-def test_a_key_of_another_task_is_noted_and_must_be_valid_there() -> None:
+def test_a_key_of_another_task_must_be_valid_there() -> None:
     experiment = parsed({"name": "cook", "minutes": 3, "heat": "low"})
     assert experiment.settings.task == Cook(minutes=3)
     assert experiment.notes == ("task.heat is not used by task=cook",)
@@ -77,7 +66,7 @@ def test_an_unknown_task_is_an_error(name: Any) -> None:
     ]
 
 
-def test_the_section_is_a_mapping_and_a_name_is_a_choice_of_the_defaults_list() -> None:
+def test_a_name_is_a_choice_of_the_defaults_list() -> None:
     for raw in (None, ["bake"]):
         assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
     assert "in its defaults list: `- override /task: bake`; its keys: name" in problems("bake")["task"]
@@ -115,6 +104,19 @@ def test_a_score_selects_what_the_gradients_are_of() -> None:
         (BackwardPass, {}),
     ],
 )
-def test_wrong_samplings_and_scores_are_refused(section: Any, raw: dict[str, Any]) -> None:
+def test_wrong_scores_are_refused(section: Any, raw: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         section.model_validate(raw)
+
+
+def parsed(task: Any) -> Experiment:
+    experiment, problems = read_experiment(ROOT | {"task": task}, TASKS)
+    assert experiment is not None
+    assert not problems
+    return experiment
+
+
+def problems(task: Any, **more: Any) -> dict[str, str]:
+    experiment, found = read_experiment(ROOT | {"task": task} | more, TASKS)
+    assert experiment is None
+    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in found}

@@ -53,7 +53,8 @@ def test_the_sum_is_precise_over_many_batches() -> None:
 
 
 def test_a_batch_without_targets_does_not_count() -> None:
-    scores, target = torch.randn(2, 3, 5), torch.full((2, 3), IGNORED)
+    scores = torch.randn(2, 3, 5)
+    target = torch.full((2, 3), IGNORED)
     loss = LOSSES["next_token"](scores, target)
     assert float(loss) == 0
     average = Average(load_metrics(["loss", "accuracy"]))
@@ -61,9 +62,8 @@ def test_a_batch_without_targets_does_not_count() -> None:
     assert average.read() == {}
     target[1, 2] = 4
     average.add(LOSSES["next_token"](scores, target), tokens_of(scores, target))
-    assert average.samples == 1 and average.read()["loss"] == pytest.approx(
-        float(F.cross_entropy(scores[1, 2:], target[1, 2:]))
-    )
+    assert average.samples == 1
+    assert average.read()["loss"] == pytest.approx(float(F.cross_entropy(scores[1, 2:], target[1, 2:])))
     with pytest.raises(HookrunError, match="next tokens"):
         LOSSES["next_token"](scores[:, 0], target)
 
@@ -87,7 +87,7 @@ def test_without_labels_of_the_output_nothing_is_right_or_wrong(output: Any, tar
         Average(load_metrics(["accuracy"])).add(None, of_samples(output, target))
 
 
-def test_of_several_labels_of_a_sample_the_fraction_that_is_right_counts() -> None:
+def test_of_several_labels_the_right_fraction_counts() -> None:
     pixels = torch.tensor([[[5.0, 0.0], [0.0, 5.0]]])  # one sample, two classes, two pixels: classes 0, 1
     average = Average()
     average.add(None, of_samples(pixels, torch.tensor([[0, 0]])))
@@ -118,7 +118,8 @@ def test_a_metric_without_a_value_is_an_error_that_names_it() -> None:
 
 def test_kl_compares_with_the_scores_without_hooks_at_any_token() -> None:
     found, batch = measuring(["kl"], tokens=0)
-    assert found.without_hooks and not measuring(["loss"])[0].without_hooks
+    assert found.without_hooks
+    assert not measuring(["loss"])[0].without_hooks
     scores, others = torch.randn(2, *batch.target.shape, 5)
     average = found.average()
     found.add(average, None, scores, batch, others)
@@ -161,7 +162,7 @@ def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> No
         scores(run, "train", 3)
 
 
-def test_rows_are_in_the_order_of_the_batch_and_those_without_a_split_are_of_any(saved: Saved) -> None:
+def test_rows_are_in_the_order_of_the_batch(saved: Saved) -> None:
     assert torch.equal(scores(saved(SCORES, split=None), "train", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
 
 

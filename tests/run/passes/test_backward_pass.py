@@ -46,8 +46,10 @@ def test_a_score_is_the_sum_of_those_of_the_samples(ready, score: str) -> None:
 
 
 def test_each_row_is_the_gradient_for_its_sample_alone(shared, ready) -> None:
-    found, prepared = shared(*TOP), ready(*FEW)
-    model, batches = prepared.model.eval(), list(Batches(prepared, "val").epoch(0))
+    found = shared(*TOP)
+    prepared = ready(*FEW)
+    model = prepared.model.eval()
+    batches = list(Batches(prepared, "val").epoch(0))
     in_all = torch.zeros_like(model.fc.weight)
     for number, pixels in enumerate(torch.cat([batch.inputs for batch in batches]).split(1)):
         image = pixels.clone().requires_grad_()
@@ -68,8 +70,9 @@ def test_each_row_is_the_gradient_for_its_sample_alone(shared, ready) -> None:
     torch.testing.assert_close(rows[:].sum(0), in_all, rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_and_losses_do_not_change_and_nothing_is_trained(shared, ready) -> None:
-    backward, prepared = shared(*TOP), ready(*FEW)
+def test_a_backward_pass_changes_no_predictions(shared, ready) -> None:
+    backward = shared(*TOP)
+    prepared = ready(*FEW)
     batches = list(Batches(prepared, "val").epoch(0))
     with torch.no_grad():
         outputs = [prepared.model.eval()(batch.inputs) for batch in batches]
@@ -109,7 +112,8 @@ PIXELS = {"select": "", "hook": "backward", "action": "capture", "target": "grad
 def test_an_edit_of_the_gradient_changes_upstream_gradients(seen) -> None:
     """Also inside a graph, where parameters are captured outside of it, and in mixed precision."""
     for name, hook in (("pixels", PIXELS), ("weight", WEIGHT)):
-        one, two = seen(name, {"seen": hook}), seen(f"double {name}", {"double": DOUBLE, "seen": hook})
+        one = seen(name, {"seen": hook})
+        two = seen(f"double {name}", {"double": DOUBLE, "seen": hook})
         assert one.abs().max() > 0
         torch.testing.assert_close(two, 2 * one)
     compiled = seen("compiled", {"double": DOUBLE, "seen": WEIGHT}, compile=True)
@@ -131,7 +135,7 @@ def test_an_output_that_is_not_scores_of_classes_is_refused(refused, own_model) 
     assert "'top' needs an output [batch, classes], and the model returned [2, 1, 8, 8]" in said
 
 
-def test_integer_inputs_and_a_frozen_model_have_no_gradient(refused, own_model, tmp_path) -> None:
+def test_integer_inputs_have_no_gradient(refused, own_model, tmp_path) -> None:
     save_file({"x": torch.randint(0, 9, (8, 5))}, tmp_path / "x.safetensors")
     body = """
         def __init__(self):

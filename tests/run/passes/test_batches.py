@@ -34,24 +34,27 @@ def of_torch(batches: Batches, seed: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("limit", "starts"), [(3, (0, 2, 3)), (None, (0, 21))]
 )  # the last batch is a smaller one
-def test_rows_in_memory_and_loaded_have_torchs_order(limit: Any, starts: tuple[int, ...]) -> None:
+def test_rows_in_memory_have_torch_s_order(limit: Any, starts: tuple[int, ...]) -> None:
     made = source(train={"limit_batches": limit})
     for shuffle in (True, False):
         fast, slow = (Batches(made, "train", shuffle=shuffle) for _ in range(2))
         assert fast._in_memory is not None
         slow._in_memory = None
         for epoch, start in enumerate(starts):
-            ours, theirs = list(fast.epoch(epoch, start)), list(slow.epoch(epoch, start))
+            ours = list(fast.epoch(epoch, start))
+            theirs = list(slow.epoch(epoch, start))
             assert len(ours) == len(theirs) == len(fast) - start
             for one, other in zip(ours, theirs, strict=True):
-                assert torch.equal(one.ids, other.ids) and torch.equal(one.target, other.target)
-                assert torch.equal(one.inputs, other.inputs) and one.whole == other.whole
+                assert torch.equal(one.ids, other.ids)
+                assert torch.equal(one.target, other.target)
+                assert torch.equal(one.inputs, other.inputs)
+                assert one.whole == other.whole
             if shuffle:
                 expected = of_torch(fast, derived_seed(made.settings.seed, epoch))
                 assert [batch.ids.tolist() for batch in ours] == expected[start : len(fast)]
 
 
-def test_a_sample_s_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
+def test_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
     data = {
         "name": "fake_images",
         "batch_size": 4,
@@ -63,7 +66,8 @@ def test_a_sample_s_random_numbers_do_not_depend_on_where_a_pass_begins() -> Non
     whole, rest, another = (list(batches.epoch(*where)) for where in ((3,), (3, 2), (4,)))
     assert len(whole) == len(batches) == len(rest) + 2
     for one, other in zip(whole[2:], rest, strict=True):
-        assert torch.equal(one.ids, other.ids) and torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.inputs, other.inputs)
     first, second = (
         {int(number): row for batch in epoch for number, row in zip(batch.ids, batch.inputs, strict=True)}
         for epoch in (whole, another)

@@ -32,7 +32,7 @@ def test_a_model_without_trainable_parameters_is_refused(refused, hook) -> None:
     assert "nothing to train" in refused(*QUICK, hook(select="''", hook="apply", action="freeze"))
 
 
-def test_a_stopping_check_ends_validation_and_evaluation_too(executed, hook) -> None:
+def test_a_stopping_check_ends_an_evaluation_too(executed, hook) -> None:
     stop = hook(
         select="fc", hook="forward", action="check", max=-1e9, policy="stop", when="{mode: eval, step: [1]}"
     )
@@ -41,7 +41,8 @@ def test_a_stopping_check_ends_validation_and_evaluation_too(executed, hook) -> 
     assert (trained.path / "checkpoints/last.safetensors").exists()
     executed("task=evaluate", stop, stops=True)
     seen = executed("task=predict", stop, stops=True).predictions
-    assert seen is not None and len(seen) == 2 * 64
+    assert seen is not None
+    assert len(seen) == 2 * 64
 
 
 def test_a_stopping_check_in_training_ends_it_after_that_step(executed, hook) -> None:
@@ -61,12 +62,13 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (found.status["status"], found.status["reason"]) == ("interrupted", "interrupted by SIGTERM")
+    assert found.status["status"] == "interrupted"
+    assert found.status["reason"] == "interrupted by SIGTERM"
     assert found.status["exit_code"] == 143
     assert (found.path / "report.html").is_file()
 
 
-def test_an_interruption_while_torch_is_imported_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_of_importing_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """`use_deterministic_algorithms` imports much of torch, and fails where it is called again after half of that."""
 
     def interrupted(*_: Any, **__: Any) -> None:
@@ -84,13 +86,16 @@ def test_an_interruption_while_torch_is_imported_is_reported_as_such(monkeypatch
 @pytest.mark.parametrize(("policy", "status"), [("error", "failed"), ("stop", "stopped")])
 def test_a_failed_check_ends_the_run_with_what_it_found(run, hook, policy: str, status: str) -> None:
     found = run(*QUICK, hook(select="fc", hook="forward", action="check", max=0.01, policy=policy), code=3)
-    assert (found.status["status"], found.status["exit_code"]) == (status, 3)
+    assert found.status["status"] == status
+    assert found.status["exit_code"] == 3
     assert (found.path / "checkpoints/last.safetensors").exists() == (policy != "error")
     [record, *_] = found.stats
-    assert record["ok"] is False and record["largest"] > 0.01 > record["least"]
+    assert record["ok"] is False
+    assert record["largest"] > 0.01 > record["least"]
     reason = found.status["reason"]
     assert f"at most 0.01, found {record['least']:.6g} to {record['largest']:.6g}" in reason
-    assert "'h'" in reason and "fc" in reason
+    assert "'h'" in reason
+    assert "fc" in reason
 
 
 def test_a_failed_check_that_warns_is_a_record_of_each_call(executed, hook) -> None:
@@ -105,7 +110,7 @@ def test_a_check_that_found_nan_reports_it(fails, hook) -> None:
     assert said.endswith("expected every element to be finite, found nan")
 
 
-def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, executed, hook) -> None:
+def test_a_resumed_run_has_the_same_best_weights(run, executed, hook) -> None:
     """The half epoch before a stop is not scored: its accuracy is that of the training."""
     argv = ["train.epochs=4", "train.limit_batches=3", "train.optimizer.lr=0.01"]
     check = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "policy": "stop"}
@@ -114,10 +119,11 @@ def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, execute
     assert main([f"resume={stopped.path}"]) == 0, "it goes on after the step that it was stopped at"
     best = [found.path / "checkpoints/best.safetensors" for found in (whole, stopped)]
     one, other = (load_file(path) for path in best)
-    assert all(one[name].equal(other[name]) for name in one)
+    for name in one:
+        assert one[name].equal(other[name])
 
 
-def test_all_final_steps_run_and_the_first_error_is_raised(capsys) -> None:
+def test_all_final_steps_run_before_an_error_is_raised(capsys) -> None:
     done = list[str]()
 
     def refused(text: str) -> Callable[[], None]:
@@ -137,7 +143,8 @@ def test_all_final_steps_run_and_the_first_error_is_raised(capsys) -> None:
                 raise ValueError("the block")
         assert done == ["one", "two", "three"]
         told = capsys.readouterr().err
-        assert "three" in told and ("one" in told) == fails
+        assert "three" in told
+        assert ("one" in told) == fails
 
 
 TWO_LAYERS = """
@@ -184,7 +191,8 @@ HOOKS = [
 def test_a_failure_in_the_third_batch(
     run, own_model, monkeypatch: pytest.MonkeyPatch, capsys, error: str, code: int, status: str, reason: str
 ) -> None:
-    build, built = models.build, []
+    build = models.build
+    built = []
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         built.append(build(*args, **kwargs))
@@ -197,14 +205,16 @@ def test_a_failure_in_the_third_batch(
     hooks_of_all = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
     of_steps = [max(len(each), 1) for each in hooks_of_all]
     found = run(*own_model(TWO_LAYERS.format(error=error)), "train.log_every=1", *HOOKS, code=code)
-    assert (found.status["status"], found.status["exit_code"]) == (status, code)
+    assert found.status["status"] == status
+    assert found.status["exit_code"] == code
     assert found.status["reason"] == reason
     assert found.status["ended"] is not None
     assert installed(built[0]) == []
     assert [len(each) for each in hooks_of_all] == of_steps
     assert torch.equal(torch.get_rng_state(), state)
     assert {line["step"] for line in found.stats} == {0, 1, 2}, "what was seen before the failure is kept"
-    assert len(found.metrics) == 2 and (found.path / "hooks.json").exists()
+    assert len(found.metrics) == 2
+    assert (found.path / "hooks.json").exists()
     printed, told = capsys.readouterr()
     assert "Traceback" not in told
     assert str(found.path) in told
@@ -219,7 +229,8 @@ def test_a_sweep_returns_the_objective_of_each_run(run, executed, tmp_path: Path
     assert tasks.objective(trained.path) == max(accuracies)
     own_loss = ("model=tutorial/regression", "train.loss=output")
     lost = run(*QUICK, *own_loss, "train.optimizer.lr=1e30", "train.on_nonfinite=skip")
-    assert lost.status["objective"]["metric"] == "val/loss" and lost.status["objective"]["value"] is None
+    assert lost.status["objective"]["metric"] == "val/loss"
+    assert lost.status["objective"]["value"] is None
     with pytest.raises(HookrunError, match=r"val/loss has no finite value .* metrics with one: "):
         tasks.objective(lost.path)
     without_metrics = RunDir.create(tmp_path / "predicted")
@@ -229,11 +240,12 @@ def test_a_sweep_returns_the_objective_of_each_run(run, executed, tmp_path: Path
         tasks.objective(without_metrics.path)
 
 
-def test_the_jobs_of_a_sweep_do_not_affect_each_other_and_keep_no_model(
+def test_jobs_of_a_sweep_keep_no_model(
     tmp_path: Path, executed, hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job of a sweep has the results that it has alone, and its model is freed when it ends."""
-    alive, build = [], models.build
+    alive = []
+    build = models.build
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         model = build(*args, **kwargs)

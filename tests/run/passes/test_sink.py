@@ -25,9 +25,7 @@ def forward(self, x):
 """
 
 
-def test_a_capture_has_the_samples_of_the_batch_and_one_of_a_parameter_has_none(
-    executed, ready, own_model
-) -> None:
+def test_a_capture_of_a_parameter_has_no_samples(executed, ready, own_model) -> None:
     """A weight of ten rows is no batch of ten samples. ReLU writes over what `fc` returned, after the capture."""
     argv = (*own_model(IN_PLACE), "task=predict", "data.batch_size=10", "train.limit_batches=2")
     seen = "+hooks.seen={select: fc, hook: forward, action: capture}"
@@ -42,7 +40,8 @@ def test_a_capture_has_the_samples_of_the_batch_and_one_of_a_parameter_has_none(
 
 
 def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path) -> None:
-    run_dir, model = RunDir.create(tmp_path / "run"), nn.Linear(2, 2)
+    run_dir = RunDir.create(tmp_path / "run")
+    model = nn.Linear(2, 2)
     sink = RunSink(run_dir, print)
     plan = hookrun.compile(one_hook(), model, example=((torch.ones(2, 2),), {}))
     with Installation(plan, model, sink=sink):
@@ -55,7 +54,8 @@ def test_rows_of_samples_that_are_not_known_are_numbered_on(tmp_path) -> None:
 
 
 def test_the_text_of_each_token_that_is_known_is_written_once(tmp_path) -> None:
-    run_dir, texts = RunDir.create(tmp_path / "run"), {2: "b", 4: "d", 9: None}
+    run_dir = RunDir.create(tmp_path / "run")
+    texts = {2: "b", 4: "d", 9: None}
     sink = RunSink(run_dir, print)
     for tokens in ([4, -1, 9, 4], [4, 2]):
         sink.log_texts(texts.__getitem__, tokens)

@@ -156,7 +156,8 @@ class Same:
         assert hooks or set(one.captures) == set(two.captures)
         for hook in hooks or one.captures:
             for module in one.captures[hook]:
-                rows, others = Same.rows_of(one, hook, module), Same.rows_of(two, hook, module)
+                rows = Same.rows_of(one, hook, module)
+                others = Same.rows_of(two, hook, module)
                 for column in ("sample_ids", "epochs", "steps", "calls", "split_numbers", "positions"):
                     assert torch.equal(getattr(rows, column), getattr(others, column)), (hook, column)
                 assert torch.allclose(rows[:], others[:], rtol=rtol, atol=1e-5, equal_nan=True), hook

@@ -43,7 +43,8 @@ def trained(model: nn.Module, hooks: Any, rank: int | None, parts: int = 1, sync
         for part in range(parts):
             inputs, targets = rows(step, part)
             if rank is not None:
-                inputs, targets = inputs[rank::2], targets[rank::2]
+                inputs = inputs[rank::2]
+                targets = targets[rank::2]
             last = part + 1 == parts
             hooks.accumulating = not last
             with model.no_sync() if not (sync or last) else nullcontext():  # type: ignore[operator]
@@ -126,7 +127,8 @@ def cases(rank: int) -> dict[str, float | str]:
     alone = network()
     with hookrun.hooked(alone, PRUNED) as hooks:
         one = trained(alone, hooks, None, 2)
-    inside, divided = network(), network()
+    inside = network()
+    divided = network()
     with hookrun.hooked(inside, PRUNED) as hooks:
         compare("pruned, then DDP", trained(DistributedDataParallel(inside), hooks, rank, 2), one)
     with hookrun.hooked(divided, PRUNED) as hooks:
@@ -162,7 +164,8 @@ def cases(rank: int) -> dict[str, float | str]:
     sharded.set_requires_gradient_sync(False)
     with refusal("grad without sync"), hookrun.hooked(sharded, SPEC) as hooks:
         trained(sharded, hooks, rank)
-    late, step = network(), {"step": {**SPEC["clip"], "hook": "optimizer_step_pre"}}
+    late = network()
+    step = {"step": {**SPEC["clip"], "hook": "optimizer_step_pre"}}
     with refusal("replaced"), hookrun.hooked(late, step):
         late[0].weight = nn.Parameter(torch.zeros(8, 4))
         late(rows(0, 0)[0])
@@ -170,7 +173,8 @@ def cases(rank: int) -> dict[str, float | str]:
 
 
 if __name__ == "__main__":
-    rank, port = int(sys.argv[1]), sys.argv[2]
+    rank = int(sys.argv[1])
+    port = sys.argv[2]
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     print(json.dumps(cases(rank)), flush=True)
     distributed.destroy_process_group()

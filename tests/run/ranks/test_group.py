@@ -19,45 +19,6 @@ from hookrun.run.ranks.group import RankFailed, RankGroup, joined
 LOST = "[Rank 0] gloo/transport/tcp/pair.cc: Connection closed by peer"
 
 
-class Wire:
-    """torch.distributed between threads, one for each rank."""
-
-    ReduceOp, DistError = distributed.ReduceOp, distributed.DistError
-
-    def __init__(self, size: int) -> None:
-        self.size, self.me, self.sent = size, local(), [torch.empty(0)] * size
-        self.barrier = Barrier(size, timeout=30)
-
-    def exchanged(self, tensor: Tensor) -> list[Tensor]:
-        self.sent[self.me.rank] = tensor.clone()
-        self.barrier.wait()
-        found = list(self.sent)
-        self.barrier.wait()
-        return found
-
-    def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
-        every = torch.stack(self.exchanged(tensor))
-        tensor.copy_(every.amax(0) if op == distributed.ReduceOp.MAX else every.sum(0))
-
-    def all_gather(self, into: list[Tensor], tensor: Tensor) -> None:
-        for place, each in zip(into, self.exchanged(tensor), strict=True):
-            place.copy_(each)
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        assert tensor.is_contiguous() and tensor.dtype is not torch.bool, "not every backend takes these"
-        tensor.copy_(self.exchanged(tensor)[source])
-
-    def on_all(self, act: Callable[[RankGroup], Any]) -> list[Any]:
-        """What each rank returns."""
-
-        def one(rank: int) -> Any:
-            self.me.rank = rank
-            return act(RankGroup(rank, self.size, distributed.HashStore()))
-
-        with ThreadPoolExecutor(self.size) as threads:
-            return list(threads.map(one, range(self.size)))
-
-
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     made = Wire(3)
@@ -65,7 +26,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return made
 
 
-def test_numbers_and_plain_values_are_those_of_all_ranks_on_each(wire: Wire) -> None:
+def test_every_rank_has_the_numbers_of_all(wire: Wire) -> None:
     def act(ranks: RankGroup) -> Any:
         plain = {"rank": ranks.rank, "text": "ä" * 100 * ranks.rank, "none": None}
         return (
@@ -76,14 +37,18 @@ def test_numbers_and_plain_values_are_those_of_all_ranks_on_each(wire: Wire) -> 
     found = wire.on_all(act)
     every = [{"rank": rank, "text": "ä" * 100 * rank, "none": None} for rank in range(3)]
     for rank, (total, largest, gathered, is_main, nothing, _) in enumerate(found):
-        assert total == [pytest.approx(0.3, abs=1e-15), 2**53] and largest == [-5, 2]
-        assert gathered == every and is_main == (rank == 0) and nothing == []
+        assert total == [pytest.approx(0.3, abs=1e-15), 2**53]
+        assert largest == [-5, 2]
+        assert gathered == every
+        assert is_main == (rank == 0)
+        assert nothing == []
 
 
-def test_tensors_are_summed_and_those_of_rank_0_are_copied_in_place(wire: Wire) -> None:
+def test_tensors_of_rank_0_are_copied_in_place(wire: Wire) -> None:
     def act(ranks: RankGroup) -> Any:
         rows = torch.full((2, 3), float(ranks.rank), requires_grad=True)
-        flags, columns = torch.tensor([ranks.rank == 0]), torch.full((3, 2), ranks.rank).t()
+        flags = torch.tensor([ranks.rank == 0])
+        columns = torch.full((3, 2), ranks.rank).t()
         shared = torch.tensor([ranks.rank]).expand(4)
         ranks.from_main([rows, flags, columns, shared])
         summed = torch.tensor([1.0 + ranks.rank])
@@ -91,7 +56,9 @@ def test_tensors_are_summed_and_those_of_rank_0_are_copied_in_place(wire: Wire) 
         return rows.tolist(), flags.tolist(), columns.tolist(), shared.tolist(), summed.item()
 
     for rank, (rows, flags, columns, shared, summed) in enumerate(wire.on_all(act)):
-        assert rows == [[0.0] * 3] * 2 and flags == [True] and columns == [[0] * 3] * 2
+        assert rows == [[0.0] * 3] * 2
+        assert flags == [True]
+        assert columns == [[0] * 3] * 2
         assert shared == [rank] * 4, "an expanded tensor cannot be written to"
         assert summed == 6.0
 
@@ -106,7 +73,7 @@ class Held:
         return self.owners.pop(0) if len(self.owners) > 1 else self.owners[0]
 
 
-def test_a_collective_waits_until_no_other_thread_holds_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collective_waits_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Held(3, 2, 1)
     group._released(cast(Tensor, tensor))
     assert tensor.owners == [1]
@@ -140,13 +107,14 @@ def told(ranks: RankGroup, error: BaseException) -> BaseException:
         (RuntimeError("x" * 9000), "RuntimeError: " + "x" * 3986, 1),
     ],
 )
-def test_a_failure_is_raised_and_told_to_the_others(error: BaseException, text: str, code: int) -> None:
+def test_a_failure_is_told_to_the_others(error: BaseException, text: str, code: int) -> None:
     first, other = pair()
     assert told(other, error) is error
     third = RankGroup(2, 3, other._store)
     told(third, HookrunError("a later one"))
     found = told(first, RuntimeError(LOST))
-    assert isinstance(found, RankFailed) and str(found) == f"rank 1 failed: {text}"
+    assert isinstance(found, RankFailed)
+    assert str(found) == f"rank 1 failed: {text}"
     assert found.exit_code == code
     assert told(first, found) is found, "through a block around it"
 
@@ -176,7 +144,7 @@ def test_a_store_that_is_gone_with_rank_0_is_told() -> None:
     assert told(RankGroup(1, 2, Gone()), own) is own  # type: ignore[arg-type]
 
 
-def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monkeypatch) -> None:
+def test_a_group_is_open_in_its_block_alone(monkeypatch) -> None:
     me = Started(0, 1, 0)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(HookrunError, match=r"compute\.timeout: rank 0 of 1 did not connect .* within 5 s"):
@@ -185,7 +153,8 @@ def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monke
     monkeypatch.setattr(group, "rendezvous", lambda *args, **options: iter([(store, 0, 1)]))
     for fails in (True, False):
         with joined(me, "cpu", 5) as ranks:
-            assert distributed.is_initialized() and ranks.gathered("x") == ["x"]
+            assert distributed.is_initialized()
+            assert ranks.gathered("x") == ["x"]
             with pytest.raises(HookrunError, match="has a process group already"):
                 joined(me, "cpu", 5).__enter__()
             assert not ranks._store.check(["failed"]), "that of the group before"
@@ -195,3 +164,43 @@ def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(HookrunError, match="rank 3 is process 3 of its machine, which has 2 CUDA devices"):
         joined(Started(3, 4, 3), "cuda", 5).__enter__()
+
+
+class Wire:
+    """torch.distributed between threads, one for each rank."""
+
+    ReduceOp = distributed.ReduceOp
+    DistError = distributed.DistError
+
+    def __init__(self, size: int) -> None:
+        self.size, self.me, self.sent = size, local(), [torch.empty(0)] * size
+        self.barrier = Barrier(size, timeout=30)
+
+    def exchanged(self, tensor: Tensor) -> list[Tensor]:
+        self.sent[self.me.rank] = tensor.clone()
+        self.barrier.wait()
+        found = list(self.sent)
+        self.barrier.wait()
+        return found
+
+    def all_reduce(self, tensor: Tensor, op: Any = distributed.ReduceOp.SUM) -> None:
+        every = torch.stack(self.exchanged(tensor))
+        tensor.copy_(every.amax(0) if op == distributed.ReduceOp.MAX else every.sum(0))
+
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> None:
+        for place, each in zip(into, self.exchanged(tensor), strict=True):
+            place.copy_(each)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        assert tensor.is_contiguous() and tensor.dtype is not torch.bool, "not every backend takes these"
+        tensor.copy_(self.exchanged(tensor)[source])
+
+    def on_all(self, act: Callable[[RankGroup], Any]) -> list[Any]:
+        """What each rank returns."""
+
+        def one(rank: int) -> Any:
+            self.me.rank = rank
+            return act(RankGroup(rank, self.size, distributed.HashStore()))
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(one, range(self.size)))

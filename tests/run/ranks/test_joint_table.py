@@ -20,8 +20,86 @@ from hookrun.engine.hook_types import HOOK_TYPES
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "scripts" / "joint_training.py"
 ROWS = list(joint_table.rows())
-ALONE, RANKS = COLUMNS[0], [column for column in COLUMNS if column.ranks > 1]
+ALONE = COLUMNS[0]
+RANKS = [column for column in COLUMNS if column.ranks > 1]
 Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, list[Found]]:
+    """The results of one process, with as many micro-batches as a step has in a column."""
+    return {parts: [trained(row, Column("", parts=parts), 0) for row in ROWS] for parts in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def found(free_port: Any, tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> list[Found]:
+    """The results of each of two ranks, by column and row."""
+    port = free_port()
+    folder = tmp_path_factory.mktemp("joint")
+    files = [folder / f"{rank}.json" for rank in range(2)]
+    program = TRAINING.read_text()
+    paths = (ROOT / "scripts",)
+    pair = [
+        warm.start(program, rank, port, file, paths=paths, stdout=2, stderr=2)
+        for rank, file in enumerate(files)
+    ]
+    assert [each.wait() for each in pair] == [0, 0]
+    return [json.loads(file.read_text()) for file in files]
+
+
+def test_the_table_has_a_row_for_every_action() -> None:
+    assert {row.action for row in ROWS} == {
+        name for name, action in actions().items() if action.does != "stop"
+    }
+    assert {row.hook for row in ROWS} == set(HOOK_TYPES)
+    assert all(says(row, ALONE) == (EQUAL, "") for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    "column", [each for each in RANKS if not each.compiled], ids=lambda column: column.name
+)
+def test_ranks(column: Column, alone: dict[int, list[Found]], found: list[Found]) -> None:
+    wrong = dict[str, list[str]]()
+    for number, row in enumerate(ROWS):
+        what = says(row, column)[0]
+        if what == REFUSED:
+            continue
+        ranks = [each[column.name][str(number)] for each in found]
+        if what == DIFFERS:  # in its records of a rank's rows, not in its results
+            ranks = [each | {"records": alone[column.parts][number]["records"]} for each in ranks]
+        if unequal := problems(alone[column.parts][number], ranks, of_rows=row.of_rows):
+            wrong[f"{row.action} on {row.hook}"] = unequal
+    assert wrong == {}
+
+
+def test_sharded_before_hooks_are_installed(alone: dict[int, list[Found]], found: list[Found]) -> None:
+    """Equal, or refused: changes to the model itself come too late."""
+    wrong = dict[str, list[str]]()
+    refused = set[str]()
+    for number, row in ((int(number), ROWS[int(number)]) for number in found[0]["sharded before"]):
+        ranks = [each["sharded before"][str(number)] for each in found]
+        if "refused" in ranks[0]:
+            assert "install the hooks before fully_shard" in ranks[0]["refused"]
+            refused.add(row.hook if row.hook == "apply" else row.action)
+        elif unequal := problems(alone[1][number], ranks, of_rows=row.of_rows):
+            wrong[f"{row.action} on {row.hook}"] = unequal
+    assert wrong == {}
+    assert refused == {"apply", "add_bias"}
+
+
+def test_compiled(alone: dict[int, list[Found]]) -> None:
+    column = next(each for each in COLUMNS if each.compiled and each.ranks == 1)
+    wrong = dict[str, list[str]]()
+    for number, row in enumerate(ROWS):
+        if says(row, column)[0] != REFUSED and (
+            unequal := problems(alone[1][number], [trained(row, column, 0)], of_rows=False)
+        ):
+            wrong[f"{row.action} on {row.hook}"] = unequal
+    assert wrong == {}
+
+
+def test_all_of_them_is_refused() -> None:
+    assert {says(row, COLUMNS[-1])[0] for row in ROWS} == {REFUSED}
 
 
 def problems(one: Found, ranks: list[Found], *, of_rows: bool) -> list[str]:
@@ -72,77 +150,3 @@ def verdicts(ranks: list[Found]) -> list[Found]:
 def by_text(records: list[Found]) -> list[str]:
     """Sorted by text: gradients of parameters may be recorded in another order."""
     return sorted(json.dumps(record, sort_keys=True) for record in records)
-
-
-@pytest.fixture(scope="module")
-def alone() -> dict[int, list[Found]]:
-    """The results of one process, with as many micro-batches as a step has in a column."""
-    return {parts: [trained(row, Column("", parts=parts), 0) for row in ROWS] for parts in (1, 2)}
-
-
-@pytest.fixture(scope="module")
-def found(free_port: Any, tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> list[Found]:
-    """The results of each of two ranks, by column and row."""
-    port, folder = free_port(), tmp_path_factory.mktemp("joint")
-    files = [folder / f"{rank}.json" for rank in range(2)]
-    program, paths = TRAINING.read_text(), (ROOT / "scripts",)
-    pair = [
-        warm.start(program, rank, port, file, paths=paths, stdout=2, stderr=2)
-        for rank, file in enumerate(files)
-    ]
-    assert [each.wait() for each in pair] == [0, 0]
-    return [json.loads(file.read_text()) for file in files]
-
-
-def test_the_table_has_a_row_for_every_action_and_every_hook_type() -> None:
-    assert {row.action for row in ROWS} == {
-        name for name, action in actions().items() if action.does != "stop"
-    }
-    assert {row.hook for row in ROWS} == set(HOOK_TYPES)
-    assert all(says(row, ALONE) == (EQUAL, "") for row in ROWS)
-
-
-@pytest.mark.parametrize(
-    "column", [each for each in RANKS if not each.compiled], ids=lambda column: column.name
-)
-def test_ranks(column: Column, alone: dict[int, list[Found]], found: list[Found]) -> None:
-    wrong = dict[str, list[str]]()
-    for number, row in enumerate(ROWS):
-        what = says(row, column)[0]
-        if what == REFUSED:
-            continue
-        ranks = [each[column.name][str(number)] for each in found]
-        if what == DIFFERS:  # in its records of a rank's rows, not in its results
-            ranks = [each | {"records": alone[column.parts][number]["records"]} for each in ranks]
-        if unequal := problems(alone[column.parts][number], ranks, of_rows=row.of_rows):
-            wrong[f"{row.action} on {row.hook}"] = unequal
-    assert wrong == {}
-
-
-def test_sharded_before_hooks_are_installed(alone: dict[int, list[Found]], found: list[Found]) -> None:
-    """Equal, or refused: changes to the model itself come too late."""
-    wrong, refused = dict[str, list[str]](), set[str]()
-    for number, row in ((int(number), ROWS[int(number)]) for number in found[0]["sharded before"]):
-        ranks = [each["sharded before"][str(number)] for each in found]
-        if "refused" in ranks[0]:
-            assert "install the hooks before fully_shard" in ranks[0]["refused"]
-            refused.add(row.hook if row.hook == "apply" else row.action)
-        elif unequal := problems(alone[1][number], ranks, of_rows=row.of_rows):
-            wrong[f"{row.action} on {row.hook}"] = unequal
-    assert wrong == {}
-    assert refused == {"apply", "add_bias"}
-
-
-def test_compiled(alone: dict[int, list[Found]]) -> None:
-    column = next(each for each in COLUMNS if each.compiled and each.ranks == 1)
-    wrong = dict[str, list[str]]()
-    for number, row in enumerate(ROWS):
-        if says(row, column)[0] != REFUSED and (
-            unequal := problems(alone[1][number], [trained(row, column, 0)], of_rows=False)
-        ):
-            wrong[f"{row.action} on {row.hook}"] = unequal
-    assert wrong == {}
-
-
-def test_all_of_them_is_refused() -> None:
-    assert {says(row, COLUMNS[-1])[0] for row in ROWS} == {REFUSED}

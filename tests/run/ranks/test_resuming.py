@@ -15,6 +15,60 @@ from hookrun.cli import main
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
 
+
+def test_another_number_of_ranks_resumes_a_killed_one(workers, same, tmp_path, monkeypatch, capsys) -> None:
+    """Killed in the middle of an epoch; resumed by two, by three and by one; what one did is resumed by two."""
+    monkeypatch.chdir(tmp_path)
+    assert workers.run(tmp_path, *ARGV, "hydra.run.dir=whole").codes == [0, 0]
+    whole = hookrun.open_run(tmp_path / "whole")
+    workers.start(tmp_path, *ARGV, "hydra.run.dir=two")
+    wait_for(tmp_path / "two", 4)
+    workers.kill(1)
+    ended = workers.end(only=0)
+    assert ended.codes == [1] and "rank 1 is gone" in ended.said[0], ended.said
+    assert "to go on: hookrun resume=two" in ended.said[0]
+    for name in ("one", "three"):
+        shutil.copytree("two", name)
+    ended = workers.run(tmp_path, "resume=two")
+    assert ended.codes == [0, 0], ended.said
+    assert "resumed from state_0000" in ended.said[0]
+    assert ended.said[1] == ""
+    assert_same(same, whole, hookrun.open_run(tmp_path / "two"), exact=True)
+    ended = workers.run(tmp_path, "resume=three", ranks=3)
+    assert ended.codes == [0, 0, 0], ended.said
+    assert_same(same, whole, hookrun.open_run(tmp_path / "three"), exact=False)
+    assert main(["resume=one"]) == 0
+    assert_same(same, whole, hookrun.open_run(tmp_path / "one"), exact=False)
+    cut(tmp_path / "one", 11)  # the last of these states is of one process
+    ended = workers.run(tmp_path, "resume=one")
+    assert ended.codes == [0, 0], ended.said
+    assert "resumed from state_0000" in ended.said[0]
+    assert_same(same, whole, hookrun.open_run(tmp_path / "one"), exact=False)
+    ended = workers.run(tmp_path, "resume=one")
+    assert ended.codes == [0, 0]
+    assert "is done: there is nothing to resume" in ended.said[0]
+    assert ended.said[1] == ""
+
+
+def test_sharded_parameters(workers, same, tmp_path, monkeypatch) -> None:
+    """Under compute=fsdp a state holds whole tensors: it is resumed sharded as before, and in one process."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["compute=fsdp" if each == "compute=ddp" else each for each in ARGV]
+    ended = workers.run(tmp_path, *argv, "hydra.run.dir=whole")
+    assert ended.codes == [0, 0], ended.said
+    whole = hookrun.open_run(tmp_path / "whole")
+    assert main(["resume=whole"]) == 0  # it is done, and is not changed
+    for name, exact, others in (("divided", True, []), ("one", False, ["compute.strategy=none"])):
+        shutil.copytree("whole", name)
+        cut(tmp_path / name, 4)
+        if name == "one":
+            assert main([f"resume={name}", *others]) == 0
+        else:
+            ended = workers.run(tmp_path, f"resume={name}", *others)
+            assert ended.codes == [0, 0], ended.said
+        assert_same(same, whole, hookrun.open_run(tmp_path / name), exact=exact)
+
+
 ARGV = (
     "model=cnn", "data=digits", "data.batch_size=9", "compute=ddp", "compute.device=cpu", "compute.threads=1",
     "compute.timeout=60", "train.epochs=2", "train.limit_batches=12", "train.accumulate=2", "train.log_every=1",
@@ -33,7 +87,9 @@ def assert_same(same: Any, one: Run, other: Run, *, exact: bool) -> None:
     for name in ("last", "ema"):
         same.weights(one, other, name, atol=0.0 if exact else 1e-5)
     if exact:
-        assert one.metrics == other.metrics and one.stats == other.stats and one.hooks == other.hooks
+        assert one.metrics == other.metrics
+        assert one.stats == other.stats
+        assert one.hooks == other.hooks
         assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
     same.metrics(one, other, rtol=1e-3)
     same.rows(one, other, rtol=1e-3)
@@ -55,54 +111,3 @@ def wait_for(folder: Path, count: int) -> None:
     while len(list(folder.glob("checkpoints/state_*"))) < count:
         assert time.monotonic() < end, f"{folder} has no {count} states"
         time.sleep(0.05)
-
-
-def test_a_killed_rank_and_another_number_of_ranks(workers, same, tmp_path, monkeypatch, capsys) -> None:
-    """Killed in the middle of an epoch; resumed by two, by three and by one; what one did is resumed by two."""
-    monkeypatch.chdir(tmp_path)
-    assert workers.run(tmp_path, *ARGV, "hydra.run.dir=whole").codes == [0, 0]
-    whole = hookrun.open_run(tmp_path / "whole")
-    workers.start(tmp_path, *ARGV, "hydra.run.dir=two")
-    wait_for(tmp_path / "two", 4)
-    workers.kill(1)
-    ended = workers.end(only=0)
-    assert ended.codes == [1] and "rank 1 is gone" in ended.said[0], ended.said
-    assert "to go on: hookrun resume=two" in ended.said[0]
-    for name in ("one", "three"):
-        shutil.copytree("two", name)
-    ended = workers.run(tmp_path, "resume=two")
-    assert ended.codes == [0, 0], ended.said
-    assert "resumed from state_0000" in ended.said[0] and ended.said[1] == ""
-    assert_same(same, whole, hookrun.open_run(tmp_path / "two"), exact=True)
-    ended = workers.run(tmp_path, "resume=three", ranks=3)
-    assert ended.codes == [0, 0, 0], ended.said
-    assert_same(same, whole, hookrun.open_run(tmp_path / "three"), exact=False)
-    assert main(["resume=one"]) == 0
-    assert_same(same, whole, hookrun.open_run(tmp_path / "one"), exact=False)
-    cut(tmp_path / "one", 11)  # the last of these states is of one process
-    ended = workers.run(tmp_path, "resume=one")
-    assert ended.codes == [0, 0], ended.said
-    assert "resumed from state_0000" in ended.said[0]
-    assert_same(same, whole, hookrun.open_run(tmp_path / "one"), exact=False)
-    ended = workers.run(tmp_path, "resume=one")
-    assert ended.codes == [0, 0] and "is done: there is nothing to resume" in ended.said[0]
-    assert ended.said[1] == ""
-
-
-def test_sharded_parameters(workers, same, tmp_path, monkeypatch) -> None:
-    """Under compute=fsdp a state holds whole tensors: it is resumed sharded as before, and in one process."""
-    monkeypatch.chdir(tmp_path)
-    argv = ["compute=fsdp" if each == "compute=ddp" else each for each in ARGV]
-    ended = workers.run(tmp_path, *argv, "hydra.run.dir=whole")
-    assert ended.codes == [0, 0], ended.said
-    whole = hookrun.open_run(tmp_path / "whole")
-    assert main(["resume=whole"]) == 0  # it is done, and is not changed
-    for name, exact, others in (("divided", True, []), ("one", False, ["compute.strategy=none"])):
-        shutil.copytree("whole", name)
-        cut(tmp_path / name, 4)
-        if name == "one":
-            assert main([f"resume={name}", *others]) == 0
-        else:
-            ended = workers.run(tmp_path, f"resume={name}", *others)
-            assert ended.codes == [0, 0], ended.said
-        assert_same(same, whole, hookrun.open_run(tmp_path / name), exact=exact)

@@ -38,7 +38,8 @@ def test_four_ranks_train_as_one(workers, same, cwd) -> None:
     assert main([*argv, "hydra.run.dir=one"]) == 0
     ended = workers.run(cwd, *argv, "compute.strategy=ddp", "hydra.run.dir=four", ranks=4)
     assert ended.codes == [0] * 4, ended.said
-    one, four = hookrun.open_run(cwd / "one"), hookrun.open_run(cwd / "four")
+    one = hookrun.open_run(cwd / "one")
+    four = hookrun.open_run(cwd / "four")
     same.weights(one, four)
     same.weights(one, four, "ema")
     same.metrics(one, four, rtol=1e-3)
@@ -48,13 +49,14 @@ def test_four_ranks_train_as_one(workers, same, cwd) -> None:
     assert ended.said[1:] == ["", "", ""]
 
 
-def test_a_pass_of_two_ranks_has_the_metrics_of_one_and_they_divide_max_bytes(workers, same, cwd) -> None:
+def test_a_pass_of_two_ranks_has_the_metrics_of_one(workers, same, cwd) -> None:
     argv = (*SMALL, "task=evaluate", METRICS, NOISE, SEEN, "data.batch_size=3")
     assert main([*argv, "hydra.run.dir=one"]) == 0
     few = SEEN.replace("seen", "few").replace("}", ", max_bytes: 4000}")
     ended = workers.run(cwd, *argv, few, "compute.strategy=ddp", "hydra.run.dir=two")
     assert ended.codes == [0, 0], ended.said
-    one, two = hookrun.open_run(cwd / "one"), hookrun.open_run(cwd / "two")
+    one = hookrun.open_run(cwd / "one")
+    two = hookrun.open_run(cwd / "two")
     same.metrics(one, two)
     same.rows(one, two, hooks=["seen"])
     assert {line["of"] for line in two.metrics} == {"position", "sample", "epoch"}
@@ -76,7 +78,8 @@ def test_what_several_processes_cannot_do_is_refused_first(cwd, monkeypatch, cap
     for sweep in ([], ["-m", "seed=1,2"]):
         assert main([*sweep, *SMALL]) == 2
         said = capsys.readouterr().err
-        assert "found 2 processes (WORLD_SIZE), and a run uses one" in said and "compute=ddp splits" in said
+        assert "found 2 processes (WORLD_SIZE), and a run uses one" in said
+        assert "compute=ddp splits" in said
     for shown in ("task=plan", "task=modules"):
         assert main([*SMALL, shown]) == 0
     capsys.readouterr()

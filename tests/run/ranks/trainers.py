@@ -24,7 +24,8 @@ SPEC = {
     "norm": {"select": "net.0", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 0.05},
 }
 GENERATOR = torch.Generator().manual_seed(0)
-INPUTS, TARGETS = torch.randn(16, 4, generator=GENERATOR), torch.randint(0, 3, (16,), generator=GENERATOR)
+INPUTS = torch.randn(16, 4, generator=GENERATOR)
+TARGETS = torch.randint(0, 3, (16,), generator=GENERATOR)
 BATCH = 4
 """Rows over all ranks."""
 
@@ -100,7 +101,8 @@ def child(library: str, file: str, environment: dict[str, str]) -> int:
         return process
     try:
         os.environ.update(environment)
-        rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+        rank = int(environment.get("RANK", "0"))
+        size = int(environment.get("WORLD_SIZE", "1"))
         net = {"lightning": lightning, "transformers": transformers}[library](rank, size)
         with open(file, "w") as written:
             json.dump([each.detach().flatten().tolist() for each in net.parameters()], written)

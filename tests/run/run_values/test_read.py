@@ -48,15 +48,17 @@ def refused(asked: FileValue | RunValue, runs: RunReferences | None = None, plac
 def test_the_mean_is_over_all_rows_in_float32(run: Path) -> None:
     found = read_value(value(run), PLACES, RunReferences())["fc"]
     assert isinstance(found, Tensor)
-    assert found.tolist() == [12.0, 12.0] and found.dtype is torch.float32
+    assert found.tolist() == [12.0, 12.0]
+    assert found.dtype is torch.float32
 
 
-def test_one_sample_an_index_a_difference_and_a_factor(run: Path) -> None:
+def test_a_sample_can_be_indexed_with_a_factor(run: Path) -> None:
     asked = value(
         run, sample=14, index="0", factor=0.5, minus={"run": str(run), "capture": "seen", "index": "0"}
     )
     found = read_value(asked, PLACES, RunReferences())["fc"]
-    assert isinstance(found, Tensor) and float(found) == (14 - 12) * 0.5
+    assert isinstance(found, Tensor)
+    assert float(found) == (14 - 12) * 0.5
 
 
 def test_rows_of_each_sample_are_those_of_the_split(run: Path, settings: Settings) -> None:
@@ -75,9 +77,8 @@ def test_rows_of_each_sample_are_those_of_the_split(run: Path, settings: Setting
 def test_a_module_is_found_under_any_of_its_names(run: Path) -> None:
     assert set(read_value(value(run), {"head": ("head", "fc")}, RunReferences())) == {"head"}
     message = refused(value(run), places={"fc": ("fc",), "a": ("a",), "b": ("b",)})
-    assert (
-        message.startswith("a, b was not captured by 'seen'") and "name one for all with `module`" in message
-    )
+    assert message.startswith("a, b was not captured by 'seen'")
+    assert "name one for all with `module`" in message
     named = read_value(value(run, module="fc"), {"a": ("a",), "b": ("b",)}, RunReferences())
     assert named["a"] is named["b"]
 
@@ -158,13 +159,15 @@ def test_resampled_rows_are_always_of_another_sample(run: Path) -> None:
     drawn = CaptureRows(capture, "seen/fc", torch.arange(3), resample=True)
     asked = ids(*[10, 12, 14] * 50)
     found = drawn.of(asked, torch.Generator().manual_seed(0))[:, 0].long()
-    assert set(found.tolist()) == {10, 12, 14} and not (found == asked).any()
-    assert drawn.draws and not drawn.lacking(ids(99))
+    assert set(found.tolist()) == {10, 12, 14}
+    assert not (found == asked).any()
+    assert drawn.draws
+    assert not drawn.lacking(ids(99))
     again = drawn.of(asked, torch.Generator().manual_seed(0))[:, 0].long()
     assert torch.equal(found, again)
 
 
-def test_a_part_a_difference_and_a_multiple_of_rows_equal_those_of_tensors(rows: CaptureRows) -> None:
+def test_a_multiple_of_rows_equals_that_of_tensors(rows: CaptureRows) -> None:
     tensor = torch.tensor([1.0, 2.0])
     samples = ids(14, 10)
     plain = rows.of(samples, GENERATOR).float()
@@ -177,8 +180,10 @@ def test_a_part_a_difference_and_a_multiple_of_rows_equal_those_of_tensors(rows:
     ):
         assert not isinstance(changed, torch.Tensor)
         found = changed.of(samples, GENERATOR)
-        assert torch.equal(found, expected) and changed.shape == tuple(expected.shape[1:])
-        assert "has no row of sample 11: " in changed.lacking(ids(11, 10)) and not changed.lacking(samples)
+        assert torch.equal(found, expected)
+        assert changed.shape == tuple(expected.shape[1:])
+        assert "has no row of sample 11: " in changed.lacking(ids(11, 10))
+        assert not changed.lacking(samples)
     assert torch.equal(difference(tensor, tensor * 2), -tensor)  # type: ignore[arg-type]
 
 
@@ -188,7 +193,7 @@ def test_small_dtypes_are_computed_in_float32() -> None:
     assert multiple(torch.ones(1, dtype=torch.float16), 2).dtype is torch.float32  # type: ignore[union-attr]
 
 
-def test_hashes_follow_content_dtype_shape_and_change(rows: CaptureRows) -> None:
+def test_hashes_follow_the_content(rows: CaptureRows) -> None:
     ones = torch.ones(2, 2)
     sources = [
         ones, ones * 2, ones.reshape(4), ones.double(), rows, multiple(rows, 2), multiple(rows, 3),
@@ -198,8 +203,9 @@ def test_hashes_follow_content_dtype_shape_and_change(rows: CaptureRows) -> None
     assert digest_of(ones) == digest_of(torch.ones(2, 4)[:, :2])
 
 
-def test_shapes_and_bytes_as_text(rows: CaptureRows) -> None:
-    assert form(torch.ones(2, 3)) == ("[2, 3]", 24) and form(rows) == ("[2]", 4)
+def test_bytes_are_shown_as_text(rows: CaptureRows) -> None:
+    assert form(torch.ones(2, 3)) == ("[2, 3]", 24)
+    assert form(rows) == ("[2]", 4)
     assert form(PendingRun("a")) == ("not known yet", 0)
 
 

@@ -25,6 +25,286 @@ from hookrun.run.passes.batches import moved
 from hookrun.store.format import SAMPLES
 from hookrun.store.reader import Run
 
+GRAPHS = (
+    "model=python", "model.factory=setpkg:GraphNet", "data=python", "data.factory=setpkg:Graphs", "data.batch_size=4",
+)  # fmt: skip
+CLOUDS = ("model=python", "model.factory=setpkg:CloudNet", "data=python", "data.factory=setpkg:Clouds")
+SCENES = (
+    "model=python", "model.factory=setpkg:Detector", "data=python", "data.factory=setpkg:Scenes", "data.batch_size=2",
+)  # fmt: skip
+CAPTURE = "+hooks.c={select: [inner, outer], hook: forward, action: capture}"
+QUICK = ("train.epochs=2", "train.log_every=1", "train.optimizer={name: SGD, lr: 0.1}")
+
+
+@pytest.fixture(autouse=True)
+def _package(trusted: Callable[..., None]) -> None:
+    trusted(setpkg=SOURCE)
+
+
+# ---- a function of one's own -----------------------------------------------------------------------------------------
+
+
+def test_training_on_graphs_is_the_plain_loop(executed) -> None:
+    found = executed(*GRAPHS, *QUICK, "data.collate=setpkg:join", "train.shuffle=false", CAPTURE)
+    model = seeded("GraphNet")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lines = [line for line in found.metrics if line.get("of") != "epoch" and line["split"] == "train"]
+    expected = list[float]()
+    for _ in range(2):
+        for graphs, labels in of_split(module().Graphs("train"), module().join, 4):
+            loss = cross_entropy(model(graphs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    assert [line["loss"] for line in lines] == pytest.approx(expected)
+    batches = of_split(module().Graphs("val"), module().join, 4)
+    losses = [cross_entropy(model(graphs), labels).item() * len(labels) for graphs, labels in batches]
+    assert found.metrics[-1]["loss"] == pytest.approx(sum(losses) / 7)
+    assert found.plan["code"]["data.collate"]["function"] == "setpkg:join"
+
+
+def test_a_label_for_each_node_gives_means_over_nodes(executed) -> None:
+    found = executed(*GRAPHS, "task=evaluate", "data.collate=setpkg:join_nodes")
+    model = seeded("GraphNet")
+    right = 0
+    losses = 0.0
+    nodes = 0
+    for graphs, labels in of_split(module().Graphs("val"), module().join_nodes, 4):
+        scores = model(graphs)
+        right += int((scores.argmax(1) == labels).sum())
+        nodes += len(labels)
+        losses += cross_entropy(scores, labels).item() * len(labels)
+    assert found.metrics[-1]["accuracy"] == pytest.approx(right / nodes)
+    assert found.metrics[-1]["loss"] == pytest.approx(losses / nodes)
+    assert all("class" not in line for line in lines_of(found)), "a node has a label, a graph has none"
+
+
+def test_labels_are_read_again_through_the_function(executed) -> None:
+    found = executed(*GRAPHS, "task=predict", "data.collate=setpkg:join")
+    assert found.labels_of(found.predictions).tolist() == [index % 3 for index in range(7)]
+    of_nodes = executed(*GRAPHS, "task=predict", "data.collate=setpkg:join_nodes")
+    with pytest.raises(HookrunError, match="'setpkg:join_nodes' does not return one target for each sample"):
+        of_nodes.labels(torch.tensor([0]), "val")
+
+
+def test_workers_change_nothing(executed) -> None:
+    noisy = (*GRAPHS, "train.epochs=1", "data.collate=setpkg:join_noisily")
+    losses = [executed(*noisy, f"data.workers={count}").metrics for count in (0, 2)]
+    assert losses[0] == losses[1]
+    assert executed(*noisy, "seed=1").metrics != losses[0]
+
+
+def test_a_resumed_run_ends_as_a_whole_one(run, tmp_path) -> None:
+    wanted = (*GRAPHS, *QUICK, "data.collate=setpkg:join_noisily", CAPTURE)
+    whole = run(*wanted)
+    (tmp_path / "stop").touch()
+    stopped = run(*wanted, code=143)
+    assert main([f"resume={stopped.path}"]) == 0
+    resumed = hookrun.open_run(stopped.path)
+    assert resumed.metrics == whole.metrics
+    for name in ("inner", "outer"):
+        rows = resumed.captures["c"][name]
+        same = whole.captures["c"][name]
+        assert len(rows) == len(same)
+        assert torch.equal(rows.sample_ids, same.sample_ids)
+
+
+def test_a_detector_s_metric_gets_the_targets_themselves(executed) -> None:
+    trained = executed(
+        *SCENES, "data.collate=setpkg:with_targets", "train.loss=setpkg:total", "train.epochs=1",
+        "task.metrics=['setpkg:boxes_wanted']",
+    )  # fmt: skip
+    wanted = [index % 3 for index in range(7)]
+    assert trained.metrics[-1]["boxes_wanted"] == pytest.approx(sum(wanted) / 7)
+    found = executed(*SCENES, "task=predict", "data.collate=list")
+    model = seeded("Detector").eval()
+    scenes = module().Scenes("val")
+    expected = [model([scenes[index][0]])[0]["boxes"] for index in range(7)]
+    first = found.predictions["[0].boxes"]
+    assert first.sample_ids.tolist() == [-1] * 4, "a list belongs to no single sample"
+    torch.testing.assert_close(first[:], torch.stack(expected[::2]))
+
+
+# ---- lists, and samples alone ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batching", [("data.batch_size=3", "data.collate=list"), ("data.batch_size=null",)])
+def test_clouds_of_different_sizes_are_scored(executed, batching) -> None:
+    model = seeded("CloudNet")
+    clouds = module().Clouds("val")
+    scores = torch.stack([model(clouds[index][0]) for index in range(7)])
+    labels = torch.tensor([index % 2 for index in range(7)])
+    predicted = executed(*CLOUDS, "task=predict", *batching)
+    assert predicted.predictions.sample_ids.tolist() == list(range(7))
+    torch.testing.assert_close(predicted.predictions[:], scores.detach())
+    found = executed(*CLOUDS, "task=evaluate", *batching)
+    assert found.metrics[-1]["loss"] == pytest.approx(cross_entropy(scores, labels).item())
+    assert found.metrics[-1]["accuracy"] == pytest.approx(float((scores.argmax(1) == labels).float().mean()))
+    assert [line["class"] for line in lines_of(found)] == [str(label) for label in labels.tolist()]
+    few = executed(*CLOUDS, "task=predict", *batching, "train.limit_batches=2")
+    assert len(few.predictions) == (6 if "data.collate=list" in batching else 2)
+
+
+def test_conditions_on_labels_choose_samples_of_a_list(executed) -> None:
+    hook = "+hooks.c={select: outer, hook: forward, action: capture, when: {data: {label: 1}}}"
+    found = executed(*CLOUDS, "task=predict", "data.batch_size=3", "data.collate=list", hook)
+    assert found.captures["c"]["outer"].sample_ids.tolist() == [1, 3, 5]
+
+
+def test_a_tuple_of_inputs_becomes_the_arguments(executed) -> None:
+    own = ("model=python", "model.factory=setpkg:PairNet", "data=python", "data.factory=setpkg:Pairs")
+    found = executed(*own, "task=predict", "data.batch_size=4")
+    model = seeded("PairNet")
+    pairs = module().Pairs("val")
+    expected = torch.stack([model(*pairs[index][0]) for index in range(7)])
+    torch.testing.assert_close(found.predictions[:], expected.detach())
+
+
+def test_the_fields_of_a_dataclass_are_stacked_to_one_argument(executed) -> None:
+    own = ("model=python", "model.factory=setpkg:EndsNet", "data=python", "data.factory=setpkg:PairsOfEnds")
+    found = executed(*own, "task=predict", "data.batch_size=4")
+    model = seeded("EndsNet")
+    pairs = module().PairsOfEnds("val")
+    expected = torch.stack([model(pairs[index][0]) for index in range(7)])
+    torch.testing.assert_close(found.predictions[:], expected.detach())
+
+
+def test_an_object_of_ones_own_is_the_one_argument(executed) -> None:
+    own = ("model=python", "model.factory=setpkg:RingNet", "data=python", "data.factory=setpkg:Rings")
+    found = executed(*own, "task=evaluate", "data.batch_size=null")
+    model = seeded("RingNet")
+    rings = module().Rings("val")
+    losses = [cross_entropy(model(rings[index][0]), torch.tensor([index % 2])).item() for index in range(7)]
+    assert found.metrics[-1]["loss"] == pytest.approx(sum(losses) / 7)
+
+
+def test_the_plan_shows_a_batch(ready) -> None:
+    prepared = ready(*GRAPHS, "data.collate=setpkg:join", "task=evaluate")
+    assert (
+        prepared.lines[0] == "a batch, for example: the model's arguments "
+        "({x: [7, 5], edge_index: [2, 7], graph: [7], size: int}), targets [2]"
+    )
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["data.collate=stck"], "data.collate: unknown way to make batches 'stck'; did you mean 'stack'?"),
+        (["data.collate=other:join"], "data.collate: the package 'other' is not trusted"),
+        (["data.collate=setpkg:joni"], "data.collate: 'setpkg' has no function or class 'joni'"),
+        (["data.collate=setpkg:raises"], "data.collate: 'setpkg:raises' failed: KeyError: 'no such key'"),
+        (["data.collate=setpkg:number"], "data.collate: 'setpkg:number' returned a int, expected (inputs, targets)"),
+        (["data.collate=setpkg:none"], "data.collate: 'setpkg:none' takes 0 positional arguments"),
+        (["data.collate=list", "data.batch_size=null"], "with data.batch_size=null samples are not collated"),
+        ([], "for anything else set data.collate=mypkg.data:collate"),
+        (["data.factory=setpkg:Clouds"], "cannot be joined: RuntimeError: stack expects each tensor to be equal size"),
+        (["data.factory=setpkg:Clouds"], "use data.collate=list, a function of your own"),
+        (["data.factory=setpkg:Rings"], "samples of the form (Ring, []) cannot be joined"),
+        (["data.factory=setpkg:Scenes", "data.collate=list"], "'setpkg:Scenes' has no targets"),
+        (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp needs a row"),
+        (["data.collate=setpkg:join", "task=attribute"], "data.collate: task=attribute needs a row for each sample"),
+        (["data.collate=setpkg:join", "task=export"], "data.collate: task=export needs a row for each sample"),
+        (
+            ["data.collate=setpkg:join_nodes", "task=evaluate", "task.backward={score: loss}"],
+            "data.collate: task.backward needs a row for each sample",
+        ),
+        (["data=names", "data.batch_size=null", "model=mlp"], "data.batch_size: sequences of tokens"),
+        (
+            ["data.collate=setpkg:join_nodes", "task=evaluate", "task.metrics=[{name: accuracy, by: sample}]"],
+            "task.metrics.0.by: the batches of the data 'setpkg:Graphs' have no target for each sample",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_batch_is_refused_before_the_run(refused, given: list[str], says: str) -> None:
+    overrides = GRAPHS if "data=names" not in given else ()
+    assert says in refused(*overrides, *given).replace("\n      ", " ")
+
+
+def test_float_labels_are_refused_with_the_argument(refused, ready, tmp_path) -> None:
+    np.savez(tmp_path / "x.npz", input=np.ones((8, 4), np.float32), target=np.arange(8.0))
+    own = ("data=tensors", "data.args.file=x.npz", "model=mlp", "model.args.num_classes=1")
+    for loss in ("cross_entropy", "nll"):
+        assert f"data.args.target: '{loss}' needs integer labels" in refused(*own, f"train.loss={loss}")
+    ready(*own, "train.loss=mse")
+    assert "or integers if these are labels of classes" in refused(*own[:-1], "model.args.num_classes=3")
+
+
+def test_a_condition_on_labels_needs_a_label_for_each_sample(refused) -> None:
+    hook = "+hooks.c={select: outer, hook: forward, action: capture, when: {data: {label: 1}}}"
+    assert "label" in refused(*GRAPHS, "data.collate=setpkg:join_nodes", hook)
+
+
+def test_a_batch_that_fails_later_is_told_in_one_line(fails) -> None:
+    late = (*GRAPHS, "task=evaluate", "data.collate=setpkg:fails_late", "train.limit_batches=1")
+    said = [fails(*late, f"data.workers={count}") for count in (0, 1)]
+    assert said[0] == said[1]
+    assert "data.collate: 'setpkg:fails_late' failed: AssertionError: a graph is too large" in said[0]
+    assert "\n" not in said[0]
+
+
+def test_a_model_that_takes_another_form_names_the_key(fails) -> None:
+    said = fails("model=mlp", "data=digits", "data.collate=list", "data.batch_size=2", "task=evaluate")
+    assert said.startswith("data.collate: the model fails: ")
+    assert "it was called with (([1, 8, 8], [1, 8, 8]))" in said
+
+
+# ---- parts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mapping_becomes_keywords() -> None:
+    model = nn.Identity()
+    x = torch.zeros(2)
+    packed = pack_sequence([torch.zeros(2, 1)])
+    encoding = BatchEncoding({"input_ids": x})
+    assert as_call((x, [x]), model) == ((x, [x]), {})
+    assert as_call(encoding, model) == ((), {"input_ids": x})
+    for whole in (x, [x, x], packed):
+        assert as_call(whole, model) == ((whole,), {})
+
+
+def test_what_has_a_method_to_moves_itself() -> None:
+    packed = pack_sequence([torch.zeros(2, 1), torch.zeros(1, 1)])
+    value = {
+        "packed": packed,
+        "both": (torch.zeros(1), "a name"),
+        "encoding": BatchEncoding({"x": torch.zeros(1)}),
+    }
+    describe(Data(name="python", factory="setpkg:Rings", batch_size=None))  # imports the package
+    ring = module().Ring(torch.zeros(1))
+    assert moved([ring], "meta")[0].x.is_meta
+    assert not ring.x.is_meta
+    there: Any = moved(value, "meta", non_blocking=True)
+    assert isinstance(there["packed"], PackedSequence)
+    assert there["packed"].data.is_meta
+    assert there["packed"].batch_sizes.device.type == "cpu", "where torch needs them"
+    assert there["both"][0].is_meta
+    assert there["both"][1] == "a name"
+    assert there["encoding"]["x"].is_meta
+    assert value["both"][0].device.type == "cpu"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_example_is_made_as_the_batches_of_a_run(size: int) -> None:
+    def own(**more: Any) -> Data:
+        return Data(name="python", factory="setpkg:Graphs", collate="setpkg:join", **more)
+
+    inputs, labels = describe(own()).example_of(size)
+    assert len(labels) == inputs.size == size
+    expected, _ = module().join([module().Graphs("train")[index] for index in range(size)])
+    assert torch.equal(inputs.x, expected.x)
+    listed: Sequence[Any] = describe(Data(name="digits", collate="list")).example_of(size)
+    assert [each.shape for each in listed[0]] == [(1, 8, 8)] * size
+    assert listed[1].shape == (size,)
+    alone, label = describe(Data(name="digits", batch_size=None)).example_of(size)
+    assert alone.shape == (1, 8, 8)
+    assert label.shape == ()
+    assert describe(own(batch_size=1)).example_of(size)[0].size == 1, "batches of one are tried with one"
+
+
 SOURCE = '''
 import os
 import signal
@@ -234,20 +514,6 @@ def number(samples):
 def none():
     return None
 '''
-GRAPHS = (
-    "model=python", "model.factory=setpkg:GraphNet", "data=python", "data.factory=setpkg:Graphs", "data.batch_size=4",
-)  # fmt: skip
-CLOUDS = ("model=python", "model.factory=setpkg:CloudNet", "data=python", "data.factory=setpkg:Clouds")
-SCENES = (
-    "model=python", "model.factory=setpkg:Detector", "data=python", "data.factory=setpkg:Scenes", "data.batch_size=2",
-)  # fmt: skip
-CAPTURE = "+hooks.c={select: [inner, outer], hook: forward, action: capture}"
-QUICK = ("train.epochs=2", "train.log_every=1", "train.optimizer={name: SGD, lr: 0.1}")
-
-
-@pytest.fixture(autouse=True)
-def _package(trusted: Callable[..., None]) -> None:
-    trusted(setpkg=SOURCE)
 
 
 def module() -> Any:
@@ -269,254 +535,3 @@ def seeded(name: str) -> nn.Module:
 def lines_of(found: Run) -> list[dict[str, Any]]:
     """What samples.jsonl says of each sample."""
     return [json.loads(line) for line in (found.path / SAMPLES).read_text().splitlines()]
-
-
-# ---- a function of one's own -----------------------------------------------------------------------------------------
-
-
-def test_training_on_graphs_is_the_plain_loop(executed) -> None:
-    found = executed(*GRAPHS, *QUICK, "data.collate=setpkg:join", "train.shuffle=false", CAPTURE)
-    model = seeded("GraphNet")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    lines = [line for line in found.metrics if line.get("of") != "epoch" and line["split"] == "train"]
-    expected = list[float]()
-    for _ in range(2):
-        for graphs, labels in of_split(module().Graphs("train"), module().join, 4):
-            loss = cross_entropy(model(graphs), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            expected.append(loss.item())
-    assert [line["loss"] for line in lines] == pytest.approx(expected)
-    batches = of_split(module().Graphs("val"), module().join, 4)
-    losses = [cross_entropy(model(graphs), labels).item() * len(labels) for graphs, labels in batches]
-    assert found.metrics[-1]["loss"] == pytest.approx(sum(losses) / 7)
-    assert found.plan["code"]["data.collate"]["function"] == "setpkg:join"
-
-
-def test_a_label_for_each_node_gives_means_over_nodes(executed) -> None:
-    found = executed(*GRAPHS, "task=evaluate", "data.collate=setpkg:join_nodes")
-    model, right, losses, nodes = seeded("GraphNet"), 0, 0.0, 0
-    for graphs, labels in of_split(module().Graphs("val"), module().join_nodes, 4):
-        scores = model(graphs)
-        right += int((scores.argmax(1) == labels).sum())
-        nodes += len(labels)
-        losses += cross_entropy(scores, labels).item() * len(labels)
-    assert found.metrics[-1]["accuracy"] == pytest.approx(right / nodes)
-    assert found.metrics[-1]["loss"] == pytest.approx(losses / nodes)
-    assert all("class" not in line for line in lines_of(found)), "a node has a label, a graph has none"
-
-
-def test_labels_are_read_again_through_the_function(executed) -> None:
-    found = executed(*GRAPHS, "task=predict", "data.collate=setpkg:join")
-    assert found.labels_of(found.predictions).tolist() == [index % 3 for index in range(7)]
-    of_nodes = executed(*GRAPHS, "task=predict", "data.collate=setpkg:join_nodes")
-    with pytest.raises(HookrunError, match="'setpkg:join_nodes' does not return one target for each sample"):
-        of_nodes.labels(torch.tensor([0]), "val")
-
-
-def test_workers_change_nothing_and_draws_of_the_function_follow_the_seed(executed) -> None:
-    noisy = (*GRAPHS, "train.epochs=1", "data.collate=setpkg:join_noisily")
-    losses = [executed(*noisy, f"data.workers={count}").metrics for count in (0, 2)]
-    assert losses[0] == losses[1]
-    assert executed(*noisy, "seed=1").metrics != losses[0]
-
-
-def test_a_resumed_run_ends_as_a_whole_one(run, tmp_path) -> None:
-    wanted = (*GRAPHS, *QUICK, "data.collate=setpkg:join_noisily", CAPTURE)
-    whole = run(*wanted)
-    (tmp_path / "stop").touch()
-    stopped = run(*wanted, code=143)
-    assert main([f"resume={stopped.path}"]) == 0
-    resumed = hookrun.open_run(stopped.path)
-    assert resumed.metrics == whole.metrics
-    for name in ("inner", "outer"):
-        rows, same = resumed.captures["c"][name], whole.captures["c"][name]
-        assert len(rows) == len(same) and torch.equal(rows.sample_ids, same.sample_ids)
-
-
-def test_a_detector_gets_lists_and_its_metric_the_targets_themselves(executed) -> None:
-    trained = executed(
-        *SCENES, "data.collate=setpkg:with_targets", "train.loss=setpkg:total", "train.epochs=1",
-        "task.metrics=['setpkg:boxes_wanted']",
-    )  # fmt: skip
-    wanted = [index % 3 for index in range(7)]
-    assert trained.metrics[-1]["boxes_wanted"] == pytest.approx(sum(wanted) / 7)
-    found = executed(*SCENES, "task=predict", "data.collate=list")
-    model, scenes = seeded("Detector").eval(), module().Scenes("val")
-    expected = [model([scenes[index][0]])[0]["boxes"] for index in range(7)]
-    first = found.predictions["[0].boxes"]
-    assert first.sample_ids.tolist() == [-1] * 4, "a list belongs to no single sample"
-    torch.testing.assert_close(first[:], torch.stack(expected[::2]))
-
-
-# ---- lists, and samples alone ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batching", [("data.batch_size=3", "data.collate=list"), ("data.batch_size=null",)])
-def test_clouds_of_different_sizes_are_predicted_and_scored_one_by_one(executed, batching) -> None:
-    model, clouds = seeded("CloudNet"), module().Clouds("val")
-    scores = torch.stack([model(clouds[index][0]) for index in range(7)])
-    labels = torch.tensor([index % 2 for index in range(7)])
-    predicted = executed(*CLOUDS, "task=predict", *batching)
-    assert predicted.predictions.sample_ids.tolist() == list(range(7))
-    torch.testing.assert_close(predicted.predictions[:], scores.detach())
-    found = executed(*CLOUDS, "task=evaluate", *batching)
-    assert found.metrics[-1]["loss"] == pytest.approx(cross_entropy(scores, labels).item())
-    assert found.metrics[-1]["accuracy"] == pytest.approx(float((scores.argmax(1) == labels).float().mean()))
-    assert [line["class"] for line in lines_of(found)] == [str(label) for label in labels.tolist()]
-    few = executed(*CLOUDS, "task=predict", *batching, "train.limit_batches=2")
-    assert len(few.predictions) == (6 if "data.collate=list" in batching else 2)
-
-
-def test_conditions_on_labels_choose_samples_of_a_list(executed) -> None:
-    hook = "+hooks.c={select: outer, hook: forward, action: capture, when: {data: {label: 1}}}"
-    found = executed(*CLOUDS, "task=predict", "data.batch_size=3", "data.collate=list", hook)
-    assert found.captures["c"]["outer"].sample_ids.tolist() == [1, 3, 5]
-
-
-def test_a_tuple_of_inputs_is_stacked_to_the_arguments_of_the_model(executed) -> None:
-    own = ("model=python", "model.factory=setpkg:PairNet", "data=python", "data.factory=setpkg:Pairs")
-    found = executed(*own, "task=predict", "data.batch_size=4")
-    model, pairs = seeded("PairNet"), module().Pairs("val")
-    expected = torch.stack([model(*pairs[index][0]) for index in range(7)])
-    torch.testing.assert_close(found.predictions[:], expected.detach())
-
-
-def test_the_fields_of_a_dataclass_are_stacked_to_one_argument(executed) -> None:
-    own = ("model=python", "model.factory=setpkg:EndsNet", "data=python", "data.factory=setpkg:PairsOfEnds")
-    found = executed(*own, "task=predict", "data.batch_size=4")
-    model, pairs = seeded("EndsNet"), module().PairsOfEnds("val")
-    expected = torch.stack([model(pairs[index][0]) for index in range(7)])
-    torch.testing.assert_close(found.predictions[:], expected.detach())
-
-
-def test_an_object_of_ones_own_is_the_one_argument(executed) -> None:
-    own = ("model=python", "model.factory=setpkg:RingNet", "data=python", "data.factory=setpkg:Rings")
-    found = executed(*own, "task=evaluate", "data.batch_size=null")
-    model, rings = seeded("RingNet"), module().Rings("val")
-    losses = [cross_entropy(model(rings[index][0]), torch.tensor([index % 2])).item() for index in range(7)]
-    assert found.metrics[-1]["loss"] == pytest.approx(sum(losses) / 7)
-
-
-def test_the_plan_shows_a_batch(ready) -> None:
-    prepared = ready(*GRAPHS, "data.collate=setpkg:join", "task=evaluate")
-    assert (
-        prepared.lines[0] == "a batch, for example: the model's arguments "
-        "({x: [7, 5], edge_index: [2, 7], graph: [7], size: int}), targets [2]"
-    )
-
-
-# ---- what is refused ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["data.collate=stck"], "data.collate: unknown way to make batches 'stck'; did you mean 'stack'?"),
-        (["data.collate=other:join"], "data.collate: the package 'other' is not trusted"),
-        (["data.collate=setpkg:joni"], "data.collate: 'setpkg' has no function or class 'joni'"),
-        (["data.collate=setpkg:raises"], "data.collate: 'setpkg:raises' failed: KeyError: 'no such key'"),
-        (["data.collate=setpkg:number"], "data.collate: 'setpkg:number' returned a int, expected (inputs, targets)"),
-        (["data.collate=setpkg:none"], "data.collate: 'setpkg:none' takes 0 positional arguments"),
-        (["data.collate=list", "data.batch_size=null"], "with data.batch_size=null samples are not collated"),
-        ([], "for anything else set data.collate=mypkg.data:collate"),
-        (["data.factory=setpkg:Clouds"], "cannot be joined: RuntimeError: stack expects each tensor to be equal size"),
-        (["data.factory=setpkg:Clouds"], "use data.collate=list, a function of your own"),
-        (["data.factory=setpkg:Rings"], "samples of the form (Ring, []) cannot be joined"),
-        (["data.factory=setpkg:Scenes", "data.collate=list"], "'setpkg:Scenes' has no targets"),
-        (["data.collate=setpkg:join", "compute.strategy=ddp"], "data.collate: compute.strategy=ddp needs a row"),
-        (["data.collate=setpkg:join", "task=attribute"], "data.collate: task=attribute needs a row for each sample"),
-        (["data.collate=setpkg:join", "task=export"], "data.collate: task=export needs a row for each sample"),
-        (
-            ["data.collate=setpkg:join_nodes", "task=evaluate", "task.backward={score: loss}"],
-            "data.collate: task.backward needs a row for each sample",
-        ),
-        (["data=names", "data.batch_size=null", "model=mlp"], "data.batch_size: sequences of tokens"),
-        (
-            ["data.collate=setpkg:join_nodes", "task=evaluate", "task.metrics=[{name: accuracy, by: sample}]"],
-            "task.metrics.0.by: the batches of the data 'setpkg:Graphs' have no target for each sample",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_a_batch_is_refused_before_the_run(refused, given: list[str], says: str) -> None:
-    overrides = GRAPHS if "data=names" not in given else ()
-    assert says in refused(*overrides, *given).replace("\n      ", " ")
-
-
-def test_float_labels_are_refused_with_the_argument_and_numbers_to_predict_are_not(
-    refused, ready, tmp_path
-) -> None:
-    np.savez(tmp_path / "x.npz", input=np.ones((8, 4), np.float32), target=np.arange(8.0))
-    own = ("data=tensors", "data.args.file=x.npz", "model=mlp", "model.args.num_classes=1")
-    for loss in ("cross_entropy", "nll"):
-        assert f"data.args.target: '{loss}' needs integer labels" in refused(*own, f"train.loss={loss}")
-    ready(*own, "train.loss=mse")
-    assert "or integers if these are labels of classes" in refused(*own[:-1], "model.args.num_classes=3")
-
-
-def test_a_condition_on_labels_needs_a_label_for_each_sample(refused) -> None:
-    hook = "+hooks.c={select: outer, hook: forward, action: capture, when: {data: {label: 1}}}"
-    assert "label" in refused(*GRAPHS, "data.collate=setpkg:join_nodes", hook)
-
-
-def test_a_batch_that_fails_later_is_told_in_one_line_also_by_a_worker(fails) -> None:
-    late = (*GRAPHS, "task=evaluate", "data.collate=setpkg:fails_late", "train.limit_batches=1")
-    said = [fails(*late, f"data.workers={count}") for count in (0, 1)]
-    assert said[0] == said[1]
-    assert "data.collate: 'setpkg:fails_late' failed: AssertionError: a graph is too large" in said[0]
-    assert "\n" not in said[0]
-
-
-def test_a_model_that_takes_another_form_names_the_key(fails) -> None:
-    said = fails("model=mlp", "data=digits", "data.collate=list", "data.batch_size=2", "task=evaluate")
-    assert (
-        said.startswith("data.collate: the model fails: ")
-        and "it was called with (([1, 8, 8], [1, 8, 8]))" in said
-    )
-
-
-# ---- parts -------------------------------------------------------------------------------------------------------
-
-
-def test_a_mapping_is_keywords_a_tuple_arguments_and_anything_else_one_argument() -> None:
-    model, x = nn.Identity(), torch.zeros(2)
-    packed = pack_sequence([torch.zeros(2, 1)])
-    encoding = BatchEncoding({"input_ids": x})
-    assert as_call((x, [x]), model) == ((x, [x]), {})
-    assert as_call(encoding, model) == ((), {"input_ids": x})
-    for whole in (x, [x, x], packed):
-        assert as_call(whole, model) == ((whole,), {})
-
-
-def test_what_has_a_method_to_moves_itself() -> None:
-    packed = pack_sequence([torch.zeros(2, 1), torch.zeros(1, 1)])
-    value = {
-        "packed": packed,
-        "both": (torch.zeros(1), "a name"),
-        "encoding": BatchEncoding({"x": torch.zeros(1)}),
-    }
-    describe(Data(name="python", factory="setpkg:Rings", batch_size=None))  # imports the package
-    ring = module().Ring(torch.zeros(1))
-    assert moved([ring], "meta")[0].x.is_meta and not ring.x.is_meta
-    there: Any = moved(value, "meta", non_blocking=True)
-    assert isinstance(there["packed"], PackedSequence) and there["packed"].data.is_meta
-    assert there["packed"].batch_sizes.device.type == "cpu", "where torch needs them"
-    assert there["both"][0].is_meta and there["both"][1] == "a name"
-    assert there["encoding"]["x"].is_meta and value["both"][0].device.type == "cpu"
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_an_example_is_made_as_the_batches_of_a_run(size: int) -> None:
-    def own(**more: Any) -> Data:
-        return Data(name="python", factory="setpkg:Graphs", collate="setpkg:join", **more)
-
-    inputs, labels = describe(own()).example_of(size)
-    assert len(labels) == inputs.size == size
-    expected, _ = module().join([module().Graphs("train")[index] for index in range(size)])
-    assert torch.equal(inputs.x, expected.x)
-    listed: Sequence[Any] = describe(Data(name="digits", collate="list")).example_of(size)
-    assert [each.shape for each in listed[0]] == [(1, 8, 8)] * size and listed[1].shape == (size,)
-    alone, label = describe(Data(name="digits", batch_size=None)).example_of(size)
-    assert alone.shape == (1, 8, 8) and label.shape == ()
-    assert describe(own(batch_size=1)).example_of(size)[0].size == 1, "batches of one are tried with one"

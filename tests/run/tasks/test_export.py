@@ -17,7 +17,8 @@ def test_the_exported_program_equals_the_hooked_model(executed, ready, hook, cap
     assert "exported to" in capsys.readouterr().out
     program = torch.export.load(exported.path / "exported.pt2").module()
     prepared = ready("task=predict", f"model={model}", "data.batch_size=8")
-    images, plain = next(Batches(prepared, "val").epoch(0)).inputs, prepared.model.eval()
+    images = next(Batches(prepared, "val").epoch(0)).inputs
+    plain = prepared.model.eval()
     with hookrun.hooked(plain, {"h": keys}):
         expected = plain(images)
     torch.testing.assert_close(program(images), expected)

@@ -25,9 +25,46 @@ def build(blocks):
 BLOCKS = 40
 
 
+@pytest.mark.parametrize("select", ["null", "'type:ReLU'"])
+def test_the_tree_of_modules_is_linear_in_them(trusted, select) -> None:
+    trusted(deep=MODEL)
+
+    def show(blocks: int) -> None:
+        model = ["model=python", "model.factory=deep:build", f"+model.args={{blocks: {blocks}}}"]
+        assert main(["task=modules", f"task.select={select}", "task.depth=1", *model]) == 0
+
+    show(1)
+    assert growth(show) < 1.1
+
+
+@pytest.mark.parametrize("action", ["stats", "capture"])
+def test_a_plan_is_linear_in_the_modules(action) -> None:
+    def plan(blocks: int) -> None:
+        _, plan = compiled(blocks, action)
+        assert len(plan.to_dict()["hooks"][0]["targets"]) == 3 * blocks + 1
+        assert "seen" in str(plan)
+
+    plan(1)
+    assert growth(plan) < 1.1
+
+
+def test_entering_a_block_is_linear_in_the_modules() -> None:
+    def enter(blocks: int) -> None:
+        with plans[blocks].install(models[blocks]) as hooks:
+            assert len(hooks.sites) == 3 * blocks + 1
+
+    models = dict[int, nn.Module]()
+    plans = dict[int, hookrun.Plan]()
+    for blocks in (1, BLOCKS, 2 * BLOCKS, 4 * BLOCKS):
+        models[blocks], plans[blocks] = compiled(blocks, "capture")
+    enter(1)
+    assert growth(enter) < 1.1
+
+
 def lines_of(work: Callable[[], Any]) -> int:
     """How many lines of hookrun `work` executes, each turn of a loop counted."""
-    count, before = 0, sys.gettrace()
+    count = 0
+    before = sys.gettrace()
 
     def step(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal count
@@ -59,38 +96,3 @@ def compiled(blocks: int, action: str) -> tuple[nn.Module, hookrun.Plan]:
     model = chain(blocks)
     hooks = {"seen": {"select": "**", "hook": "forward", "action": action}}
     return model, hookrun.compile(hooks, model, example=((torch.ones(2, 4),), {}))
-
-
-@pytest.mark.parametrize("select", ["null", "'type:ReLU'"])
-def test_the_tree_of_modules_is_linear_in_them(trusted, select) -> None:
-    trusted(deep=MODEL)
-
-    def show(blocks: int) -> None:
-        model = ["model=python", "model.factory=deep:build", f"+model.args={{blocks: {blocks}}}"]
-        assert main(["task=modules", f"task.select={select}", "task.depth=1", *model]) == 0
-
-    show(1)
-    assert growth(show) < 1.1
-
-
-@pytest.mark.parametrize("action", ["stats", "capture"])
-def test_a_plan_is_linear_in_the_modules(action) -> None:
-    def plan(blocks: int) -> None:
-        _, plan = compiled(blocks, action)
-        assert len(plan.to_dict()["hooks"][0]["targets"]) == 3 * blocks + 1
-        assert "seen" in str(plan)
-
-    plan(1)
-    assert growth(plan) < 1.1
-
-
-def test_entering_a_block_is_linear_in_the_modules() -> None:
-    def enter(blocks: int) -> None:
-        with plans[blocks].install(models[blocks]) as hooks:
-            assert len(hooks.sites) == 3 * blocks + 1
-
-    models, plans = dict[int, nn.Module](), dict[int, hookrun.Plan]()
-    for blocks in (1, BLOCKS, 2 * BLOCKS, 4 * BLOCKS):
-        models[blocks], plans[blocks] = compiled(blocks, "capture")
-    enter(1)
-    assert growth(enter) < 1.1

@@ -62,7 +62,8 @@ def test_modules_that_only_a_script_calls_are_marked(shown, executed, refused, t
     )
     mixed, whole = (("model=python", f"model.factory=scripts:{name}") for name in ("Mixed", "build"))
     printed = folded(shown(*mixed))
-    assert "body  Sequential (TorchScript)  650  [2, 10]" in printed and "last  Tanh  0  [2, 10]" in printed
+    assert "body  Sequential (TorchScript)  650  [2, 10]" in printed
+    assert "last  Tanh  0  [2, 10]" in printed
     inside = "no hooks: body: Sequential (TorchScript) calls its modules without Python hooks"
     assert f"1  Linear (TorchScript)  650  {inside}" in printed
     assert "(root)  Sequential (TorchScript)  650  [2, 10]" in folded(shown(*whole))
@@ -103,7 +104,7 @@ def test_modules_that_are_not_called_or_checked_have_no_shapes(shown, own_model)
     assert "idle  Linear  12  -" in folded(shown(*own_model(idle)))
 
 
-def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_model) -> None:
+def test_a_model_that_branches_is_shown_without_shapes(shown, own_model) -> None:
     branching = """
         def __init__(self):
             super().__init__()
@@ -117,25 +118,27 @@ def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_
     assert "shapes unknown: " in printed
 
 
-def test_weights_of_a_trained_run_are_accepted_with_or_without_its_hooks(executed, shown, hook) -> None:
+def test_weights_are_accepted_without_their_hooks(executed, shown, hook) -> None:
     bias = hook(select="fc", hook="forward", action="add_bias", value=0, trainable="true")
     trained = executed("train.steps=1", "train.limit_batches=1", bias)
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
     assert shown(file) == shown(bias, file)
 
 
-def test_columns_are_aligned_and_levels_and_width_can_be_limited(shown, monkeypatch) -> None:
+def test_columns_are_aligned_at_any_width(shown, monkeypatch) -> None:
     lines = shown("model=mlp").splitlines()
     starts = [re.match(r"\W*\S+\s+", line).end() for line in lines[:-1]]
     assert len(set(starts)) == 1, "classes stand below each other"
     top = shown("model=mlp", "task.depth=1")
-    assert "layers.0" not in top and "(+4 below)" in top
+    assert "layers.0" not in top
+    assert "(+4 below)" in top
     assert "4 modules further down: task.depth=2 shows one more level" in top
     deep = shown("model=mlp", "task.depth=1", "task.select=layers.0")
     assert "* 0" in deep and "matches 1: layers.0" in deep, "what is asked for is shown"
     monkeypatch.setenv("COLUMNS", "30")
     narrow = shown("model=mlp").splitlines()
-    assert max(map(len, narrow[:6])) == 30 and narrow[1].endswith("…")
+    assert max(map(len, narrow[:6])) == 30
+    assert narrow[1].endswith("…")
     assert shown("model=mlp", "task.full=true").splitlines()[:-1] == lines[:-1]
 
 
@@ -160,4 +163,5 @@ def test_the_deepest_level_that_fits_into_the_terminal_is_shown() -> None:
 def test_data_of_one_split_has_its_shapes(shown, tmp_path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab", "answer": "c"}')
     printed = shown("model=decoder", "data=prompts", f"data.args.file={tmp_path}/prompts.jsonl")
-    assert "[2, 2, 256]" in printed and "shapes unknown" not in printed
+    assert "[2, 2, 256]" in printed
+    assert "shapes unknown" not in printed

@@ -14,9 +14,7 @@ from hookrun.data.settings import Data
 from hookrun.models.settings import Model
 
 
-def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_forward(
-    executed, hook
-) -> None:
+def test_predictions_equal_a_hand_written_forward(executed, hook) -> None:
     see = hook(select="conv1", hook="forward", action="capture")
     found = executed("task=predict", "data.batch_size=50", see, "seed=3")
     samples = data.load(Data(name="digits"), "val", seed=3)
@@ -32,29 +30,32 @@ def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_f
     assert found.metrics == [{"split": "val", "epoch": 0, "step": 0, "samples": len(samples)}]
 
 
-def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit(executed, hook) -> None:
+def test_samples_of_the_train_split_may_be_chosen(executed, hook) -> None:
     entry = hook(select="fc", hook="forward", action="capture", keep="{reservoir: 9}")
     found = executed("task=predict", "task.split=train", "train.limit_batches=2", entry)
     assert found.predictions is not None
     assert found.predictions.sample_ids.tolist() == list(range(128))
     ids = found.captures["h"]["fc"].sample_ids
-    assert len(ids) == 9 and ids.max() < 128
+    assert len(ids) == 9
+    assert ids.max() < 128
 
 
-def test_data_without_targets_can_be_predicted_and_has_no_loss(executed, refused, tmp_path) -> None:
+def test_data_without_targets_has_no_loss(executed, refused, tmp_path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = ("data=tensors", "data.args={file: x.safetensors, input: x, target: null}")
     found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
-    assert found.predictions is not None and found.predictions.shape[1:] == (3,)
+    assert found.predictions is not None
+    assert found.predictions.shape[1:] == (3,)
     evaluated = executed("task=evaluate", *own, "model.args.num_classes=3", "task.split=train")
-    assert evaluated.metrics[-1]["samples"] == 16 and "loss" not in evaluated.metrics[-1]
+    assert evaluated.metrics[-1]["samples"] == 16
+    assert "loss" not in evaluated.metrics[-1]
     loss = "task.metrics=[loss]"
     assert "train.loss: is not given, and the data 'tensors' has no targets" in refused(
         "task=evaluate", *own, "model.args.num_classes=3", loss
     )
 
 
-def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(executed) -> None:
+def test_evaluate_gives_the_mean_for_any_batch_size(executed) -> None:
     losses = [executed("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 7)]
     assert losses == pytest.approx([losses[0]] * 2, rel=1e-5)
 
@@ -88,12 +89,13 @@ CONTAINER = """
 """
 
 
-def test_containers_are_predicted_and_captured_as_they_are(executed, own_model, hook) -> None:
+def test_containers_are_predicted_as_they_are(executed, own_model, hook) -> None:
     see = hook(select="pair", hook="forward", action="capture")
     found = executed(*own_model(CONTAINER), "task=predict", "train.limit_batches=2", see)
     samples = data.load(Data(name="digits"), "val", seed=0)
     images = torch.stack([samples[number][0] for number in range(128)]).flatten(1)
-    predicted, captured = found.predictions, found.captures["h"]["pair"]
+    predicted = found.predictions
+    captured = found.captures["h"]["pair"]
     assert set(predicted) == {"logits", "aux[0]"}
     torch.testing.assert_close(predicted["logits"][:], images.sum(1))
     assert torch.equal(predicted["aux[0]"][:], images[:, :3])
@@ -139,7 +141,8 @@ def test_a_reduced_capture_is_stored(executed) -> None:
     whole = found["whole"]["relu2"][:]
     torch.testing.assert_close(found["mean"]["relu2"][:], whole.mean((2, 3)))
     assert found["half"]["fc"].dtype == torch.float16
-    some, scores = found["some"]["fc"], found["fc"]["fc"][:]
+    some = found["some"]["fc"]
+    scores = found["fc"]["fc"][:]
     assert torch.equal(some["values"][:], scores.topk(3).values)
     assert torch.equal(some["indices"][:], scores.topk(3).indices)
     assert found["projected"]["flatten"].shape == (359, 16)
@@ -154,7 +157,8 @@ def test_a_budget_of_bytes_ends_a_capture_with_a_note(executed, capsys) -> None:
     said = [
         line for line in capsys.readouterr().out.splitlines() if "max_bytes" in line and "used up" in line
     ]
-    assert len(said) == 1 and said[0].startswith("h: its max_bytes are used up (")
+    assert len(said) == 1
+    assert said[0].startswith("h: its max_bytes are used up (")
     assert [line["spent"] for line in found.stats] == [2_000_000]
 
 
@@ -166,7 +170,8 @@ def test_some_samples_are_kept_under_their_own_numbers(executed) -> None:
     every = captures["all"]
     for name in ("each", "drawn"):
         some = captures[name]
-        assert list(some) == list(every) and len(some["fc"]) == 9
+        assert list(some) == list(every)
+        assert len(some["fc"]) == 9
         for path, found in some.items():
             assert torch.equal(found[:], every[path][found.sample_ids]), path
         assert torch.equal(some["fc"].sample_ids, some["relu2"].sample_ids)
@@ -178,5 +183,6 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(executed, hook) -> None:
         "task=predict", "compute.capture_buffer=1", hook(select="relu2", hook="forward", action="capture")
     )
     sizes = sorted(path.stat().st_size for path in (found.path / "captures").glob("*.safetensors"))
-    assert len(found.captures["h"]["relu2"]) == 359 and sum(sizes) > 359 * 128 * 16 * 4
+    assert len(found.captures["h"]["relu2"]) == 359
+    assert sum(sizes) > 359 * 128 * 16 * 4
     assert 2**20 / 4 < sizes[-1] <= 2**20 / 3  # a state also writes what is buffered

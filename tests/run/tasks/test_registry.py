@@ -40,7 +40,8 @@ def test_each_task_is_in_the_module_of_its_name() -> None:
 
 def test_each_task_is_complete() -> None:
     for name, task in tasks().items():
-        assert issubclass(task, Task) and task.__doc__
+        assert issubclass(task, Task)
+        assert task.__doc__
         assert not task.__abstractmethods__, name
         assert task.show is not Task.show or task.execute is not Task.execute
         assert not task.shows or task.show is not Task.show
@@ -100,7 +101,8 @@ def test_no_other_file_decides_by_the_name_of_a_task() -> None:
         assert list(decisions(ast.parse(path.read_text(encoding="utf-8")))) == [], path
 
 
-TRAIN, SIZES = {"name": "train"}, {"train": 95, "val": 45}
+TRAIN = {"name": "train"}
+SIZES = {"train": 95, "val": 45}
 
 
 def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
@@ -124,7 +126,7 @@ def test_the_samples_that_hooks_can_see() -> None:
     assert samples_of_a_pass(experiment(TRAIN).settings, None) is None
 
 
-def test_shuffled_epochs_meet_all_samples_and_others_those_of_their_batches() -> None:
+def test_only_shuffled_epochs_meet_all_samples() -> None:
     assert reach(TRAIN, epochs=2, limit_batches=3) == (95, 2 * (30 + 30))
     assert reach(TRAIN, epochs=2, limit_batches=3, shuffle=False) == (30, 2 * (30 + 30))
     assert reach(TRAIN, epochs=3) == (95, 3 * (95 + 45))
@@ -137,19 +139,21 @@ def measures(**task: object) -> dict[str, str | None]:
     return dict(task_of(made).measures(made.settings))
 
 
-def test_the_metrics_that_can_be_optimized_are_those_of_its_split() -> None:
+def test_only_metrics_of_its_split_can_be_optimized() -> None:
     assert measures() == {"val/loss": "minimize", "val/accuracy": "maximize"}
     found = measures(split="train", metrics=["perplexity"])
     assert found == {"train/perplexity": "minimize"}
     assert measures(metrics=["loss"]) == {"val/loss": "minimize"}
 
 
-def test_a_training_has_numbers_of_the_validation_if_there_is_one_and_of_the_epochs() -> None:
+def test_a_training_has_numbers_of_the_validation() -> None:
     found = measures(name="train")
-    assert found["val/loss"] == found["train/loss"] == "minimize" and found["val/accuracy"] == "maximize"
+    assert found["val/loss"] == found["train/loss"] == "minimize"
+    assert found["val/accuracy"] == "maximize"
     assert next(iter(found)).startswith("val/")
     found = measures(name="train", metrics=["rank"])
-    assert found["val/rank"] == "minimize" and "val/accuracy" not in found
+    assert found["val/rank"] == "minimize"
+    assert "val/accuracy" not in found
 
 
 def why(objective: Any = None, **task: Any) -> str:
@@ -158,7 +162,7 @@ def why(objective: Any = None, **task: Any) -> str:
     return str(error.value)
 
 
-def test_the_goal_is_the_validation_accuracy_or_the_given_objective() -> None:
+def test_the_goal_is_the_validation_accuracy() -> None:
     usual = experiment(TRAIN)
     assert goal_of(usual) == required_goal(usual) == Goal("val/accuracy", "maximize", "best")
     asked = {"metric": "train/loss", "direction": "maximize", "of": "last"}
@@ -169,13 +173,14 @@ def test_without_a_goal_there_is_a_reason() -> None:
     assert "objective.metric: task=predict logs neither accuracy nor loss" in why(name="predict")
     misspelt = why("val/acuracy")
     assert "found 'val/acuracy', which this run does not log" in misspelt
-    assert "did you mean 'val/accuracy'" in misspelt and "task=train logs" in misspelt
+    assert "did you mean 'val/accuracy'" in misspelt
+    assert "task=train logs" in misspelt
     generate = why("val/kl_first", name="generate", without_hooks=True)
     assert "objective.direction: is not known for 'val/kl_first'" in generate
     assert "objective.metric: is not given" in why(name="generate", without_hooks=True)
 
 
-def test_a_metric_of_another_task_is_accepted_and_a_misspelt_one_is_not() -> None:
+def test_a_misspelt_metric_is_refused() -> None:
     check_objective(experiment(TRAIN, objective="probe/accuracy"), ["probe"])
     check_objective(experiment({"name": "predict"}, objective="val/mine"), [])  # logs nothing to compare
     for others, metric in (([], "probe/accuracy"), (["val"], "val/acuracy")):
@@ -183,7 +188,7 @@ def test_a_metric_of_another_task_is_accepted_and_a_misspelt_one_is_not() -> Non
             check_objective(experiment(TRAIN, objective=metric), others)
 
 
-def test_a_backward_pass_of_its_own_is_refused_with_the_tasks_that_have_one() -> None:
+def test_only_some_tasks_have_a_backward_pass() -> None:
     with pytest.raises(SpecError, match="task=train has a backward pass of its own"):
         experiment(TRAIN | {"backward": {"score": "top"}})
 

@@ -21,7 +21,7 @@ def capture(tokens: str, name: str = "c") -> str:
     return f"+hooks.{name}={{select: blocks.0, hook: forward, action: capture, tokens: {tokens}}}"
 
 
-def test_a_damaged_tokenizer_beside_the_model_is_an_error_for_texts_only(tmp_path) -> None:
+def test_only_texts_need_a_sound_tokenizer(tmp_path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "tokenizer_config.json").write_text("{")
     model = nn.Sequential(nn.Embedding(4, 4))
@@ -39,10 +39,11 @@ def test_with_another_mistake_the_tokenizer_is_not_reported(refused) -> None:
         assert "tokenizer" not in said and said.startswith("1 "), said
 
 
-def test_texts_and_spans_are_checked_before_the_run_also_in_exclude(refused) -> None:
+def test_texts_are_checked_before_the_run(refused) -> None:
     for clause in ("{text: Mery}", "{position: 0, exclude: {text: Mery}}"):
         said = refused(*NAMES, capture(clause))
-        assert "hooks.c.tokens.text: " in said and "did you mean 'Mary'" in said
+        assert "hooks.c.tokens.text: " in said
+        assert "did you mean 'Mary'" in said
     for clause in ("{span: subjet2, missing: skip}", "{position: 0, exclude: {span: subjet2}}"):
         said = refused(*NAMES, capture(clause))
         assert "hooks.c.tokens.span: the data 'names' has no span 'subjet2'; did you mean 'subject2'" in said
@@ -72,9 +73,7 @@ def test_nothing_is_read_where_no_clause_names_a_span(ready, no_data_is_read) ->
     ready(*NAMES, *(capture(clause, f"c{number}") for number, clause in enumerate(clauses)))
 
 
-def test_rows_of_tokens_are_used_if_both_runs_have_them_at_the_same_position(
-    executed, ready, refused
-) -> None:
+def test_rows_of_tokens_need_the_same_position(executed, ready, refused) -> None:
     few = ("data.args.half=[3,6]", "data.batch_size=8", "train.limit_batches=1")
     data = (*DECODER, "data=repeated_tokens", *few)
     whole = "+hooks.whole={select: blocks.0, hook: forward, action: capture}"
@@ -86,7 +85,8 @@ def test_rows_of_tokens_are_used_if_both_runs_have_them_at_the_same_position(
 
     ready(*data, patch("whole", ", at: same"))
     said = refused(*data, "data.args.padding=left", patch("whole", ", at: same"))
-    assert "hooks.p.value.at: " in said and "data.args.padding is 'right' there and 'left' here" in said
+    assert "hooks.p.value.at: " in said
+    assert "data.args.padding is 'right' there and 'left' here" in said
     assert "data.args.padding" not in refused(*data, "data.args.half=[3,7]", patch("whole", ", at: same"))
     assert "it has a row for each token: capture one position" in refused(*data, patch("c"))
     said = refused("task=similarity", f"task.run={source}", "task.capture=c")
@@ -114,7 +114,7 @@ def test_a_span_that_is_there_twice_is_not_skipped(executed, ready, refused, fai
         ("pieces", {"yes"}, {"yes"}),
     ],
 )
-def test_a_text_selects_its_tokens_at_the_start_of_a_prompt_and_within_one(
+def test_a_text_selects_its_tokens_anywhere_in_a_prompt(
     executed, tmp_path, kind: str, spaced: set[str], plain: set[str]
 ) -> None:
     pytest.importorskip("transformers")
@@ -149,4 +149,5 @@ def test_the_plan_shows_the_tokens_of_the_first_prompt_s_answers(capsys, tmp_pat
         "prompts.jsonl:1: 'yes' → 'yes'",
         "prompts.jsonl:1: the prompt ends with 'n'",
     ]
-    assert not any("Mary" in line for line in told)
+    for line in told:
+        assert "Mary" not in line

@@ -47,10 +47,6 @@ def text(tmp_path: Path) -> tuple[str, ...]:
     return "data=text", "data.args.file=text.txt", "data.args.packed=false"
 
 
-def value(run: Run, name: str = "loss") -> float:
-    return float([line for line in run.metrics if name in line][-1][name])
-
-
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
 @pytest.mark.parametrize(
     ("first", "task"),
@@ -78,13 +74,14 @@ def test_the_loss_is_that_of_the_prompts_one_by_one(
         assert value(found) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(executed, ready, text) -> None:
+def test_next_token_is_the_loss_of_transformers(executed, ready, text) -> None:
     common = ("task=evaluate", *TRANSFORMERS, *text, "data.args.val_fraction=1", "data.batch_size=4")
     for tokens in ((), ("task.tokens='-9:'",)):  # the loss that the model computes is that of all tokens
         own = value(executed(*common, "train.loss=output", "data.args.labels=true", *tokens))
         assert own == pytest.approx(value(executed(*common)), rel=1e-6)
     smoothed = ready(*common, "train.loss={name: next_token, label_smoothing: 0.1}").loss
-    scores, target = torch.randn(1, 5, 9), torch.tensor([[IGNORED, 3, 8, 0, 5]])
+    scores = torch.randn(1, 5, 9)
+    target = torch.tensor([[IGNORED, 3, 8, 0, 5]])
     expected = F.cross_entropy(scores[0], target[0], ignore_index=IGNORED, label_smoothing=0.1)
     torch.testing.assert_close(smoothed(scores, target), expected)
 
@@ -99,7 +96,7 @@ def test_micro_batches_of_different_lengths_are_one_batch(executed: Runs, text: 
         torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
-def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Runs) -> None:
+def test_tokens_are_not_taken_for_classes(executed: Runs) -> None:
     """A length that equals the vocabulary: [batch, length, vocabulary] would fit [batch, classes, length] too."""
     data = ("data=repeated_tokens", "data.args={vocab_size: 17, half: [8, 8], val_size: 20}")
     found = executed("task=evaluate", *DECODER, *data)
@@ -114,9 +111,7 @@ def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Ru
 
 
 @pytest.mark.parametrize("kind", ["metaspace first", "prepended"])
-def test_the_logit_difference_is_that_of_the_tokens_behind_the_prompt(
-    executed, ready, tmp_path, kind: str
-) -> None:
+def test_the_logit_difference_is_behind_the_prompt(executed, ready, tmp_path, kind: str) -> None:
     """With and without a space: the tokens that the tokenizer itself makes of prompt and answer."""
     pytest.importorskip("transformers")
     folder, tokenizer = tokenizer_folder(tmp_path / "tokenizer", kind, "<s> $A </s>")
@@ -125,7 +120,8 @@ def test_the_logit_difference_is_that_of_the_tokens_behind_the_prompt(
     Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     data = ("data=prompts", "data.args.file=p.jsonl", f"data.args.tokenizer={folder}", "data.batch_size=2")
     common = ("task=evaluate", *TRANSFORMERS, *data, "task.metrics=[logit_difference]")
-    model, expected = ready(*common).model.eval(), list[float]()
+    model = ready(*common).model.eval()
+    expected = list[float]()
     for prompt, *answers in pairs:
         start = [0, *tokenizer.encode(prompt, add_special_tokens=False).ids]
         with torch.no_grad():
@@ -141,20 +137,23 @@ def test_the_logit_difference_is_that_of_the_tokens_behind_the_prompt(
         assert found == pytest.approx(sum(expected) / len(expected), rel=1e-5)
 
 
-def test_a_batch_has_the_spans_and_the_wrong_answers_of_its_samples(prompts: tuple[str, ...]) -> None:
+def test_a_batch_has_the_spans_of_its_samples(prompts: tuple[str, ...]) -> None:
     overrides = [*DECODER, *prompts, "data.batch_size=3", "data.args.padding=left", "compute.device=cpu"]
     _, data = hookrun.build(overrides=["task=evaluate", *overrides])
-    assert data.info.spans == ("subject",) and data.info.tokenizer is not None
+    assert data.info.spans == ("subject",)
+    assert data.info.tokenizer is not None
     first, second = list(data.loader("val"))
     assert first.spans["subject"].tolist() == [[0, 5], [0, 4], [12, 16]]
     assert second.spans["subject"].tolist() == [[-1, -1]]
-    assert first.wrong is not None and data.info.tokenizer.tokens(first.wrong.tolist()) == ["I", "F", "I"]
+    assert first.wrong is not None
+    assert data.info.tokenizer.tokens(first.wrong.tolist()) == ["I", "F", "I"]
     assert [int(each) for each in first.weight.reshape(1)] == [3]  # one answer for each sample
 
 
 def test_settings_that_do_not_fit_tokens_are_refused(refused, prompts) -> None:
     small = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse", "model.args.vocab_size=100")
-    assert "train.loss: 'mse' does not compare" in small and "next_token" in small
+    assert "train.loss: 'mse' does not compare" in small
+    assert "next_token" in small
     assert "the model has 100 tokens, and the data has 256" in small
     assert "the data set's samples have no known shape" in refused("task=evaluate", "model=cnn", *prompts)
     assert "none of the 4 prompts" in refused(*DECODER, *prompts)  # train, while all samples are in val
@@ -193,9 +192,11 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(executed, seq2se
         found = captured(
             executed(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
         )
-        assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
+        assert found.sample_ids.tolist() == [0, 0, 0, 1]
+        assert found.positions.tolist() == [0, 1, 2, 0]
         if side == "right":  # the token that begins an answer is none of the tokenizer's
-            assert found.token_ids.tolist() == [299, *b"xy", 299] and list(found.text) == ["", "x", "y", ""]
+            assert found.token_ids.tolist() == [299, *b"xy", 299]
+            assert list(found.text) == ["", "x", "y", ""]
         rows[side] = found[:]
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
 
@@ -205,13 +206,15 @@ def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
     captures = executed(*seq2seq, capture(modules, "{span: s}")).captures["c"]
     assert len(captures) == 2
     for found in captures.values():
-        assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
+        assert found.sample_ids.tolist() == [0, 1, 1]
+        assert found.positions.tolist() == [0, 2, 3]
         assert found.token_ids.tolist() == list(b"abc")
     said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
-    assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
+    assert "hooks.c" in said
+    assert "spans refer to the encoder's tokens" in said
 
 
-def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
+def test_labels_tell_the_padding_of_the_decoder() -> None:
     overrides = ["model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm", "data=names"]
     model, _ = hookrun.build(overrides=[*overrides, "compute.device=cpu"])
     ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
@@ -234,3 +237,7 @@ def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
             ids, decoder_input_ids=labels.clamp_min(0)
         )  # says its tokens itself: none of them is known as padding
         assert found.positions.tolist()[6:] == [0, 1, 2, 3] * 2
+
+
+def value(run: Run, name: str = "loss") -> float:
+    return float([line for line in run.metrics if name in line][-1][name])

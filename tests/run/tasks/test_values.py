@@ -34,31 +34,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "v.safetensors")
 
 
-def tensors(file: str) -> tuple[Tensor, Tensor]:
-    found = load_file(file)
-    return found["a"], found["b"]
-
-
-def edited(x: Tensor, **keys: Any) -> tuple[Tensor, Tensor]:
-    """The output of an identity under a forward hook, and the gradient of the sum of its squares for x."""
-    x = x.clone().requires_grad_()
-    model = nn.Sequential(nn.Identity())
-    spec = {"h": {"select": "0", "hook": "forward", **keys}}
-    hookrun.compile(spec, model, example=((x,), {}))
-    with hookrun.hooked(model, spec):
-        out = model(x)
-        out.square().sum().backward()
-    return out.detach(), x.grad
-
-
-def by_hand(x: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    x = x.clone().requires_grad_()
-    out = change(x)
-    out.square().sum().backward()
-    return out.detach(), x.grad
-
-
-def test_factor_index_and_minus_of_a_file(file: str) -> None:
+def test_a_value_of_a_file_takes_a_factor(file: str) -> None:
     (a, b), x = tensors(file), torch.randn(2, 3, 4, 5)
     forms: dict[str, tuple[dict[str, Any], Tensor]] = {
         "minus and both factors": (
@@ -87,7 +63,8 @@ def test_factor_index_and_minus_of_a_file(file: str) -> None:
 def test_at_same_reads_the_part_that_index_selects(file: str, index: str) -> None:
     """For every action: the part is that of the whole edit, the rest and its gradient are unchanged."""
     items = eval(f"np.s_[{index}]", {"np": np})  # the text as NumPy indexes
-    a, x = tensors(file)[0], torch.randn(2, 3, 4, 5)
+    a = tensors(file)[0]
+    x = torch.randn(2, 3, 4, 5)
     value = {"file": file, "key": "a", "at": "same"}
     edits: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
         "replace": ({"value": value}, lambda x: a.expand_as(x)),
@@ -102,7 +79,8 @@ def test_at_same_reads_the_part_that_index_selects(file: str, index: str) -> Non
             mask[items] = True
             return torch.where(mask, change(x), x)
 
-        found, wanted = edited(x, action=action, index=index, **keys), by_hand(x, expected)
+        found = edited(x, action=action, index=index, **keys)
+        wanted = by_hand(x, expected)
         assert_close(found, wanted, msg=f"{action} {index}")
 
 
@@ -111,12 +89,14 @@ def test_at_same_with_infinite_values_elsewhere_gives_no_nan(tmp_path: Path) -> 
     save_file({"a": torch.tensor([2.0, -torch.inf])}, tmp_path / "v.safetensors")
     value = {"file": str(tmp_path / "v.safetensors"), "at": "same"}
     found, gradient = edited(torch.ones(3, 2), action="scale", factor=value, index="..., 0")
-    assert found.tolist() == [[2, 1]] * 3 and gradient.tolist() == [[8, 2]] * 3
+    assert found.tolist() == [[2, 1]] * 3
+    assert gradient.tolist() == [[8, 2]] * 3
 
 
-def test_bounds_and_factors_by_channel() -> None:
+def test_bounds_may_differ_by_channel() -> None:
     x = torch.randn(2, 3, 4, 4)
-    low, high = torch.tensor([-1.0, -0.5, 0]).view(3, 1, 1), torch.tensor([0.2, 0.5, 1]).view(3, 1, 1)
+    low = torch.tensor([-1.0, -0.5, 0]).view(3, 1, 1)
+    high = torch.tensor([0.2, 0.5, 1]).view(3, 1, 1)
     nested = [each.tolist() for each in (low, high)]
     found = edited(x, action="clamp", min=nested[0], max=nested[1])
     assert_close(found, by_hand(x, lambda x: torch.where(x < low, low, torch.where(x > high, high, x))))
@@ -140,7 +120,7 @@ def test_bounds_and_factors_by_channel() -> None:
         edited(x, action="scale", factor=[1, 2, 3])
 
 
-def test_threads_and_graphs(file: str) -> None:
+def test_calls_in_threads_do_not_affect_each_other(file: str) -> None:
     """The state of one call does not affect another; and a compiled graph has the same results."""
     a = tensors(file)[0]
     model = nn.Sequential(nn.Identity())
@@ -162,7 +142,8 @@ def test_threads_and_graphs(file: str) -> None:
             each.start()
         for each in running:
             each.join()
-        assert not wrong and hooks.fired["h", "0"] == 50 * 4
+        assert not wrong
+        assert hooks.fired["h", "0"] == 50 * 4
         x = torch.randn(2, 3, 4, 5)
         assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
 
@@ -212,7 +193,8 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
     found = executed(
         *BASE, "seed=5", own, patch(clean, "sample: same, at: same", hook), BETWEEN, zero, picked, AFTER
     )
-    expected, theirs = found.captures["own"]["layers.1"][:], clean.captures["seen"]["layers.1"][:]
+    expected = found.captures["own"]["layers.1"][:]
+    theirs = clean.captures["seen"]["layers.1"][:]
     assert not torch.allclose(expected, theirs)
     for name in ("between", "after"):
         expected[:, [1, 5, 6]] = theirs[:, [1, 5, 6]]
@@ -220,14 +202,15 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
         expected = torch.zeros_like(theirs)
 
 
-def test_rows_by_sample_and_an_index_into_the_batch(executed: Any, refused: Any, clean: Run) -> None:
+def test_rows_by_sample_take_an_index(executed: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
     assert "`index` picks rows of the batch" in said
     found = executed(
         *BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER
     )
-    own, theirs = found.captures["after"]["layers.1"], clean.captures["seen"]["layers.1"]
+    own = found.captures["after"]["layers.1"]
+    theirs = clean.captures["seen"]["layers.1"]
     assert_close(own[:2], theirs[:2])
     assert not torch.allclose(own[2], theirs[2])
 
@@ -251,7 +234,7 @@ def test_mistakes_in_a_value_are_reported(refused: Any, clean: Run, tmp_path: Pa
     assert "hooks.patch.value: found the keys rnu, expected `file`, `run`" in refused(*BASE, wrong)
 
 
-def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(executed: Any) -> None:
+def test_rows_of_one_token_are_written_at_their_token(executed: Any) -> None:
     model = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
     # as many samples as tokens, so that a mix-up would not be a shape error
     sizes = ("data.args.val_size=15", "data.batch_size=15")
@@ -263,7 +246,8 @@ def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(exe
     task = ("task=evaluate", *base, "task.metrics=[kl]")
     assert executed(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
     assert executed(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9
-    places, value = place.replace("-1", "'1:'"), f"{{run: '{clean.path}', capture: seen, sample: same}}"
+    places = place.replace("-1", "'1:'")
+    value = f"{{run: '{clean.path}', capture: seen, sample: same}}"
     edit = f"+hooks.put={{{places}, action: replace, value: {value}}}"
     after = f"+hooks.after={{{places}, action: capture, priority: 1}}"
     rows = executed("task=predict", *base, edit, after).captures["after"]["blocks.0.attn.z"]
@@ -271,7 +255,7 @@ def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(exe
     assert_close(rows[:], clean.captures["seen"]["blocks.0.attn.z"][:][rows.sample_ids])
 
 
-def test_clean_and_corrupted_inputs_of_two_files(executed: Any, tmp_path: Path, capsys: Any) -> None:
+def test_sample_n_of_one_file_is_that_of_the_other(executed: Any, tmp_path: Path, capsys: Any) -> None:
     """Sample n of one file corresponds to sample n of the other, in any batches; the plan notes the other file."""
     x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
     save_file({"x": x, "y": torch.arange(90) % 3}, tmp_path / "clean.safetensors")
@@ -382,7 +366,7 @@ def test_in_a_user_s_own_loop_the_samples_are_named(clean: Run) -> None:
     assert_close(found, clean.captures["seen"]["fc"][ids])
 
 
-def test_without_names_and_with_too_many_it_is_an_error(clean: Run) -> None:
+def test_values_by_sample_need_names_that_fit(clean: Run) -> None:
     model = nn.Linear(3, 10)
     with hookrun.hooked(model, spec_of(clean, "same")) as hooks:
         with pytest.raises(hookrun.HookrunError, match="does not know which samples these are"):
@@ -395,7 +379,7 @@ def test_without_names_and_with_too_many_it_is_an_error(clean: Run) -> None:
             model(torch.ones(3, 3))
 
 
-def test_resampled_rows_are_the_same_when_checkpointing_repeats_a_call(clean: Run) -> None:
+def test_resampled_rows_survive_checkpointing(clean: Run) -> None:
     gradients = list[Tensor]()
     for repeated in (False, True):
         torch.manual_seed(0)
@@ -408,3 +392,27 @@ def test_resampled_rows_are_the_same_when_checkpointing_repeats_a_call(clean: Ru
             (checkpoint(model, x, use_reentrant=False) if repeated else model(x)).square().sum().backward()
         gradients.append(x.grad)
     assert_close(gradients[0], gradients[1])
+
+
+def tensors(file: str) -> tuple[Tensor, Tensor]:
+    found = load_file(file)
+    return found["a"], found["b"]
+
+
+def edited(x: Tensor, **keys: Any) -> tuple[Tensor, Tensor]:
+    """The output of an identity under a forward hook, and the gradient of the sum of its squares for x."""
+    x = x.clone().requires_grad_()
+    model = nn.Sequential(nn.Identity())
+    spec = {"h": {"select": "0", "hook": "forward", **keys}}
+    hookrun.compile(spec, model, example=((x,), {}))
+    with hookrun.hooked(model, spec):
+        out = model(x)
+        out.square().sum().backward()
+    return out.detach(), x.grad
+
+
+def by_hand(x: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    out = change(x)
+    out.square().sum().backward()
+    return out.detach(), x.grad

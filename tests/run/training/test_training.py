@@ -48,7 +48,7 @@ ACCUMULATED = (
 )  # fmt: skip
 
 
-def test_captures_in_training_have_sample_epoch_and_step(shared) -> None:
+def test_captures_in_training_have_sample_with_step(shared) -> None:
     capture = shared(*TWO_EPOCHS).captures["h"]["fc"]
     assert capture.shape == (384, 10)
     assert capture.epochs.tolist() == [0] * 192 + [1] * 192
@@ -62,13 +62,14 @@ def test_the_mean_of_each_epoch_is_logged_beside_its_batches(shared) -> None:
         of_epoch = [line for line in found.metrics if (line["split"], line["epoch"]) == ("train", epoch)]
         *batches, mean = of_epoch
         assert [line["of"] for line in of_epoch] == ["batch"] * 3 + ["epoch"]
-        assert mean["step"] == 3 * (epoch + 1) and "lr" not in mean
+        assert mean["step"] == 3 * (epoch + 1)
+        assert "lr" not in mean
         for name in ("loss", "accuracy"):
             assert mean[name] == pytest.approx(sum(line[name] for line in batches) / 3)
     assert {line["of"] for line in val(found)} == {"epoch"}
 
 
-def test_gradient_hooks_fire_per_micro_batch_and_optimizer_hooks_per_step(shared) -> None:
+def test_gradient_hooks_fire_per_micro_batch(shared) -> None:
     found = shared(*ACCUMULATED)
     assert [len(found.captures[name]["fc.bias"]) for name in TYPES] == [5, 3, 3, 3], "the last group has one"
     gradients, accumulated = (found.captures[name]["fc.bias"] for name in ("grad", "post_accumulate_grad"))
@@ -125,7 +126,9 @@ def after_epochs(
     monkeypatch: pytest.MonkeyPatch, values: list[Values], scheduler: Any = None
 ) -> tuple[list[int], list[float]]:
     """The epochs whose weights are saved as the best, and the rates after each, if validations give these values."""
-    saved, rates, context = list[int](), list[float](), MagicMock(stopped=False)
+    saved = list[int]()
+    rates = list[float]()
+    context = MagicMock(stopped=False)
     context.evaluate.side_effect = values
     context.settings.train = SimpleNamespace(
         epochs=len(values),
@@ -149,7 +152,7 @@ NAN = float("nan")
     ([{"loss": 0.5}, {"loss": NAN}, {"loss": 0.4}], [0, 2]),
     ([{"loss": 1.0, "accuracy": 0.5}, {"loss": 0.1, "accuracy": 0.4}, {"loss": 0.1, "accuracy": 0.5}], [0]),
 ])  # fmt: skip
-def test_the_best_weights_are_those_of_the_highest_accuracy_or_the_lowest_loss(
+def test_the_best_weights_are_of_the_highest_accuracy(
     monkeypatch, values: list[Values], saved: list[int]
 ) -> None:
     """The first of equal ones; a number is better than NaN."""
@@ -168,7 +171,7 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_best_and_last_are_the_weights_of_their_epochs(executed) -> None:
+def test_best_weights_are_those_of_their_epoch(executed) -> None:
     """The rate is far too high after the first epoch: the best is the first, the last differs."""
     found = executed(
         "train.epochs=2", "train.limit_batches=8", "train.scheduler={name: StepLR, step_size: 1, gamma: 1e4}"
@@ -193,10 +196,9 @@ def test_without_epochs_the_initial_model_is_saved(executed, ready) -> None:
 
 
 @pytest.mark.parametrize("keys", ["keep=2", "keep=3", "keep_done=true"])
-def test_of_quick_epochs_the_last_state_is_written_or_each_that_is_kept(
-    keys: str, executed, monkeypatch
-) -> None:
-    saved, write = list[int](), resuming.write_state
+def test_each_state_that_is_kept_is_written(keys: str, executed, monkeypatch) -> None:
+    saved = list[int]()
+    write = resuming.write_state
 
     def counted(executed: Any, about: str, *args: Any, **options: Any) -> Any:
         saved.append(json.loads(about)["at"]["step"])
@@ -208,7 +210,7 @@ def test_of_quick_epochs_the_last_state_is_written_or_each_that_is_kept(
     assert saved == ([1, 6] if keys == "keep=2" else [1, 2, 3, 4, 5, 6])
 
 
-def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(executed) -> None:
+def test_a_state_is_saved_after_every_step_if_asked_for(executed) -> None:
     kept = ("train.checkpoint.every.steps=1", "train.checkpoint.keep=9", "train.checkpoint.keep_done=true")
     found = executed("train.epochs=1", "train.limit_batches=5", *kept)
     assert len(list((found.path / "checkpoints").glob("state_*"))) == 6
@@ -226,7 +228,8 @@ def test_only_the_requested_checkpoints_are_written(executed, refused, capsys, s
     weights = found.path / "checkpoints" / "last.safetensors"
     if save == "best":
         error = refused(*ONE_STEP, "task=evaluate", f"model.weights={weights}")
-        assert "best.safetensors" in error and "a run keeps what its train.checkpoint.save says" in error
+        assert "best.safetensors" in error
+        assert "a run keeps what its train.checkpoint.save says" in error
 
 
 def test_a_sweep_keeps_the_best_by_default(tmp_path) -> None:
@@ -242,7 +245,7 @@ def test_a_milestone_after_the_end_is_noted(executed, capsys) -> None:
     assert "NOTE: train.scheduler: the run ends after step 1, before milestone 7" in capsys.readouterr().out
 
 
-def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targets_counts_nothing() -> None:
+def test_a_single_batch_of_images_is_not_weighted() -> None:
     prepared = SimpleNamespace(loss=SimpleNamespace(ignored=None))
     gradients = step_gradients(cast(RunContext, SimpleNamespace(ranks=ALONE, prepared=prepared)))
 
@@ -256,7 +259,7 @@ def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targ
 
 
 @pytest.mark.parametrize("sums", [False, True])
-def test_a_rank_weights_by_its_rows_and_a_sum_by_whole_batches(sums: bool) -> None:
+def test_a_rank_weights_by_its_rows(sums: bool) -> None:
     gradients = object.__new__(StepGradientsOfRanks)  # without torch's process group
     loss = SimpleNamespace(sums=sums, ignored=None)
     gradients.context = cast(RunContext, SimpleNamespace(prepared=SimpleNamespace(loss=loss)))
@@ -281,11 +284,16 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_nonfinite_tensor_is_found_among_others_and_none_is_changed(kind: str) -> None:
-    wrong, right, largest = KINDS[kind], torch.ones(2), torch.tensor([torch.finfo(torch.float32).max])
-    assert not all_finite([right, wrong, largest]) and not all_finite([wrong])
-    assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])]) and all_finite([])
-    assert right.tolist() == [1, 1] and largest.item() == torch.finfo(torch.float32).max
+def test_finding_a_nonfinite_tensor_changes_none(kind: str) -> None:
+    wrong = KINDS[kind]
+    right = torch.ones(2)
+    largest = torch.tensor([torch.finfo(torch.float32).max])
+    assert not all_finite([right, wrong, largest])
+    assert not all_finite([wrong])
+    assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])])
+    assert all_finite([])
+    assert right.tolist() == [1, 1]
+    assert largest.item() == torch.finfo(torch.float32).max
     assert "1 infinite of" in not_finite(wrong) or kind == "expanded"
 
 
@@ -296,18 +304,19 @@ def test_the_result_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> N
     try:
         with torch.device("meta"):
             for each in (value, value[:1].expand(3)):
-                assert all_finite([each]) and not all_finite([each, value, each / 0])
+                assert all_finite([each])
+                assert not all_finite([each, value, each / 0])
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def test_nonfinite_elements_are_counted_in_containers_of_floats_only() -> None:
+def test_only_nonfinite_floats_are_counted() -> None:
     value = [torch.tensor([torch.nan, 1, -torch.inf]), {"a": torch.tensor([torch.nan])}, torch.tensor([3])]
     assert not_finite(value) == "2 NaN and 1 infinite of 4 elements"
     assert not_finite(torch.ones(2)) == not_finite(torch.tensor([1])) == ""
 
 
-def test_the_weights_are_restored_after_an_average_was_swapped_in_also_after_an_error() -> None:
+def test_weights_are_restored_after_an_average() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     average = WeightAverage(model, 0.9)
     average.update()

@@ -34,7 +34,7 @@ def probe(
 
 
 @pytest.mark.parametrize("block_bytes", [1, 8 * 6 * 4, 2**20])
-def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype(block_bytes: int) -> None:
+def test_blocks_have_the_requested_rows(block_bytes: int) -> None:
     real = normal(20, 2, 3)
     rows = torch.tensor([0, 1, 2, 7, 11, 12, 19])
     for capture in (real, torch.complex(real, -real), real.bfloat16()):
@@ -43,7 +43,8 @@ def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype(block_bytes
         assert features.width == features.captured == flat.shape[1]
         assert torch.equal(features.whole(rows), flat[rows].double()), capture.dtype
         lengths = [len(values) for _, values in features.blocks(rows)]
-        assert max(lengths) <= features.rows_at_once and sum(lengths) == len(rows)
+        assert max(lengths) <= features.rows_at_once
+        assert sum(lengths) == len(rows)
 
 
 def test_rows_that_are_not_finite_are_counted() -> None:
@@ -53,7 +54,7 @@ def test_rows_that_are_not_finite_are_counted() -> None:
         features_of(x, 1).centered(torch.arange(6))
 
 
-def test_four_blocks_of_the_widest_module_and_a_sketch_are_needed() -> None:
+def test_four_blocks_of_the_widest_module_are_needed() -> None:
     narrow, wide = (features_of(torch.empty(10, width), 1000) for width in (5, 1000))
     assert reading_bytes([narrow, wide]) == reading_bytes([wide]) == 4 * 1000 * 8, "at least one row"
     projected = features_of(torch.empty(10, 1000), 1000, to=8)
@@ -70,13 +71,14 @@ def test_a_projection_is_suggested_only_where_it_would_fit() -> None:
         return str(raised.value)
 
     found = refusal(2000, 8, 1024, projected=10**6)
-    assert "task.max_bytes=200000000" in found and "fc has 2,000 rows of [8, 1024]" in found
+    assert "task.max_bytes=200000000" in found
+    assert "fc has 2,000 rows of [8, 1024]" in found
     assert f"task.project={SUGGESTED}" in found
     assert "task.project" not in refusal(2000, 8, 1024, projected=10**6 + 1)
     assert "task.project" not in refusal(2000, SUGGESTED)
 
 
-def test_cka_is_the_formula_of_the_paper_by_features_and_by_samples_in_tiles() -> None:
+def test_cka_is_the_formula_of_the_paper() -> None:
     tensors = [normal(50, width, seed=width) for width in (3, 20, 90)]
     features = [features_of(x, 8 * 90 * 7) for x in tensors]
     whole = linear_cka_of_all(features, Way(by_features=True, tile=50, needed=0))
@@ -96,14 +98,18 @@ def test_the_method_depends_on_the_allowed_memory() -> None:
     wide = [features_of(torch.empty(50, 10_000), 2**12)] * 2
     roomy, tight, hopeless = (chosen_way(wide, allowed) for allowed in (2**30, 2**19, 1))
     assert (roomy.by_features, roomy.tile) == (False, 50)
-    assert not tight.by_features and tight.tile < 50
-    assert not hopeless.by_features and hopeless.tile == 16 and hopeless.needed > 1
+    assert not tight.by_features
+    assert tight.tile < 50
+    assert not hopeless.by_features
+    assert hopeless.tile == 16
+    assert hopeless.needed > 1
     assert roomy.needed > tight.needed >= hopeless.needed
 
 
 @pytest.mark.parametrize("width", [300, 9], ids=["more features than samples", "fewer"])
 def test_a_probe_equals_that_of_scikit_learn(width: int) -> None:
-    x, labels = normal(80, width).double() * torch.linspace(0.1, 9, width) + 3, torch.arange(80) % 3
+    x = normal(80, width).double() * torch.linspace(0.1, 9, width) + 3
+    labels = torch.arange(80) % 3
     x[:, 7] = 0.1  # constant
     for y in (labels, torch.stack([x[:, :4].sum(1), x[:, 1]], dim=1)):
         line, weights = fit(features_of(x, 8 * width * 7), y, torch.arange(80), seed=4)
@@ -125,7 +131,8 @@ def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
     labels = (x[:, 0] > 0).long()
     features = features_of(x, 2**16, to=8)
     line, found = fit(features, labels, torch.arange(60), seed=0)
-    assert line["features"] == features.captured == 30 and found["weight"].shape == (1, 30)
+    assert line["features"] == features.captured == 30
+    assert found["weight"].shape == (1, 30)
     rows = features.whole(torch.arange(60))
     assert rows.shape == (60, features.width) == (60, 8)
     assert not torch.equal(Features("x", x, 1, Projection(8, seed=2)).whole(torch.arange(60)), rows)

@@ -52,10 +52,12 @@ def test_a_probe_of_tokens_leaves_out_rows_without_a_label(executed: Any, shared
     assert (line["samples"], line["rows"]) == (20, 20), "only the last token has a target"
     low, high = wilson(line["accuracy"], 5)
     assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((low, high))
-    assert low <= line["accuracy"] <= high and 0 <= line["control"] <= 1
+    assert low <= line["accuracy"] <= high
+    assert 0 <= line["control"] <= 1
     assert line["majority"] == pytest.approx(0.5, abs=0.11)
     (every,) = executed("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
-    assert (every["samples"], every["rows"]) == (20, 50)
+    assert every["samples"] == 20
+    assert every["rows"] == 50
     assert "control" in capsys.readouterr().out
 
 
@@ -126,32 +128,37 @@ def test_numbers_of_a_file_are_classes_if_they_are_whole(shared: Any) -> None:
 
 def test_rows_of_a_sample_are_never_in_both_parts() -> None:
     samples = torch.arange(40).repeat_interleave(5)
-    x, labels = normal(40, 60)[samples], (torch.arange(40) % 2)[samples]  # a probe could know each sample
+    x = normal(40, 60)[samples]
+    labels = (torch.arange(40) % 2)[samples]  # a probe could know each sample
     line, _ = fit(Features("x", x, block_bytes=2**20), labels, samples, seed=0)
-    assert (line["train_accuracy"], line["samples"], line["rows"]) == (1, 40, 200)
+    assert line["train_accuracy"] == 1
+    assert line["samples"] == 40
+    assert line["rows"] == 200
     assert line["accuracy"] < 0.9
     assert (line["accuracy_low"], line["accuracy_high"]) == wilson(line["accuracy"], 10)
 
 
-def test_a_frame_has_a_line_for_each_row_and_missing_values(shared: Any) -> None:
+def test_a_frame_has_a_line_for_each_row(shared: Any) -> None:
     pandas = pytest.importorskip("pandas")
     rows = prompts(shared).captures["seen"]["blocks.0"]
     frame = rows.frame()
     assert list(frame) == ["sample", "split", "file", "class", "position", "text", "vector"]
     assert set(frame["split"]) == {"val"} == set(rows.splits)
-    assert frame["text"].tolist()[:6] == list("ababcd") and frame["file"][2] == "prompts.jsonl:2"
+    assert frame["text"].tolist()[:6] == list("ababcd")
+    assert frame["file"][2] == "prompts.jsonl:2"
     assert frame["position"].tolist()[:6] == [0, 1, 0, 1, 2, 3]
     assert torch.equal(torch.stack([*map(torch.from_numpy, frame["vector"])]), rows[:])
     whole = prompts(shared, tokens="").captures["seen"]["blocks.0"].frame()
-    assert pandas.isna(whole["position"]).all() and whole["vector"][0].shape == (4, 8)
+    assert pandas.isna(whole["position"]).all()
+    assert whole["vector"][0].shape == (4, 8)
 
 
-def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(shared: Any) -> None:
+def test_a_missing_table_is_told_with_those_there_are(shared: Any) -> None:
     with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, faults, samples"):
         prompts(shared).table("wrong")
 
 
-def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_right_ends() -> None:
+def test_numbers_on_80_columns_are_never_cut() -> None:
     console = Console(file=StringIO(), width=80)
     names = [f"transformer.encoder.blocks.{n}.attention.output" for n in range(5)]
     show_table(console, ["module", "train", "test", *"abcd"], [[name, *["0.123"] * 6] for name in names])
@@ -165,4 +172,5 @@ def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_rig
 def test_many_classes_with_few_rows_are_probed_without_a_warning() -> None:
     labels = torch.tensor([0, *range(39)])
     line, _ = fit(Features("x", normal(40, 3), block_bytes=2**20), labels, torch.arange(40), seed=0)
-    assert line["accuracy"] <= 0.2 and line["accuracy_low"] == 0
+    assert line["accuracy"] <= 0.2
+    assert line["accuracy_low"] == 0

@@ -30,30 +30,9 @@ SEEN = "+hooks.seen={select: '**', hook: forward, action: capture}"
 DECODER = ("model=decoder", "data=names", "task=predict", "data.batch_size=4", "train.limit_batches=1")
 
 
-def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
-    """Two runs of the same model; in the second one an element of a weight is larger by 1."""
-    model, _ = hookrun.build(overrides=[*SMALL, *overrides])
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    runs = list[Run]()
-    for name in ("whole", "faulty"):
-        save_file(state, folder / f"{name}.safetensors")
-        runs.append(run(*overrides, SEEN, f"model.weights={folder / name}.safetensors"))
-        state[weight][3, 7] += 1
-    return runs[0], runs[1]
-
-
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory, shared: Any) -> tuple[Run, Run]:
     return faulty(tmp_path_factory.mktemp("digits"), shared, PREDICT, "layers.2.weight")
-
-
-def both(digits: tuple[Run, Run]) -> tuple[str, str]:
-    return f"task.run={digits[0].path}", f"task.other={digits[1].path}"
-
-
-def content_of(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    content = json.loads((run.path / "compare.json").read_text())
-    return content, list(csv.DictReader((run.path / "compare.csv").read_text().splitlines()))
 
 
 def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tuple[Run, Run]) -> None:
@@ -68,7 +47,8 @@ def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tu
         assert float(row["cosine"]) == pytest.approx((left * right).sum() / norms[0] / norms[1])
         assert float(row["relative_l2"]) == pytest.approx(np.linalg.norm(apart) / norms[0])
         assert float(row["largest"]) == apart.max()
-        x, y = left - left.mean(0), right - right.mean(0)
+        x = left - left.mean(0)
+        y = right - right.mean(0)
         norms = np.linalg.norm(x.T @ x), np.linalg.norm(y.T @ y)
         assert float(row["cka"]) == pytest.approx(np.linalg.norm(y.T @ x) ** 2 / norms[0] / norms[1])
         if apart.any():
@@ -76,7 +56,7 @@ def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tu
             assert (int(row["largest_sample"]), int(row["largest_index"])) == place
 
 
-def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digits: tuple[Run, Run]) -> None:
+def test_a_fault_in_one_weight_comes_first(shared: Any, digits: tuple[Run, Run]) -> None:
     content, rows = content_of(shared("task=compare", *both(digits), "task.cka=true"))
     left, right = (each.captures["seen"]["layers.2"].numpy() for each in digits)
     differs = np.linalg.norm(left - right, axis=1) > 1e-3 * np.linalg.norm(left, axis=1)
@@ -84,14 +64,17 @@ def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digit
     assert [float(row["largest"]) for row in rows[:3]] == [0.0, 0.0, 0.0]
     assert [row["differs"] for row in rows] == ["False"] * 3 + ["True"] * 5
     assert [row["weight"] for row in content["weights"]] == ["layers.2.weight"]
-    assert [row["key"] for row in content["config"]] == ["model.weights"] and content["plan"] == []
+    assert [row["key"] for row in content["config"]] == ["model.weights"]
+    assert content["plan"] == []
     before, now = (each.predictions[:].double().log_softmax(1) for each in digits)
     changed = (before.argmax(1) != now.argmax(1)).nonzero().squeeze(1).tolist()
     found = content["predictions"]
-    assert [each["sample"] for each in found["changes"]] == changed and found["changed"] == len(changed)
+    assert [each["sample"] for each in found["changes"]] == changed
+    assert found["changed"] == len(changed)
     assert found["kl"] == pytest.approx(float((before.exp() * (before - now)).sum(1).mean()))
     same = digits[0].compare(digits[1].path)
-    assert same.first == content["first"] and len(same.captures) == len(rows)
+    assert same.first == content["first"]
+    assert len(same.captures) == len(rows)
 
 
 def test_of_an_empty_mapping_the_keys_of_the_other_one_differ() -> None:
@@ -115,12 +98,13 @@ def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Pa
         )
 
 
-def test_batches_dtypes_and_ids_pair_by_sample(tmp_path: Path) -> None:
+def test_batches_pair_by_sample(tmp_path: Path) -> None:
     rows = normal(20, 4)
     one = written(tmp_path / "one", {"fc": rows[:8]}, {"fc": rows[8:16]})
     other = written(tmp_path / "other", *({"fc": part.bfloat16()} for part in rows.split(5)))
     found = one.compare(other, tolerance=0.02)
-    assert found.first is None and {row["rows"] for row in found.captures} == {16}
+    assert found.first is None
+    assert {row["rows"] for row in found.captures} == {16}
     (reason,) = found.reasons
     assert "0 of 16 rows are only here, 4 of 20 only in the other run" in reason
 
@@ -148,7 +132,8 @@ def test_what_cannot_be_compared_is_told(
 
 def test_the_command_compares_two_directories(executed: Any, digits: tuple[Run, Run], capsys: Any) -> None:
     paths = [str(each.path) for each in digits]
-    assert compare([*paths]) == 0 and "first: layers.2" in capsys.readouterr().out
+    assert compare([*paths]) == 0
+    assert "first: layers.2" in capsys.readouterr().out
     assert compare([*paths, "task.on_difference=stop"]) == 3
     assert hookrun.open_run("outputs/latest").status["status"] == "stopped"
     same = (f"task.run={paths[0]}", f"task.other={paths[0]}")
@@ -161,7 +146,8 @@ def test_training_differs_first_at_its_first_step(executed: Any) -> None:
     train = ("model=mlp", "task=train", "train.epochs=1", "train.limit_batches=3", SEEN)
     fault = "+hooks.x={select: layers.2, hook: forward, action: scale, factor: 1.1, when: {step: {start: 1}}}"
     found = executed(*train).compare(executed(*train, fault, "+hooks.x.priority=-1"))
-    assert found.first is not None and found.first["module"] == "layers.2"
+    assert found.first is not None
+    assert found.first["module"] == "layers.2"
 
 
 def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys: Any) -> None:
@@ -172,8 +158,10 @@ def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys:
     typed.write_text(typed.read_text().replace("seed=1", "seed=2"))
     shutil.copy("a/multirun.yaml", "b")
     content, rows = content_of(executed("task=compare", "task.run=a", "task.other=b"))
-    assert list(content["jobs"]) == ["seed=0", "seed=1"] and content["unpaired"] == ["seed=2"]
-    assert content["first"] is None and {row["job"] for row in rows} == {"seed=0", "seed=1"}
+    assert list(content["jobs"]) == ["seed=0", "seed=1"]
+    assert content["unpaired"] == ["seed=2"]
+    assert content["first"] is None
+    assert {row["job"] for row in rows} == {"seed=0", "seed=1"}
     assert "a is a sweep, and b/0 is not" in refused("task=compare", "task.run=a", "task.other=b/0")
     for config in Path("b").glob("*/.hydra/config.yaml"):  # as if it had no hooks
         config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "hooks": None}))
@@ -182,13 +170,38 @@ def test_two_sweeps_are_compared_job_by_job(executed: Any, refused: Any, capsys:
     executed("task=compare", "task.run=a", "task.other=b")
     printed = capsys.readouterr().out
     assert printed.count("no module was captured by both runs") == 1
-    assert "other null" in printed and "None" not in printed
+    assert "other null" in printed
+    assert "None" not in printed
 
 
-def test_values_that_are_not_finite_differ_only_where_one_side_has_them() -> None:
-    nan, inf, low = math.nan, math.inf, torch.finfo(torch.float32).min
+def test_values_not_finite_on_both_sides_do_not_differ() -> None:
+    nan = math.nan
+    inf = math.inf
+    low = torch.finfo(torch.float32).min
     left = torch.tensor([[nan, 1.0], [nan, 1.0], [inf, 1.0], [inf, 1.0], [low, 1.0], [low, 1.0]])
     right = torch.tensor([[nan, 1.0], [0.0, 1.0], [inf, 1.0], [-inf, 1.0], [low, 1.0], [low, 1.1]])
     sums, apart, differs = measured(left, right, 1e-3)
     assert differs.tolist() == [False, True, False, True, False, True]
-    assert apart[3, 0] == inf and not sums[:, :2].isnan().any()
+    assert apart[3, 0] == inf
+    assert not sums[:, :2].isnan().any()
+
+
+def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
+    """Two runs of the same model; in the second one an element of a weight is larger by 1."""
+    model, _ = hookrun.build(overrides=[*SMALL, *overrides])
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    runs = list[Run]()
+    for name in ("whole", "faulty"):
+        save_file(state, folder / f"{name}.safetensors")
+        runs.append(run(*overrides, SEEN, f"model.weights={folder / name}.safetensors"))
+        state[weight][3, 7] += 1
+    return runs[0], runs[1]
+
+
+def both(digits: tuple[Run, Run]) -> tuple[str, str]:
+    return f"task.run={digits[0].path}", f"task.other={digits[1].path}"
+
+
+def content_of(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    content = json.loads((run.path / "compare.json").read_text())
+    return content, list(csv.DictReader((run.path / "compare.csv").read_text().splitlines()))

@@ -18,74 +18,12 @@ from hookrun.studies.effects.records import Effects
 DIGITS = ("data.batch_size=5", "train.limit_batches=3")
 TASK = ("task=effects", "task.hook=h", "task.metric=loss", *DIGITS)
 
-NETS = """
-    import torch
-    from torch import nn
-
-
-    class Deep(nn.Module):
-        '''One block that is called `depth` times, each time inside a step of its own.'''
-
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.start, self.end = nn.Linear(64, 16), nn.Linear(16, 10)
-            self.core = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
-            self.once = nn.Linear(16, 16)
-            self.again = self.core
-
-        def forward(self, x):
-            x = self.core(self.start(x.flatten(1)))
-            x = self.core(self.once(x)) + x
-            return self.end(self.again(x))
-
-
-    class Albert(nn.Module):
-        '''The rows of a picture as a sentence.'''
-
-        def __init__(self):
-            super().__init__()
-            from transformers import AlbertConfig, AlbertModel
-
-            torch.manual_seed(0)
-            sizes = dict(vocab_size=5, embedding_size=8, hidden_size=16, intermediate_size=16)
-            config = AlbertConfig(**sizes, num_attention_heads=2, num_hidden_layers=4)
-            self.albert, self.end = AlbertModel(config), nn.Linear(16, 10)
-
-        def forward(self, x):
-            return self.end(self.albert(inputs_embeds=x.flatten(1, 2)).last_hidden_state[:, 0])
-"""
-
 
 @pytest.fixture
 def net(trusted: Any) -> Callable[[str], tuple[str, ...]]:
     """The overrides of one of the models."""
     trusted(nets=NETS)
     return lambda name: ("model=python", f"model.factory=nets:{name}")
-
-
-@torch.no_grad()
-def by_hand(overrides: tuple[str, ...], path: str, call: int, factor: float) -> Tensor:
-    """[samples]: the loss if the output of this call of the module is multiplied, one plain pass over the batches."""
-    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides, *DIGITS])
-    model.eval()
-    losses = []
-    for batch in itertools.islice(data.loader("val"), 3):
-        calls = itertools.count()
-
-        def edit(module: nn.Module, args: Any, output: Any, calls: Any = calls) -> Any:
-            if next(calls) != call:
-                return None
-            return output * factor if isinstance(output, Tensor) else (output[0] * factor, *output[1:])
-
-        handle = model.get_submodule(path).register_forward_hook(edit)
-        losses.append(F.cross_entropy(model(batch.inputs), batch.target, reduction="none"))
-        handle.remove()
-    return torch.cat(losses).double()
-
-
-def check(found: Effects, row: Any, wanted: Tensor) -> None:
-    torch.testing.assert_close(found["exact_samples"][row], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_each_call_of_a_shared_block_is_a_cell(executed, net) -> None:
@@ -164,6 +102,69 @@ def test_a_hook_that_fires_at_one_call_is_counted_there_only(executed, net, caps
         ("{module: [once, core], call: [1]}", "task.over.call: on once called 1 time in a forward"),
     ],
 )
-def test_calls_that_a_module_does_not_have_are_refused_before_the_run(over, said, net, refused) -> None:
+def test_calls_that_a_module_lacks_are_refused(over, said, net, refused) -> None:
     moved = "+hooks.h={select: [once, core], hook: forward, action: scale, factor: 0}"
     assert said in refused(*TASK, moved, f"task.over={over}", *net("Deep"))
+
+
+NETS = """
+    import torch
+    from torch import nn
+
+
+    class Deep(nn.Module):
+        '''One block that is called `depth` times, each time inside a step of its own.'''
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.start, self.end = nn.Linear(64, 16), nn.Linear(16, 10)
+            self.core = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+            self.once = nn.Linear(16, 16)
+            self.again = self.core
+
+        def forward(self, x):
+            x = self.core(self.start(x.flatten(1)))
+            x = self.core(self.once(x)) + x
+            return self.end(self.again(x))
+
+
+    class Albert(nn.Module):
+        '''The rows of a picture as a sentence.'''
+
+        def __init__(self):
+            super().__init__()
+            from transformers import AlbertConfig, AlbertModel
+
+            torch.manual_seed(0)
+            sizes = dict(vocab_size=5, embedding_size=8, hidden_size=16, intermediate_size=16)
+            config = AlbertConfig(**sizes, num_attention_heads=2, num_hidden_layers=4)
+            self.albert, self.end = AlbertModel(config), nn.Linear(16, 10)
+
+        def forward(self, x):
+            return self.end(self.albert(inputs_embeds=x.flatten(1, 2)).last_hidden_state[:, 0])
+"""
+
+
+@torch.no_grad()
+def by_hand(overrides: tuple[str, ...], path: str, call: int, factor: float) -> Tensor:
+    """[samples]: the loss if the output of this call of the module is multiplied, one plain pass over the batches."""
+    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides, *DIGITS])
+    model.eval()
+    losses = []
+    for batch in itertools.islice(data.loader("val"), 3):
+        calls = itertools.count()
+
+        def edit(module: nn.Module, args: Any, output: Any, calls: Any = calls) -> Any:
+            if next(calls) != call:
+                return None
+            return output * factor if isinstance(output, Tensor) else (output[0] * factor, *output[1:])
+
+        handle = model.get_submodule(path).register_forward_hook(edit)
+        losses.append(F.cross_entropy(model(batch.inputs), batch.target, reduction="none"))
+        handle.remove()
+    return torch.cat(losses).double()
+
+
+def check(found: Effects, row: Any, wanted: Tensor) -> None:
+    torch.testing.assert_close(found["exact_samples"][row], wanted, rtol=1e-5, atol=1e-5)

@@ -26,85 +26,19 @@ DECODER = (
 DIGITS = ("data.batch_size=5", "train.limit_batches=3")
 
 
-def words(hook: str, over: str, *overrides: str, metric: str = "loss") -> tuple[str, ...]:
-    """The command line of task=effects with a hook called `h`."""
-    task = ("task=effects", "task.hook=h", f"task.over={over}", f"task.metric={metric}")
-    return (*task, f"+hooks.h={hook}", *overrides)
-
-
 @pytest.fixture
 def effects(executed) -> Callable[..., Effects]:
     """Perform the task alone, with a hook called `h`."""
     return lambda *given, **metric: executed(*words(*given, **metric)).effects
 
 
-def plain(*overrides: str) -> tuple[nn.Module, Any]:
-    """The model of these overrides, and its batches."""
-    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides])
-    return model.eval(), data.loader("val")
-
-
-@torch.no_grad()
-def by_hand(
-    model: nn.Module,
-    batches: Any,
-    paths: Sequence[str],
-    edit: Callable[[Tensor, Tensor], Tensor],
-    metric: Callable[[Any, Tensor], Tensor],
-    *,
-    pre: bool = False,
-) -> Tensor:
-    """[samples]: the metric with the edit at these modules, one plain pass over the batches; edit: (value, mask)."""
-    values = []
-    for batch in batches:
-        named = isinstance(batch.inputs, Mapping)
-        ids = batch.inputs["input_ids"] if named else None
-        mask = torch.ones_like(ids) if named and "attention_mask" not in batch.inputs else None
-        mask = batch.inputs["attention_mask"] if named and mask is None else mask
-        handles = []
-        for path in paths:
-            module = model.get_submodule(path)
-            if pre:
-                hook = lambda m, args, mask=mask: (edit(args[0], mask), *args[1:])  # noqa: E731
-                handles.append(module.register_forward_pre_hook(hook))
-            else:
-                handles.append(module.register_forward_hook(lambda m, a, out, mask=mask: edit(out, mask)))
-        values.append(metric(model(**batch.inputs) if named else model(batch.inputs), batch.target))
-        for handle in handles:
-            handle.remove()
-    return torch.cat(values).double()
-
-
-def of_labels(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")
-
-
-def of_tokens(output: Tensor, target: Tensor) -> Tensor:
-    losses = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
-    return losses.sum(1) / (target != -100).sum(1)
-
-
-def put(*index: Any, factor: float = 0) -> Callable[[Tensor, Tensor], Tensor]:
-    """An edit that multiplies a part of the value."""
-
-    def edit(value: Tensor, mask: Tensor) -> Tensor:
-        value = value.clone()
-        value[index] *= factor
-        return value
-
-    return edit
-
-
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)
-
-
-def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(executed, effects, capsys) -> None:
+def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
     made = executed(*words(hook, "{module: each, index: each}", *DIGITS))
     found, (model, batches) = made.effects, plain(*DIGITS)
     assert found.axes["module"] == ["relu1", "relu2"]
-    assert found["exact"].shape == (2, 128) and found["exact_samples"].shape == (2, 128, 15)
+    assert found["exact"].shape == (2, 128)
+    assert found["exact_samples"].shape == (2, 128, 15)
     assert found["exact"][0, 32:].isnan().all(), "relu1 has 32 channels"
     for row, path in enumerate(["relu1", "relu2"]):
         wanted = by_hand(model, batches, [path], put(slice(None), 7), of_labels)
@@ -114,7 +48,8 @@ def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(executed
     numbers = ["exact", "gradient", "restored", "placebo_mean", "placebo_std"]
     assert list(lines[0]) == ["module", "index", *numbers]
     assert len(lines) == 32 + 128, "a row for each site that exists"
-    assert float(lines[7]["exact"]) == found["exact"][0, 7] and lines[7]["gradient"] == ""
+    assert float(lines[7]["exact"]) == found["exact"][0, 7]
+    assert lines[7]["gradient"] == ""
     some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS)  # whole numbers are channels
     close(some["exact"][0], found["exact"][0, [3, 0]])
     assert "largest effect: module=relu1, index=:, " in capsys.readouterr().out
@@ -133,7 +68,7 @@ def test_a_window_over_the_input_is_occlusion(effects) -> None:
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_heads_and_tokens_of_padded_sequences(padding: str, effects) -> None:
+def test_heads_of_padded_sequences_make_a_grid(padding: str, effects) -> None:
     padded = (*DECODER, f"data.args.padding={padding}")
     zero = "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0"
     found, (model, batches) = effects(zero + "}", "{module: each, heads: each}", *padded), plain(*padded)
@@ -265,7 +200,7 @@ def test_other_hooks_stay_as_they_are_in_each_cell(executed) -> None:
     torch.testing.assert_close(made.captures["seen"]["fc"][:], seen[:])
 
 
-def test_the_gradient_is_the_change_of_the_value_times_the_derivative(effects) -> None:
+def test_the_gradient_approximates_the_change(effects) -> None:
     hook = "{select: 'blocks.*.attn.z', hook: forward, action: replace, value: 0.1}"
     found = effects(hook, "{module: each, heads: each}", *DECODER, "task.method=gradient")
     model, batches = plain(*DECODER)
@@ -297,7 +232,7 @@ def test_seeds_are_the_runs_with_these_seeds(effects, executed) -> None:
     close(made["exact"], made["seeds"].mean(0))
 
 
-def test_what_a_patch_restores_and_what_chance_gives(effects, executed) -> None:
+def test_a_patch_restores_more_than_chance(effects, executed) -> None:
     names = (*DECODER[:2], "data=names", "data.args.val_size=6", "data.batch_size=4")
     clean = executed(
         "task=predict", *names, "+hooks.seen={select: 'blocks.*.resid_post', hook: forward, action: capture}"
@@ -314,7 +249,7 @@ def test_what_a_patch_restores_and_what_chance_gives(effects, executed) -> None:
     assert (made["placebo"][:, 1, 1] - made["exact"][1, 1]).abs().min() > 1e-4, "values of other samples"
 
 
-def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(run, executed, monkeypatch) -> None:
+def test_a_run_cut_off_within_a_batch_ends_equal(run, executed, monkeypatch) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
     arguments = words(
         "{select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
@@ -402,7 +337,7 @@ def test_every_cell_is_checked_before_the_first(over, said, refused) -> None:
     assert said in refused(*words(hook, over, *DECODER))
 
 
-def test_positions_that_a_sample_lacks_leave_it_as_it_is_on_request(effects) -> None:
+def test_a_sample_may_lack_positions_on_request(effects) -> None:
     hook = "{select: blocks.0, hook: forward, action: replace, value: 0}"
     found = effects(hook, "{tokens: [4, {position: 8, missing: skip}]}", *DECODER)
     assert (found["exact_samples"][1] == found["unedited_samples"]).sum() in range(1, 11)
@@ -420,31 +355,35 @@ def test_the_moved_hook_needs_no_select(over: str, paths: list[str] | None, effe
         close(found["exact_samples"][row], by_hand(model, batches, [path], put(..., factor=0.5), of_labels))
 
 
-def test_a_mistake_of_the_task_alone_is_told_where_its_values_complete_the_hook(refused) -> None:
+def test_a_mistake_of_the_task_alone_is_told(refused) -> None:
     over = "{module: [fc], factor: [0, 1]}"
     said = refused(*words("{hook: forward, action: scale}", over, "model=mlp", *DIGITS, "task.seeds=0"))
     assert "1 configuration error\n  task.seeds" in said
 
 
-def test_the_page_has_maps_the_top_sites_and_links_to_samples(executed) -> None:
+def test_the_page_has_maps_with_links_to_samples(executed) -> None:
     hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
     over = "{module: each, index: [':, 0', ':, 1']}"
     made = executed(*words(hook, over, *DIGITS, "task.method=[exact, gradient]"))
     page = write_report(made.path).read_text()
-    assert 'id="effects"' in page and "correlation with the exact values" in page
-    assert 'href="#cell-0"' in page and 'id="cell-0"' in page
+    assert 'id="effects"' in page
+    assert "correlation with the exact values" in page
+    assert 'href="#cell-0"' in page
+    assert 'id="cell-0"' in page
     assert len(page) < 400_000
 
 
 @pytest.mark.usefixtures("pages")
-def test_cells_without_a_finite_metric_are_told_and_shown(run, capsys) -> None:
+def test_cells_without_a_finite_metric_are_told(run, capsys) -> None:
     hook = "{select: relu1, hook: forward, action: scale}"
     larger = "+hooks.larger={select: relu2, hook: forward, action: scale, factor: 1e4}"
     seen = "+hooks.seen={select: fc, hook: forward, action: stats}"
     made = run(*words(hook, "{factor: [1, 3e38]}", *DIGITS, larger, seen))
     assert made.effects.faults == ["factor=3e+38: loss (exact) is NaN or infinite for 15 samples"]
-    said, page = capsys.readouterr().out, (made.path / "report.html").read_text()
-    assert made.effects.faults[0] in said and f'<li class="mono">{made.effects.faults[0]}' in page
+    said = capsys.readouterr().out
+    page = (made.path / "report.html").read_text()
+    assert made.effects.faults[0] in said
+    assert f'<li class="mono">{made.effects.faults[0]}' in page
     assert "seen: in the pass without h only" in said
 
 
@@ -454,3 +393,70 @@ def test_effects_that_differ_are_a_difference_of_the_runs(executed) -> None:
     one, other = (executed(*words(hook % value, over, *DIGITS)) for value in (0, 5))
     assert one.compare(shutil.copytree(one.path, "copy")).reasons == []
     assert one.compare(other).reasons == ["metrics that differ: 2"]
+
+
+def words(hook: str, over: str, *overrides: str, metric: str = "loss") -> tuple[str, ...]:
+    """The command line of task=effects with a hook called `h`."""
+    task = ("task=effects", "task.hook=h", f"task.over={over}", f"task.metric={metric}")
+    return (*task, f"+hooks.h={hook}", *overrides)
+
+
+def plain(*overrides: str) -> tuple[nn.Module, Any]:
+    """The model of these overrides, and its batches."""
+    model, data = hookrun.build(overrides=["compute.device=cpu", *overrides])
+    return model.eval(), data.loader("val")
+
+
+@torch.no_grad()
+def by_hand(
+    model: nn.Module,
+    batches: Any,
+    paths: Sequence[str],
+    edit: Callable[[Tensor, Tensor], Tensor],
+    metric: Callable[[Any, Tensor], Tensor],
+    *,
+    pre: bool = False,
+) -> Tensor:
+    """[samples]: the metric with the edit at these modules, one plain pass over the batches; edit: (value, mask)."""
+    values = []
+    for batch in batches:
+        named = isinstance(batch.inputs, Mapping)
+        ids = batch.inputs["input_ids"] if named else None
+        mask = torch.ones_like(ids) if named and "attention_mask" not in batch.inputs else None
+        mask = batch.inputs["attention_mask"] if named and mask is None else mask
+        handles = []
+        for path in paths:
+            module = model.get_submodule(path)
+            if pre:
+                hook = lambda m, args, mask=mask: (edit(args[0], mask), *args[1:])  # noqa: E731
+                handles.append(module.register_forward_pre_hook(hook))
+            else:
+                handles.append(module.register_forward_hook(lambda m, a, out, mask=mask: edit(out, mask)))
+        values.append(metric(model(**batch.inputs) if named else model(batch.inputs), batch.target))
+        for handle in handles:
+            handle.remove()
+    return torch.cat(values).double()
+
+
+def of_labels(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def of_tokens(output: Tensor, target: Tensor) -> Tensor:
+    losses = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+    return losses.sum(1) / (target != -100).sum(1)
+
+
+def put(*index: Any, factor: float = 0) -> Callable[[Tensor, Tensor], Tensor]:
+    """An edit that multiplies a part of the value."""
+
+    def edit(value: Tensor, mask: Tensor) -> Tensor:
+        value = value.clone()
+        value[index] *= factor
+        return value
+
+    return edit
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)

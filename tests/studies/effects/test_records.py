@@ -27,7 +27,8 @@ def written(folder: Path, **tensors: Tensor) -> Path:
 
 def test_effects_that_fit_are_read_back(tmp_path: Path) -> None:
     effects = read_effects(written(tmp_path))
-    assert effects is not None and torch.equal(effects["exact"], WHOLE["exact"])
+    assert effects is not None
+    assert torch.equal(effects["exact"], WHOLE["exact"])
     assert effects.strongest().endswith("without the hook 0.5")
 
 

@@ -39,7 +39,7 @@ def test_a_prescribed_first_token_is_taken_whatever_the_scores() -> None:
     assert choosing.choose(scores(1, 3) * 50).tolist() == [1, 3]
 
 
-def test_scores_without_a_finite_one_are_refused_for_open_sequences_alone() -> None:
+def test_open_sequences_need_a_finite_score() -> None:
     choosing = NextTokens(None, [0, 0], stop=(3,), most=3)
     choosing.choose(scores(1, 3))
     wrong = scores(1, 1)
@@ -57,11 +57,13 @@ def test_each_new_token_is_another_draw() -> None:
     choosing = NextTokens(Sampling(), range(5), stop=(), most=4)
     for _ in range(4):
         choosing.choose(torch.zeros(5, 30))
-    assert all(len(set(tokens)) > 1 for tokens in choosing.tokens)
+    for tokens in choosing.tokens:
+        assert len(set(tokens)) > 1
 
 
-def test_draws_follow_the_distribution_and_its_restrictions() -> None:
-    ordered, places = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]), torch.tensor([2, 0, 4, 3, 1])
+def test_draws_follow_the_distribution() -> None:
+    ordered = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
+    places = torch.tensor([2, 0, 4, 3, 1])
     logits = ordered[places].repeat(3000, 1)
     for sampling, of_ordered in (
         (Sampling(), ordered.softmax(-1)),
@@ -79,21 +81,23 @@ def test_draws_follow_the_distribution_and_its_restrictions() -> None:
         assert not counts[expected == 0].any(), sampling
 
 
-def test_a_prompt_is_its_real_tokens_and_one_without_tokens_is_named() -> None:
+def test_a_prompt_without_tokens_is_named() -> None:
     inputs = {
         "input_ids": torch.tensor([[0, 5, 6], [7, 8, 0]]),
         "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 0]]),
     }
     data = SimpleNamespace(file=lambda sample: f"line {sample}")
     batch: Any = SimpleNamespace(inputs=inputs, ids=torch.tensor([3, 4]), data=data, split="val")
-    assert prompts_of(batch, None) == [[5, 6], [7, 8]] and prompts_of(batch, 1) == [[5], [7]]
+    assert prompts_of(batch, None) == [[5, 6], [7, 8]]
+    assert prompts_of(batch, 1) == [[5], [7]]
     inputs["attention_mask"][1] = 0
     with pytest.raises(HookrunError, match=r"sample 4 of the val split \(line 4\) has no tokens to continue"):
         prompts_of(batch, None)
 
 
 def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
-    ids, scores = torch.zeros(2, 3, dtype=torch.int64), torch.randn(2, 3, 5)
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    scores = torch.randn(2, 3, 5)
     for output in (scores, {"logits": scores}, (scores, None)):
         assert torch.equal(next_scores(output, ids), scores[:, -1])
     assert next_scores(scores.bfloat16(), ids).dtype == torch.float32
@@ -102,7 +106,8 @@ def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
             HookrunError, match=r"needs scores \[batch, length, vocabulary\] for tokens \[2, 3\]"
         ):
             next_scores(wrong, ids)
-    assert not generates(nn.Identity()) and not cannot_generate(nn.Identity())
+    assert not generates(nn.Identity())
+    assert not cannot_generate(nn.Identity())
 
 
 def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:
@@ -141,13 +146,18 @@ def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_record_has_the_reason_of_its_end_and_the_kl_to_the_one_without_hooks() -> None:
+def test_a_record_has_the_reason_of_its_end() -> None:
     now = Continuation([0], True, torch.tensor([5.0, 0, 0]))
     without = Continuation([1, 2], False, torch.zeros(3))
     found = record_of([8, 9], now, Texts(None), without)
-    assert (found["prompt_ids"], found["ids"], found["reason"], found["text"]) == ([8, 9], [0], "end", None)
-    assert (found["ids_without"], found["reason_without"]) == ([1, 2], "length")
-    p, q = torch.full((3,), 1 / 3).double(), torch.tensor([5.0, 0, 0]).double().softmax(0)
+    assert found["prompt_ids"] == [8, 9]
+    assert found["ids"] == [0]
+    assert found["reason"] == "end"
+    assert found["text"] is None
+    assert found["ids_without"] == [1, 2]
+    assert found["reason_without"] == "length"
+    p = torch.full((3,), 1 / 3).double()
+    q = torch.tensor([5.0, 0, 0]).double().softmax(0)
     assert found["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
     assert found["next"][0][0] == 0
     assert not {"ids_without", "kl_first"} & record_of([7], now, Texts(None)).keys()
@@ -166,15 +176,20 @@ def shown(sums: Sums, width: int, *, compared: bool = True) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def test_lines_fit_the_terminal_and_show_the_changes() -> None:
-    first, later, nothing = Sums(), Sums(), Sums()
+def test_lines_fit_the_terminal() -> None:
+    first = Sums()
+    later = Sums()
+    nothing = Sums()
     first.add(record(3, kl=math.log(2)))
     later.add(record(4, without="b"))
     nothing.add(record(5))
     (_, line) = shown(first, 100)
-    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line and line.endswith("'one two 3'")
-    assert "      without: 'b'" in shown(later, 60) and "      with:    'a'" in shown(later, 60)
+    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line
+    assert line.endswith("'one two 3'")
+    assert "      without: 'b'" in shown(later, 60)
+    assert "      with:    'a'" in shown(later, 60)
     assert "the hooks changed neither" in shown(nothing, 100)[0]
     assert shown(nothing, 100, compared=False) == ["  val 5: 'one two 5'", "      →  'a'"]
     for sums in (first, later, nothing):
-        assert all(len(each) <= 30 for each in shown(sums, 30))
+        for each in shown(sums, 30):
+            assert len(each) <= 30

@@ -44,15 +44,6 @@ def generate(executed: Runs, tmp_path: Path) -> Runs:
     return generate
 
 
-def hook(name: str, layer: str, action: str, tokens: str, **keys: Any) -> str:
-    more = "".join(f", {key}: {value}" for key, value in keys.items())
-    return f"+hooks.{name}={{select: {layer}, hook: forward, action: {action}, tokens: {tokens}{more}}}"
-
-
-def ids_of(run: Run) -> list[list[int]]:
-    return [line["ids"] for line in run.generations]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
     hooks = (
@@ -69,7 +60,8 @@ def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
         assert ids_of(found) == ids_of(alone)
         assert [line["prompt"] for line in found.generations] == PROMPTS
         others = rows_of(found)
-        assert rows.keys() == others.keys() and len(rows) >= len(PROMPTS) * 6
+        assert rows.keys() == others.keys()
+        assert len(rows) >= len(PROMPTS) * 6
         for key, row in rows.items():
             torch.testing.assert_close(others[key], row, rtol=1e-4, atol=1e-4)
     assert [line["ids_without"] for line in alone.generations] != ids_of(alone)
@@ -84,7 +76,7 @@ def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:
 
 
 @torch.no_grad()
-def test_greedy_decoding_equals_that_of_transformers_and_of_a_loop_by_hand(generate: Runs) -> None:
+def test_greedy_decoding_equals_that_of_transformers(generate: Runs) -> None:
     model, data = hookrun.build(overrides=[*MODELS["gpt2"], "data=prompts", "data.args.file=prompts.jsonl",
                                            "task=generate", "compute.device=cpu"])  # fmt: skip
     model.eval()
@@ -95,7 +87,8 @@ def test_greedy_decoding_equals_that_of_transformers_and_of_a_loop_by_hand(gener
         assert out[0, ids.shape[1] :].tolist() == line["ids"]
         probabilities = model(ids).logits[0, -1].double().softmax(-1)
         token, text, probability = line["next"][0]
-        assert (token, text) == (line["ids"][0], data.info.tokenizer.tokens([token])[0])
+        assert token == line["ids"][0]
+        assert text == data.info.tokenizer.tokens([token])[0]
         assert probability == pytest.approx(float(probabilities[token]), rel=1e-4)
         assert [p for _, _, p in line["next"]] == sorted((p for _, _, p in line["next"]), reverse=True)
 
@@ -114,7 +107,8 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert [line["ids_without"] for line in found.generations] == ids_of(without)
     changed = [one != other for one, other in zip(ids_of(found), ids_of(without), strict=True)]
     last = found.metrics[-1]
-    assert last["changed"] == sum(changed) / 4 > 0 and last["new_tokens"] == 24
+    assert last["changed"] == sum(changed) / 4 > 0
+    assert last["new_tokens"] == 24
     assert last["kl_first"] == pytest.approx(sum(line["kl_first"] for line in found.generations) / 4)
     assert min(line["kl_first"] for line in found.generations) > 0
     rows, others = (each.captures["seen"]["blocks.0"] for each in (found, with_hooks))
@@ -153,7 +147,7 @@ def test_the_old_name_of_without_hooks_still_works(ready) -> None:
     assert "\n".join(prepared.notes).count("task.compare is the old name of task.without_hooks") == 1
 
 
-def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
+def test_an_end_token_ends_its_sequence_alone(generate: Runs) -> None:
     for name in ("decoder", "gpt2"):
         plain = ids_of(generate(name, "task.stop=[]"))
         end = plain[2][2]
@@ -169,7 +163,7 @@ def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
         assert {line["reason"] for line in found.generations} == {"end", "length"}
 
 
-def test_a_seed_gives_other_draws_and_the_same_seed_the_same(generate: Runs) -> None:
+def test_the_same_seed_gives_the_same_draws(generate: Runs) -> None:
     weights = "model.weights=" + str(saved_weights())
     first, again, other = (ids_of(generate("decoder", DRAWN, weights, f"seed={seed}")) for seed in (1, 1, 2))
     assert first == again != other
@@ -183,7 +177,7 @@ def saved_weights() -> Path:
     return Path("weights.safetensors").absolute()
 
 
-def test_a_model_without_a_mask_continues_batches_of_equal_length(executed, own_model, generate) -> None:
+def test_a_model_without_a_mask_takes_equal_lengths(executed, own_model, generate) -> None:
     own = own_model("""
         def __init__(self):
             super().__init__()
@@ -198,7 +192,8 @@ def test_a_model_without_a_mask_continues_batches_of_equal_length(executed, own_
     common = (*own, "data=prompts", "data.args.file=prompts.jsonl", "task=generate", "task.max_new_tokens=4")
     seen = hook("seen", "embed", "capture", "all")
     found, alone = (executed(*common, seen, f"data.batch_size={size}") for size in (4, 1))
-    assert ids_of(found) == ids_of(alone) and len({tuple(ids) for ids in ids_of(found)}) > 1
+    assert ids_of(found) == ids_of(alone)
+    assert len({tuple(ids) for ids in ids_of(found)}) > 1
     assert [line["sample"] for line in found.generations] == [0, 1, 2, 3]
     ids = found.captures["seen"]["embed"].sample_ids
     assert [int((ids == number).sum()) for number in range(4)] == [len(each) + 3 for each in PROMPTS]
@@ -209,19 +204,30 @@ def test_a_check_that_stops_ends_after_its_batch(generate: Runs) -> None:
     assert len(generate("decoder", check, "data.batch_size=2", stops=True).generations) == 2
 
 
-def test_prompts_that_cannot_be_continued_are_refused_before_the_run(refused, tmp_path) -> None:
+def test_prompts_that_cannot_go_on_are_refused(refused, tmp_path) -> None:
     names = ("data=names", "task=generate")
     said = refused("task=generate")
-    assert "the data 'digits' has none" in said and "use data=prompts" in said
+    assert "the data 'digits' has none" in said
+    assert "use data=prompts" in said
     long = refused("model=decoder", *names)
     assert "32 new tokens after prompts of up to 15 need 46 positions, and the model has 15" in long
     assert "such as model.args.length=46" in long
     cold = refused(*MODELS["decoder"], *names, "task.sampling={temperature: 0}")
     assert "greater than or equal to 0.001" in cold
     wrong = refused(*MODELS["decoder"], *names, "compute.compile=true", "task.stop=[9999]")
-    assert "compute.compile" in wrong and "does not have 9999" in wrong
+    assert "compute.compile" in wrong
+    assert "does not have 9999" in wrong
     fill = "+hooks.zero={select: unembed, hook: apply, action: fill, value: 0}"
     assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.without_hooks=true")
     bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"
     masked = ("model=transformers", f"model.args.config={bert}", "model.args.class=masked_lm")
     assert "does not predict next tokens" in refused(*masked, *names)
+
+
+def hook(name: str, layer: str, action: str, tokens: str, **keys: Any) -> str:
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    return f"+hooks.{name}={{select: {layer}, hook: forward, action: {action}, tokens: {tokens}{more}}}"
+
+
+def ids_of(run: Run) -> list[list[int]]:
+    return [line["ids"] for line in run.generations]

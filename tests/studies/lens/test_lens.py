@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,95 +34,54 @@ MODELS = {
 }
 
 
-def transformer(kind: str, *more: str) -> tuple[str, ...]:
-    config = f"{{model_type: {kind}, {MODELS[kind]}}}"
-    return "model=transformers", f"model.args.config={config}", *DATA, *more
-
-
-def drawn(path: Path, *model: str) -> tuple[nn.Module, str]:
-    """The model with every parameter drawn at random, also biases and norms, and the override that loads it."""
-    built, _ = hookrun.build(overrides=[*model, "compute.device=cpu"])
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.2)
-    save_file({name: each.clone().contiguous() for name, each in built.state_dict().items()}, path)
-    return built.eval(), f"model.weights={path}"
-
-
-def sums(run: Run, key: str) -> dict[tuple[int, int], float]:
-    found = defaultdict[tuple[int, int], float](float)
-    for line in run.lens:
-        if key in line:
-            found[line["sample"], line["position"]] += line[key]
-    return dict(found)
-
-
-def answers(run: Run, part: str) -> dict[tuple[int, int], dict[str, Any]]:
-    return {(line["sample"], line["position"]): line for line in run.lens if line["part"] == part}
-
-
-def concluded(run: Run) -> float:
-    """The logit difference over the whole pass."""
-    (line,) = (line for line in run.metrics if "module" not in line)
-    value: float = line["logit_difference"]
-    return value
-
-
-def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
-    _, data = hookrun.build(overrides=list(overrides))
-    return [data["val"][number] for number in range(6)]
-
-
 KEYS = ("sample", "split", "part", "kind", "layer", "position", "token", "text", "top")
 OF_ANSWER = ("answer_logit", "wrong_logit", "logit_difference")
 
 
-def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(executed, tmp_path) -> None:
-    model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
-    found = executed(*LENS, weights, "task.top=3")
-    seen: dict[str, Tensor] = {}
-    for number in (0, 1):
-        path = f"blocks.{number}.resid_post"
-        model.get_submodule(path).register_forward_hook(
-            lambda module, args, output, path=path: seen.__setitem__(path, output)
-        )
-    places = [(line["sample"], line["layer"] is not None, line["layer"]) for line in found.lens]
+def test_lines_of_a_decoder_are_ordered_by_sample(decoder: DecoderLens) -> None:
+    places = [(line["sample"], line["layer"] is not None, line["layer"]) for line in decoder.run.lens]
     assert places == sorted(places), "by sample, then part"
-    metrics = {line["module"]: line for line in found.metrics if "module" in line}
+    for each in decoder.streams:
+        lines = decoder.lines(each)
+        assert [line["position"] for line in lines] == list(range(len(each.tokens)))
+        assert [line["token"] for line in lines] == each.tokens
+        for line in lines:
+            assert isinstance(line["text"], str)
+
+
+def test_the_top_tokens_are_those_of_the_stream_by_hand(decoder: DecoderLens) -> None:
+    for each in decoder.streams:
+        values, tokens = each.logits.softmax(-1).topk(3)
+        for place, line in enumerate(decoder.lines(each)):
+            assert [token for token, _, _ in line["top"]] == tokens[place].tolist()
+            assert [value for _, _, value in line["top"]] == pytest.approx(values[place].tolist(), rel=1e-4)
+
+
+def test_the_kl_is_that_of_the_output_from_the_stream(decoder: DecoderLens) -> None:
+    metrics = {line["module"]: line for line in decoder.run.metrics if "module" in line}
     kls = defaultdict[str, list[float]](list)
-    for number, (inputs, target) in enumerate(samples(*DECODER)):
-        count = int(inputs["attention_mask"].sum())
-        with torch.no_grad():
-            output = model(inputs["input_ids"][None], inputs["attention_mask"][None])[0]
-            for path, stream in seen.items():
-                logits = model.unembed(model.ln_final(stream))[0]
-                kl = (output.softmax(-1) * (output.log_softmax(-1) - logits.log_softmax(-1))).sum(-1)
-                lines = [line for line in found.lens if line["part"] == path and line["sample"] == number]
-                assert [line["position"] for line in lines] == list(range(count))
-                for place, line in enumerate(lines):
-                    values, tokens = logits[place].softmax(-1).topk(3)
-                    assert [each[0] for each in line["top"]] == tokens.tolist()
-                    assert [each[2] for each in line["top"]] == pytest.approx(values.tolist(), rel=1e-4)
-                    assert line["kl_to_output"] == pytest.approx(float(kl[place]), abs=1e-5)
-                    assert line["token"] == inputs["input_ids"][place] and isinstance(line["text"], str)
-                    kls[path].append(line["kl_to_output"])
-                assert list(lines[0]) == [*KEYS, "kl_to_output"]
-                assert list(lines[-1]) == [*KEYS, *OF_ANSWER, "kl_to_output"]
-                assert (lines[0]["split"], lines[0]["kind"], lines[0]["layer"]) == (
-                    "val",
-                    "residual",
-                    int(path[7]),
-                )
-                assert lines[-1]["logit_difference"] == lines[-1]["answer_logit"] - lines[-1]["wrong_logit"]
-                assert lines[-1]["answer_logit"] == pytest.approx(
-                    float(logits[count - 1, target[count - 1]]), abs=1e-4
-                )
-    assert {path: metrics[path]["kl"] for path in kls} == pytest.approx(
-        {path: sum(values) / len(values) for path, values in kls.items()}
-    )
+    for each in decoder.streams:
+        distance = each.output.log_softmax(-1) - each.logits.log_softmax(-1)
+        expected = (each.output.softmax(-1) * distance).sum(-1)
+        found = [line["kl_to_output"] for line in decoder.lines(each)]
+        assert found == pytest.approx(expected.tolist(), abs=1e-5)
+        kls[each.path] += found
+    for path, values in kls.items():
+        assert metrics[path]["kl"] == pytest.approx(sum(values) / len(values))
     assert metrics["blocks.1.resid_post"]["kl"] == pytest.approx(0, abs=1e-6)
     assert metrics["embed"]["positions"] == len(kls["blocks.0.resid_post"])
+
+
+def test_the_last_line_of_a_prompt_has_its_answer(decoder: DecoderLens) -> None:
+    for each in decoder.streams:
+        first, *_, last = decoder.lines(each)
+        assert list(first) == [*KEYS, "kl_to_output"]
+        assert list(last) == [*KEYS, *OF_ANSWER, "kl_to_output"]
+        assert first["split"] == "val"
+        assert first["kind"] == "residual"
+        assert first["layer"] == int(each.path[7])
+        assert last["logit_difference"] == last["answer_logit"] - last["wrong_logit"]
+        assert last["answer_logit"] == pytest.approx(float(each.logits[-1, each.answer]), abs=1e-4)
 
 
 def test_the_stream_of_gpt2_is_its_hidden_states(executed, tmp_path) -> None:
@@ -217,10 +177,11 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed, tmp_path) 
         assert "(rest)" in names
         if parts == "heads":
             off = [line for line in found.lens if line["part"] == "blocks.1.attn" and line.get("head") == 1]
-            assert off and all(line["answer_logit"] == 0 for line in off)
+            assert off
+            assert all(line["answer_logit"] == 0 for line in off)
 
 
-def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed, tmp_path) -> None:
+def test_hooks_after_the_unembedding_affect_predictions(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (*LENS, weights, "task.tokens=-1", "task.top=1", "train.limit_batches=1")
     turned = "+hooks.z={select: unembed, hook: forward, action: scale, factor: -1.0}"
@@ -232,7 +193,7 @@ def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed, tmp
     assert answers(found, "(rest)")
 
 
-def test_a_prompt_has_the_same_results_with_padding_on_either_side(executed, tmp_path) -> None:
+def test_padding_on_either_side_changes_no_result(executed, tmp_path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     left, right = (
         executed(*LENS, weights, f"data.args.padding={side}", "task.tokens={span: subject}").lens
@@ -267,7 +228,8 @@ def test_models_it_cannot_read_are_refused_before(overrides: tuple[str, ...], sa
 def test_the_plan_shows_what_is_read(ready) -> None:
     said = " ".join(ready(*LENS, "task.parts=heads", "task.tokens=[0,-1]").lines)
     assert "lens: heads of 2 blocks (blocks.0 to blocks.1) through ln_final" in said
-    assert "at tokens [0, -1]" in said and "heads of blocks.0.attn.heads: 2" in said
+    assert "at tokens [0, -1]" in said
+    assert "heads of blocks.0.attn.heads: 2" in said
 
 
 def test_a_strangers_lines_are_read_within_limits(executed) -> None:
@@ -275,7 +237,8 @@ def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     assert not any("wrong_logit" in line for line in found.lens), "this data has no wrong answers"
     assert any("answer_logit" in line for line in found.lens)
     page = write_report(found.path)
-    assert 'class="lens"' in page.read_text() and "resid_post" in page.read_text()
+    assert 'class="lens"' in page.read_text()
+    assert "resid_post" in page.read_text()
     path = found.path / "lens.jsonl"
     good = json.loads(path.read_text().splitlines()[0])
     bad = [
@@ -288,6 +251,101 @@ def test_a_strangers_lines_are_read_within_limits(executed) -> None:
     ]
     path.write_text("\n".join(json.dumps(each) for each in (good, *bad)) + "\n")
     text = write_report(found.path).read_text()
-    assert "<script>alert(1)" not in text and "5 lines are not valid records" in text
+    assert "<script>alert(1)" not in text
+    assert "5 lines are not valid records" in text
     with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
         hookrun.open_run(found.path).lens  # noqa: B018
+
+
+@dataclass
+class Stream:
+    """The stream behind one block in the pass of one sample, by hooks written by hand.
+
+    logits, output: [T, V], of the stream and of the whole model; T the real tokens of the sample
+    """
+
+    sample: int
+    path: str
+    tokens: list[int]
+    answer: int
+    logits: Tensor
+    output: Tensor
+
+
+@dataclass
+class DecoderLens:
+    """A run of the lens on a decoder, and the streams of the same passes by hand."""
+
+    run: Run
+    streams: list[Stream]
+
+    def lines(self, stream: Stream) -> list[dict[str, Any]]:
+        """The run's lines of this stream, in their order."""
+        of_part = [line for line in self.run.lens if line["part"] == stream.path]
+        return [line for line in of_part if line["sample"] == stream.sample]
+
+
+@pytest.fixture(scope="module")
+def decoder(shared, tmp_path_factory) -> DecoderLens:
+    model, weights = drawn(tmp_path_factory.mktemp("drawn") / "w.safetensors", *DECODER)
+    seen = dict[str, Tensor]()
+
+    def keep(path: str) -> None:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            seen[path] = output
+
+        model.get_submodule(path).register_forward_hook(hook)
+
+    keep("blocks.0.resid_post")
+    keep("blocks.1.resid_post")
+    streams = []
+    for sample, (inputs, target) in enumerate(samples(*DECODER)):
+        mask = inputs["attention_mask"]
+        count = int(mask.sum())
+        with torch.no_grad():
+            output = model(inputs["input_ids"][None], mask[None])[0, :count]
+            for path, stream in seen.items():
+                logits = model.unembed(model.ln_final(stream))[0, :count]
+                tokens = inputs["input_ids"][:count].tolist()
+                streams.append(Stream(sample, path, tokens, int(target[count - 1]), logits, output))
+    return DecoderLens(shared(*LENS, weights, "task.top=3"), streams)
+
+
+def transformer(kind: str, *more: str) -> tuple[str, ...]:
+    config = f"{{model_type: {kind}, {MODELS[kind]}}}"
+    return "model=transformers", f"model.args.config={config}", *DATA, *more
+
+
+def drawn(path: Path, *model: str) -> tuple[nn.Module, str]:
+    """The model with every parameter drawn at random, also biases and norms, and the override that loads it."""
+    built, _ = hookrun.build(overrides=[*model, "compute.device=cpu"])
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.2)
+    save_file({name: each.clone().contiguous() for name, each in built.state_dict().items()}, path)
+    return built.eval(), f"model.weights={path}"
+
+
+def sums(run: Run, key: str) -> dict[tuple[int, int], float]:
+    found = defaultdict[tuple[int, int], float](float)
+    for line in run.lens:
+        if key in line:
+            found[line["sample"], line["position"]] += line[key]
+    return dict(found)
+
+
+def answers(run: Run, part: str) -> dict[tuple[int, int], dict[str, Any]]:
+    return {(line["sample"], line["position"]): line for line in run.lens if line["part"] == part}
+
+
+def concluded(run: Run) -> float:
+    """The logit difference over the whole pass."""
+    (line,) = (line for line in run.metrics if "module" not in line)
+    value: float = line["logit_difference"]
+    return value
+
+
+def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
+    _, data = hookrun.build(overrides=list(overrides))
+    return [data["val"][number] for number in range(6)]

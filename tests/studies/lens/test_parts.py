@@ -46,10 +46,11 @@ def test_a_model_in_inference_mode_is_observed_alike() -> None:
     expected, _ = observed(model)
     model.forward = torch.inference_mode()(model.forward)
     seen, _ = observed(model)
-    assert all(torch.equal(rows, expected.outputs[path]) for path, rows in seen.outputs.items())
+    for path, rows in seen.outputs.items():
+        assert torch.equal(rows, expected.outputs[path])
 
 
-def test_hooks_are_removed_and_nothing_is_seen_outside_of_observe() -> None:
+def test_nothing_is_seen_outside_of_observe() -> None:
     model = decoder()
 
     def hooks() -> int:
@@ -102,7 +103,8 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize(("told", "name"), [(0.25, "blocks.1.attn"), (1.0, "blocks.1")])
 def test_a_block_that_scales_otherwise_than_it_says_is_one_part(told: float, name: str) -> None:
-    model, places = decoder(), places_of(decoder(), heads=())
+    model = decoder()
+    places = places_of(decoder(), heads=())
     model.blocks[1] = Scaled(told)
     seen, _ = observed(model, places)
     found = list(contributions(model, places, sources_of(model, places), seen))
@@ -111,17 +113,20 @@ def test_a_block_that_scales_otherwise_than_it_says_is_one_part(told: float, nam
 
 
 def test_embeddings_that_do_not_add_up_are_one_part() -> None:
-    model, places = decoder(), places_of(decoder(), heads=())
+    model = decoder()
+    places = places_of(decoder(), heads=())
     seen, _ = observed(model, places)
     seen.outputs["embed"] *= 2  # as if the model divided it by two
     sources = find_sources(model, places, seen, ["embed", "pos_embed"])
     assert sources[0] == Source(Part("embed"))
     (first, rows), *_ = contributions(model, places, sources, seen)
-    assert first.name == "embed" and torch.equal(rows, seen.inputs["blocks.0"])
+    assert first.name == "embed"
+    assert torch.equal(rows, seen.inputs["blocks.0"])
 
 
 def test_heads_that_no_block_adds_are_refused() -> None:
-    model, places = decoder(), places_of(decoder())
+    model = decoder()
+    places = places_of(decoder())
     model.blocks[1].residual_multiplier = 0.5
     with pytest.raises(HookrunError, match=r"task.heads: blocks.1.attn.out is not part"):
         sources_of(model, places)
@@ -180,14 +185,16 @@ class Capped(nn.Module):
         return scores if self.cap is None else torch.tanh(scores / self.cap) * self.cap
 
 
-def test_a_factor_and_a_cap_on_the_logits_are_those_of_the_config() -> None:
+def test_a_cap_on_the_logits_is_that_of_the_config() -> None:
     for frozen in (False, True):
         found, logits = read(Capped(), frozen=frozen)
         torch.testing.assert_close(found["inner.blocks.1.resid_post", None]["answer_logit"][0], logits[0, 7])
     found, logits = read(Capped(), "layers", frozen=True)
     total = torch.stack([part["answer_logit"] for part in found.values()]).sum(0)
     torch.testing.assert_close(total[0], torch.atanh(logits[0, 7] / 2) * 2, rtol=1e-3, atol=1e-4)
-    assert cap_of(Capped()) == 2.0 and cap_of(Capped(cap=None)) is None and cap_of(decoder()) is None
+    assert cap_of(Capped()) == 2.0
+    assert cap_of(Capped(cap=None)) is None
+    assert cap_of(decoder()) is None
     with pytest.raises(HookrunError, match=r"changes the output of inner\.unembed before it returns it"):
         read(Capped(told=False))
     with pytest.raises(HookrunError, match="a hook changes the model's output after the soft cap"):
@@ -198,7 +205,9 @@ FOUR = torch.zeros(4, dtype=torch.int64), torch.arange(4)
 READ_AT = ScoredPositions(FOUR, torch.tensor([5, IGNORED, 6, 7]), torch.tensor([8, IGNORED, IGNORED, 9]))
 
 
-A, A_HEAD, B = Part("a", 0), Part("a", 0, 1), Part("b", 0)
+A = Part("a", 0)
+A_HEAD = Part("a", 0, 1)
+B = Part("b", 0)
 
 
 def read_at_four(*, kl: bool = True, factor: float = 1.0) -> Reading:
@@ -210,7 +219,7 @@ def read_at_four(*, kl: bool = True, factor: float = 1.0) -> Reading:
     return {**read, "kl": numbers / 10} if kl else read
 
 
-def test_means_leave_out_positions_without_an_answer_or_a_wrong_one() -> None:
+def test_means_leave_out_positions_without_an_answer() -> None:
     means = PartMeans()
     means.add(A, read_at_four(), READ_AT)
     means.add(None, read_at_four(factor=10, kl=False), READ_AT)
@@ -221,7 +230,7 @@ def test_means_leave_out_positions_without_an_answer_or_a_wrong_one() -> None:
     assert means.means(None, ["answer_logit"])["answer_logit"] == pytest.approx(80 / 3)
 
 
-def test_a_part_that_is_missing_in_a_batch_counts_as_nothing_there() -> None:
+def test_a_part_missing_in_a_batch_counts_as_nothing() -> None:
     means = PartMeans()
     for keys in ((None, A), (None, A, A_HEAD, B)):
         for key in keys:

@@ -42,18 +42,24 @@ class Plain(nn.Module):
         self.model, self.lm_head = body, nn.Linear(4, 9, bias=False)
 
 
-def test_the_decoder_and_one_with_the_names_of_transformers_need_none() -> None:
+def test_known_decoders_need_no_places() -> None:
     ours = found(decoder(), by_head=True)
-    assert (ours.blocks, ours.final_norm, ours.unembed) == (("blocks.0", "blocks.1"), "ln_final", "unembed")
+    assert ours.blocks == ("blocks.0", "blocks.1")
+    assert ours.final_norm == "ln_final"
+    assert ours.unembed == "unembed"
     heads = HeadsPlace("blocks.0.attn.heads", "blocks.0.attn.out", "blocks.0.attn.out.bias", 2)
-    assert ours.heads[0] == heads and heads.by_output
+    assert ours.heads[0] == heads
+    assert heads.by_output
     assert found(decoder()).heads == ()
     for bias in (True, False):
         theirs = Plain(o_proj=nn.Linear(8, 4, bias=bias))
         theirs.config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4)  # type: ignore[assignment]
-        places, path = found(theirs, by_head=True), "model.layers.1.attn.o_proj"
-        assert (places.blocks, places.final_norm) == (("model.layers.0", "model.layers.1"), "model.norm")
-        assert places.unembed == "lm_head" and not places.heads[1].by_output
+        places = found(theirs, by_head=True)
+        path = "model.layers.1.attn.o_proj"
+        assert places.blocks == ("model.layers.0", "model.layers.1")
+        assert places.final_norm == "model.norm"
+        assert places.unembed == "lm_head"
+        assert not places.heads[1].by_output
         assert places.heads[1] == HeadsPlace(path, path, f"{path}.bias" if bias else "", 4)
 
 
@@ -62,8 +68,10 @@ def test_names_that_are_given_go_before_those_that_are_usual() -> None:
         decoder(layers=3), residual=parse_selector("blocks[1:]"), final_norm="blocks.0.ln1",
         unembed="blocks.0.mlp.pre", heads=parse_selector("**.attn.heads"), by_head=True,
     )  # fmt: skip
-    assert places.blocks == ("blocks.1", "blocks.2") and places.final_norm == "blocks.0.ln1"
-    assert places.unembed == "blocks.0.mlp.pre" and len(places.heads) == 2
+    assert places.blocks == ("blocks.1", "blocks.2")
+    assert places.final_norm == "blocks.0.ln1"
+    assert places.unembed == "blocks.0.mlp.pre"
+    assert len(places.heads) == 2
     inner = Plain(layers=nn.ModuleList([nn.Identity()]))
     assert found(inner).blocks == ("model.layers.0", "model.layers.1"), "a list in a block is none of blocks"
     assert found(Plain(name="h")).blocks == ("model.h.0", "model.h.1")
@@ -73,7 +81,8 @@ def test_all_that_is_not_found_is_told_at_once() -> None:
     said = refused(decoder(), residual=parse_selector("blocs[:]"), final_norm="ln_finl", unembed="ln_final")
     assert set(said) == {"task.residual", "task.final_norm", "task.unembed"}
     assert "'blocs[:]' matches no module" in said["task.residual"]
-    assert "no module 'ln_finl'" in said["task.final_norm"] and "ln_final" in said["task.final_norm"]
+    assert "no module 'ln_finl'" in said["task.final_norm"]
+    assert "ln_final" in said["task.final_norm"]
     assert "no weight [vocabulary, width]" in said["task.unembed"]
     nothing = refused(nn.Sequential(nn.Linear(2, 2)))
     assert "looked for a list called blocks" in nothing["task.residual"]
@@ -83,7 +92,7 @@ def test_all_that_is_not_found_is_told_at_once() -> None:
     assert "no final norm beside its blocks in model" in refused(without)["task.final_norm"]
 
 
-def test_two_lists_that_could_be_the_blocks_and_an_encoder_are_refused() -> None:
+def test_two_lists_that_could_be_the_blocks_are_refused() -> None:
     two = Plain()
     two.model.add_module("h", nn.ModuleList([nn.Identity()]))
     assert "found model.layers, model.h" in refused(two)["task.residual"]
@@ -93,7 +102,7 @@ def test_two_lists_that_could_be_the_blocks_and_an_encoder_are_refused() -> None
     assert "is an encoder-decoder" in refused(two)["task.name"]
 
 
-def test_a_projection_that_is_not_there_or_takes_no_heads_is_told_for_its_block() -> None:
+def test_a_wrong_projection_is_told_for_its_block() -> None:
     wrong = refused(decoder(), heads=parse_selector("**.mlp.out"), by_head=True)["task.heads"]
     assert "mlp.out does not take the heads of an attention" in wrong
     first = refused(decoder(), heads=parse_selector("blocks.0.attn.heads"), by_head=True)["task.heads"]
@@ -135,7 +144,7 @@ NORMS += [nn.LayerNorm(8, elementwise_affine=False), nn.RMSNorm(8, eps=0.2)]
 
 @torch.no_grad()
 @pytest.mark.parametrize("module", NORMS)
-def test_a_frozen_norm_is_linear_and_adds_up_to_the_norm(module: nn.Module) -> None:
+def test_a_frozen_norm_is_linear(module: nn.Module) -> None:
     found = frozen("ln", drawn(module), X, module(X))
     bias = 0 if found.bias is None else found.bias
     parts = [normal(4, 8, seed=5), normal(4, 8, seed=6)]
@@ -146,7 +155,7 @@ def test_a_frozen_norm_is_linear_and_adds_up_to_the_norm(module: nn.Module) -> N
 
 
 @torch.no_grad()
-def test_low_precision_is_computed_in_float32_and_float64_stays() -> None:
+def test_low_precision_is_computed_in_float32() -> None:
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         module = drawn(nn.LayerNorm(8)).to(dtype)
         found = frozen("ln", module, X.to(dtype), module(X.to(dtype)))
@@ -154,11 +163,13 @@ def test_low_precision_is_computed_in_float32_and_float64_stays() -> None:
     one, two, half = (
         rounding(dtype, torch.ones(2, 3)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
     )
-    assert one.shape == (2, 1) and torch.equal(one, two) and (half > one).all()
+    assert one.shape == (2, 1)
+    assert torch.equal(one, two)
+    assert (half > one).all()
 
 
 @torch.no_grad()
-def test_what_computes_something_else_is_refused_and_so_is_what_is_not_finite() -> None:
+def test_what_computes_something_else_is_refused() -> None:
     for module in (
         nn.Linear(8, 8), nn.Identity(), nn.Sequential(nn.LayerNorm(8), nn.Tanh()), nn.Linear(8, 3),
     ):  # fmt: skip

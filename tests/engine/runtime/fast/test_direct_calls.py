@@ -33,23 +33,6 @@ SEEN = {"seen": {"select": "**", "hook": "forward", "action": "capture"}}
 GRADIENTS = {"of": {"select": "{0,1,2}", "hook": "output_grad", "action": "capture"}}
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-
-def is_called_directly(module: nn.Module) -> bool:
-    return hasattr(vars(module).get("_compiled_call_impl"), "hooks_fire")
-
-
-def is_set(module: nn.Module) -> bool:
-    return "_compiled_call_impl" in vars(module)
-
-
-def called(module: nn.Module, *args: Any) -> Tensor:
-    return module(*args)  # type: ignore[no-any-return]
-
-
 def test_a_model_that_will_be_compiled_is_called_by_torch() -> None:
     """Guards of a graph check everything that was read for it, so a direct call must not be part of it."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
@@ -61,7 +44,8 @@ def test_a_model_that_will_be_compiled_is_called_by_torch() -> None:
         assert is_called_directly(model[1])
         hooks.compile()
         assert not is_called_directly(model[1])
-        assert torch.equal(model(x), plain * 2) and hooks.fired["h", "1"] == 1
+        assert torch.equal(model(x), plain * 2)
+        assert hooks.fired["h", "1"] == 1
     assert torch.equal(model(x), plain)
 
 
@@ -75,7 +59,8 @@ def test_it_is_called_directly_until_the_hooks_are_removed() -> None:
                 called(model[0], X), nn.functional.linear(X, model[0].weight, model[0].bias) * 2 + 1
             )
     assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
-    first, second = hookrun.hooked(model, DOUBLE), hookrun.hooked(model, PLUS)
+    first = hookrun.hooked(model, DOUBLE)
+    second = hookrun.hooked(model, PLUS)
     plain = called(model[0], X)
     with ExitStack() as stack:
         first.__enter__()
@@ -110,7 +95,8 @@ def test_hooks_of_others_run_in_order(kind: str) -> None:
     """As beside a hand-written hook, whenever they are registered and removed."""
     found = []
     for ours in (True, False):
-        model, seen = net(), list[Any]()
+        model = net()
+        seen = list[Any]()
         with ExitStack() as stack:
             if ours:
                 stack.enter_context(hookrun.hooked(model, DOUBLE))
@@ -136,7 +122,8 @@ def test_hooks_that_change_while_the_forward_runs() -> None:
                 self.change()
             return x + 1
 
-    model, seen = Changing(), list[Tensor]()
+    model = Changing()
+    seen = list[Tensor]()
     hooks = hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "scale", "factor": 2.0}})
     with hooks:
         assert torch.equal(called(model, X), (X + 1) * 2)
@@ -158,7 +145,7 @@ class OwnState(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, OwnState])
-def test_copies_and_replicas_call_their_own_weights(kind: type[nn.Linear]) -> None:
+def test_replicas_call_their_own_weights(kind: type[nn.Linear]) -> None:
     model = nn.Sequential(kind(4, 4))
     plain = called(model, X)
     with hookrun.hooked(model, DOUBLE):
@@ -180,7 +167,7 @@ def test_copies_and_replicas_call_their_own_weights(kind: type[nn.Linear]) -> No
         torch.testing.assert_close(outputs, [plain * 6, plain * 2])
 
 
-def test_compilers_traces_and_transforms_see_the_hook() -> None:
+def test_compilers_see_the_hook() -> None:
     model = net()
     plain = called(model[0], X)
     with hookrun.hooked(model, DOUBLE), torch.no_grad():
@@ -200,7 +187,7 @@ def test_compilers_traces_and_transforms_see_the_hook() -> None:
     torch._dynamo.reset()
 
 
-def test_arguments_by_keyword_and_calls_in_another_thread() -> None:
+def test_calls_by_keyword_see_the_hook() -> None:
     model = net()
     plain = called(model[0], X)
     with hookrun.hooked(model, {**DOUBLE, **SEEN}) as hooks:
@@ -215,14 +202,16 @@ def test_arguments_by_keyword_and_calls_in_another_thread() -> None:
             assert hooks.fired["double", "0"] == hooks.fired["seen", "0"] == number
         with pytest.raises(TypeError, match="positional arguments"):
             model[1](X, X)
-        assert all(each.equal(X.relu()) for each in hooks.captures["seen"]["1"])
+        for each in hooks.captures["seen"]["1"]:
+            assert each.equal(X.relu())
         assert hooks.fired["seen", "1"] == len(hooks.captures["seen"]["1"]) == 3
 
 
 @pytest.mark.parametrize("change", ["nothing", "inplace", "forward"])
-def test_captures_keep_the_value_at_hook_time_and_share_no_memory(change: str) -> None:
+def test_captures_share_no_memory(change: str) -> None:
     """Also if a layer starts to write in place, or is given another forward, after the hooks."""
-    model, given = net(), torch.empty(3, 4)
+    model = net()
+    given = torch.empty(3, 4)
     array = given.numpy()
     with torch.no_grad(), hookrun.hooked(model, SEEN) as hooks:
         called(model, X)
@@ -240,7 +229,8 @@ def test_captures_keep_the_value_at_hook_time_and_share_no_memory(change: str) -
             output.numpy()[:] = 8
             output.add_(1)
             assert torch.equal(kept, before)
-            assert before[0].eq(number).all() and not before[1:].any()
+            assert before[0].eq(number).all()
+            assert not before[1:].any()
         del model[1].__dict__["forward" if change == "forward" else "inplace"]
 
 
@@ -258,7 +248,7 @@ def test_a_gradient_in_foreign_memory_is_cloned() -> None:
         assert [len(kept[name]) for name in "012"] == [3, 3, 3]
 
 
-def test_attributes_copied_in_the_same_thread_cause_no_direct_call() -> None:
+def test_copied_attributes_cause_no_direct_call() -> None:
     model = net()
     torch.nn.init.ones_(model[2].bias)
     with hookrun.hooked(model, SEEN) as hooked:
@@ -280,7 +270,8 @@ def test_attributes_copied_in_the_same_thread_cause_no_direct_call() -> None:
 
 
 def test_a_replacement_of_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, original = list[str](), nn.Module._call_impl
+    seen = list[str]()
+    original = nn.Module._call_impl
 
     def replaced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         seen.append(type(self).__name__)
@@ -304,7 +295,7 @@ def test_a_replacement_of_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("shared", ["numpy", "dlpack"])
-def test_a_replaced_function_may_return_memory_that_is_written_later(shared: str, monkeypatch) -> None:
+def test_a_replaced_function_may_return_reused_memory(shared: str, monkeypatch) -> None:
     buffer = torch.zeros(3, 4)
     others = buffer.numpy() if shared == "numpy" else torch.from_dlpack(buffer.__dlpack__())
     model = net()
@@ -331,9 +322,11 @@ def test_gradients_equal_those_of_a_hook_on_the_output() -> None:
     """Tensors of two and three dimensions, written in place afterwards or not, with another hook on the tensor."""
     for shape in ((3, 4), (2, 3, 4)):
         for in_place in (False, True):
-            x, found = torch.randn(shape), list[list[Tensor | None]]()
+            x = torch.randn(shape)
+            found = list[list[Tensor | None]]()
             for ours in (True, False):
-                model, seen = net(), list[Tensor]()
+                model = net()
+                seen = list[Tensor]()
                 with ExitStack() as stack:
                     if ours:
                         spec = {"select": "{0,1}", "hook": "output_grad", "action": "scale", "factor": 3.0}
@@ -359,3 +352,20 @@ def test_gradients_equal_those_of_a_hook_on_the_output() -> None:
     model.requires_grad_(False)
     with hookrun.hooked(model, GRADIENTS), pytest.raises(hookrun.HookrunError, match="carries no gradient"):
         called(model, X)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def is_called_directly(module: nn.Module) -> bool:
+    return hasattr(vars(module).get("_compiled_call_impl"), "hooks_fire")
+
+
+def is_set(module: nn.Module) -> bool:
+    return "_compiled_call_impl" in vars(module)
+
+
+def called(module: nn.Module, *args: Any) -> Tensor:
+    return module(*args)  # type: ignore[no-any-return]

@@ -20,44 +20,6 @@ from hookrun.engine.runtime.fast import copies, direct_calls, small_tensors
 FILES = (copies, direct_calls, small_tensors)
 
 
-class Without:
-    """An object without the attribute at a path."""
-
-    def __init__(self, real: Any, path: str) -> None:
-        self._real, self._path = real, path
-
-    def __getattr__(self, name: str) -> Any:
-        first, _, rest = self._path.partition(".")
-        if name != first:
-            return getattr(self._real, name)
-        if not rest:
-            raise AttributeError(name)
-        return Without(getattr(self._real, name), rest)
-
-
-def loaded_again(module: ModuleType) -> Any:
-    spec = spec_from_file_location("loaded_again", str(module.__file__))
-    assert spec is not None and spec.loader is not None
-    again = sys.modules["loaded_again"] = module_from_spec(spec)  # dataclasses look it up there
-    spec.loader.exec_module(again)
-    return again
-
-
-def is_off(module: Any) -> bool:
-    """Whether the file does nothing."""
-    x = torch.arange(3.0)
-    if hasattr(module, "snapshot_of_tensor"):
-        copied = module.snapshot_of_tensor(x)
-        x.add_(1)
-        assert copied.tolist() == [0, 1, 2]
-        return not module.owned(x)
-    if hasattr(module, "call_directly"):
-        layer = nn.Linear(1, 1)
-        handle = layer.register_forward_hook(lambda *_: None)
-        return module.call_directly(layer, handle.id, lambda out: out) is None
-    return module.SmallTensors().add(x, ("mean",), ()) is None
-
-
 @pytest.mark.parametrize(
     ("module", "name"),
     [(module, name) for module in FILES for name in module.NAMES],
@@ -90,3 +52,42 @@ def test_every_private_name_is_asked_for() -> None:
             re.findall(r"torch\._C\.(?!_DisableFuncTorch)\w+|import _|torch\._(?!C)\w+", path.read_text())
             == []
         )
+
+
+class Without:
+    """An object without the attribute at a path."""
+
+    def __init__(self, real: Any, path: str) -> None:
+        self._real, self._path = real, path
+
+    def __getattr__(self, name: str) -> Any:
+        first, _, rest = self._path.partition(".")
+        if name != first:
+            return getattr(self._real, name)
+        if not rest:
+            raise AttributeError(name)
+        return Without(getattr(self._real, name), rest)
+
+
+def loaded_again(module: ModuleType) -> Any:
+    spec = spec_from_file_location("loaded_again", str(module.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    again = sys.modules["loaded_again"] = module_from_spec(spec)  # dataclasses look it up there
+    spec.loader.exec_module(again)
+    return again
+
+
+def is_off(module: Any) -> bool:
+    """Whether the file does nothing."""
+    x = torch.arange(3.0)
+    if hasattr(module, "snapshot_of_tensor"):
+        copied = module.snapshot_of_tensor(x)
+        x.add_(1)
+        assert copied.tolist() == [0, 1, 2]
+        return not module.owned(x)
+    if hasattr(module, "call_directly"):
+        layer = nn.Linear(1, 1)
+        handle = layer.register_forward_hook(lambda *_: None)
+        return module.call_directly(layer, handle.id, lambda out: out) is None
+    return module.SmallTensors().add(x, ("mean",), ()) is None

@@ -40,7 +40,7 @@ def test_a_hook_recorded_in_the_state_does_not_fill_again(kind: type[nn.Linear])
         assert torch.equal(model[0].weight, torch.ones(2, 2))
 
 
-def test_it_adds_and_freezes_again_since_no_file_holds_that() -> None:
+def test_it_repeats_what_no_file_holds() -> None:
     spec = {
         "still": {"select": "0", "hook": "apply", "action": "freeze"},
         "more": {"select": "0", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]},

@@ -40,14 +40,16 @@ def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
     with hookrun.hooked(model := net(), one_hook(["2", "2.1"], "saved_tensors")) as hooks:
         gradients(model)
     outer, (of_sigmoid,) = (hooks.captures["h"][path] for path in ("2", "2.1"))
-    assert len(outer) == 2 and any(torch.equal(of_sigmoid, tensor) for tensor in outer)
+    assert len(outer) == 2
+    assert any(torch.equal(of_sigmoid, tensor) for tensor in outer)
 
 
 class OnThreadOfAccelerator(nn.Module):
     """Computes on another thread with torch's saved-tensor hooks of this one, as a backward inside a forward does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        hooks, results = torch._C._autograd._top_saved_tensors_default_hooks(False), list[Tensor]()
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        results = list[Tensor]()
 
         def compute() -> None:
             with torch.autograd.graph.saved_tensors_hooks(*hooks):
@@ -63,7 +65,8 @@ def test_what_another_thread_saves_for_the_call_is_seen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), OnThreadOfAccelerator())
     with saved(model, action="capture") as hooks:
         output = model(X)
-    assert all(torch.equal(hooks.captures["h"][path][-1], output) for path in ("", "1"))
+    for path in ("", "1"):
+        assert torch.equal(hooks.captures["h"][path][-1], output)
 
 
 @pytest.mark.parametrize("parameters", [False, True])
@@ -84,9 +87,10 @@ def masking() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 1))
 
 
-def test_integers_that_autograd_saves_are_counted_and_offloaded_too(monkeypatch, tmp_path) -> None:
+def test_saved_integers_are_offloaded_too(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    by_hand, plain = [], gradients(masking())
+    by_hand = []
+    plain = gradients(masking())
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: by_hand.append(tensor) or tensor, lambda x: x
     ):
@@ -111,7 +115,7 @@ def test_integers_that_autograd_saves_are_counted_and_offloaded_too(monkeypatch,
         torch.testing.assert_close(parameter.grad, grad, rtol=0.05, atol=0.02)
 
 
-def test_a_saved_tensor_that_was_modified_in_place_is_an_error_as_without_hooks() -> None:
+def test_writing_into_a_saved_tensor_stays_an_error() -> None:
     model = nn.Sequential(nn.Sigmoid())
     with saved(model, action="stats", of=["bytes"]):
         out = model(torch.ones(3, requires_grad=True))
@@ -136,12 +140,14 @@ def test_after_the_step_the_parameters_are_edited() -> None:
 
 
 def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
-    model, other = net(), net()
+    model = net()
+    other = net()
     gradients(other)
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
     with hookrun.hooked(model, one_hook("**", "optimizer_step_pre", "scale", factor=0)) as hooks:
         optimizer.step()
-    assert set(hooks.fired.values()) == {0} and hooks.clock.step == 0
+    assert set(hooks.fired.values()) == {0}
+    assert hooks.clock.step == 0
     assert other[0].weight.grad.abs().sum() > 0
 
 

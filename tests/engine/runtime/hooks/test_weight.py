@@ -29,28 +29,6 @@ X = torch.linspace(-1, 1, 15).reshape(5, 3)
 in_graphs = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.12 compiles no edited parameters")
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-
-
-def hooked(model: nn.Module, select: Any = "0.weight", **hook: Any) -> Any:
-    return hookrun.hooked(model, one_hook(select, "weight", **hook))
-
-
-def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
-    """The output, then the gradient of each parameter."""
-    model.zero_grad()
-    output = call()
-    output.square().sum().backward()
-    return [output.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
-def require_equal(found: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(found) == len(expected)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-
 class Through(torch.autograd.Function):
     """The second tensor with the gradient of the first."""
 
@@ -95,9 +73,10 @@ EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_outputs_and_gradients_are_those_of_functional_call(name: str) -> None:
+def test_outputs_are_those_of_functional_call(name: str) -> None:
     hook, edit = EDITS[name]
-    model, plain = net(), net()
+    model = net()
+    plain = net()
     with hooked(model, **hook):
         found = results(model, lambda: model(X))
         of_parameters = functional_call(model, {"0.weight": plain[0].weight.detach() * 2}, X)
@@ -108,9 +87,10 @@ def test_outputs_and_gradients_are_those_of_functional_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "autocast", "inference"])
-def test_precisions_and_modes_are_those_of_functional_call(kind: str) -> None:
+def test_precisions_are_those_of_functional_call(kind: str) -> None:
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    model, plain = net().to(dtype), net().to(dtype)
+    model = net().to(dtype)
+    plain = net().to(dtype)
     inside = torch.inference_mode(kind == "inference")
     with inside, torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
         with hooked(model, action="scale", factor=0.3):
@@ -118,8 +98,9 @@ def test_precisions_and_modes_are_those_of_functional_call(kind: str) -> None:
         assert torch.equal(found, functional_call(plain, {"0.weight": plain[0].weight * 0.3}, X.to(dtype)))
 
 
-def test_the_stored_parameter_is_trained_saved_and_copied() -> None:
-    model, plain = net(), net()
+def test_the_stored_parameter_is_trained() -> None:
+    model = net()
+    plain = net()
     ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain))
     with hooked(model, action="scale", factor=0.3) as hooks:
         for _ in range(3):
@@ -135,14 +116,16 @@ def test_the_stored_parameter_is_trained_saved_and_copied() -> None:
 
 def tied() -> Net:
     torch.manual_seed(0)
-    embed, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    embed = nn.Embedding(7, 4)
+    head = nn.Linear(4, 7, bias=False)
     head.weight = embed.weight
     return Net(lambda m, ids: m.head(m.embed(ids)), embed=embed, head=head)
 
 
 @pytest.mark.parametrize("readers", [["embed.weight"], ["head.weight"], ["embed.weight", "head.weight"]])
 def test_each_reader_of_a_tied_weight_has_its_own_edit(readers: list[str]) -> None:
-    model, ids = tied(), torch.arange(6)
+    model = tied()
+    ids = torch.arange(6)
     weight = model.embed.weight
     read = [weight * 0.5 if name in readers else weight for name in ("embed.weight", "head.weight")]
     expected = nn.functional.linear(nn.functional.embedding(ids, read[0]), read[1])
@@ -153,7 +136,7 @@ def test_each_reader_of_a_tied_weight_has_its_own_edit(readers: list[str]) -> No
 
 @pytest.mark.parametrize("select", ["0.weight", "0"])
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
-def test_a_parametrized_weight_is_edited_once_as_the_forward_reads_it(name: str, select: str) -> None:
+def test_a_parametrized_weight_is_edited_once(name: str, select: str) -> None:
     model = net()
     getattr(parametrizations, name)(model[0])
     plain = copy.deepcopy(model)
@@ -184,10 +167,12 @@ def test_what_the_forward_does_not_read_is_refused() -> None:
             model(X)
 
 
-def test_recurrent_layers_read_the_edit_and_keep_their_own_weights() -> None:
+def test_recurrent_layers_keep_their_own_weights() -> None:
     torch.manual_seed(0)
-    model, x = nn.LSTM(3, 4), torch.ones(2, 5, 3)
-    plain, before = copy.deepcopy(model), model(x)[0]
+    model = nn.LSTM(3, 4)
+    x = torch.ones(2, 5, 3)
+    plain = copy.deepcopy(model)
+    before = model(x)[0]
     with hooked(model, "weight_ih_l0", action="scale", factor=2):
         found = results(model, lambda: model(x)[0])
         copy.deepcopy(model)
@@ -250,7 +235,8 @@ def test_after_an_exception_the_module_reads_its_own_parameter(error: type[BaseE
 
 
 def test_two_threads_in_one_module_are_refused() -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    inside = threading.Event()
+    go_on = threading.Event()
 
     def waits(model: Any, x: Tensor) -> Tensor:
         if not inside.is_set():
@@ -326,7 +312,7 @@ def test_a_torch_that_would_lose_the_parameter_compiles_no_edit(monkeypatch: pyt
 
 @in_graphs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_an_exception_between_two_graphs_leaves_nothing_after_the_block() -> None:
+def test_an_exception_between_graphs_leaves_nothing() -> None:
     def broken(model: Any, x: Tensor) -> Tensor:
         x = x * model.w
         torch._dynamo.graph_break()
@@ -363,12 +349,37 @@ def test_gradients_of_samples_pass_through_a_constant() -> None:
 
 
 def test_two_installations_edit_one_after_the_other() -> None:
-    model, plain = net(), net()
+    model = net()
+    plain = net()
     parametrizations.orthogonal(model[2])
-    both, scale = ["0.weight", "2.weight"], {"action": "scale"}
+    both = ["0.weight", "2.weight"]
+    scale = {"action": "scale"}
     with hooked(model, both, **scale, factor=2), hooked(model, both, **scale, factor=3):
         found = model(X)
     weight = model[2].weight * 2 * 3
     inner = functional_call(plain[0], {"weight": plain[0].weight * 2 * 3}, X)
     assert torch.equal(found, nn.functional.linear(torch.relu(inner), weight, model[2].bias))
     assert not {"weight", "parametrizations"} & (vars(model[0]).keys() | vars(model[2]).keys())
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def hooked(model: nn.Module, select: Any = "0.weight", **hook: Any) -> Any:
+    return hookrun.hooked(model, one_hook(select, "weight", **hook))
+
+
+def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
+    """The output, then the gradient of each parameter."""
+    model.zero_grad()
+    output = call()
+    output.square().sum().backward()
+    return [output.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def require_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    for pair in zip(found, expected, strict=True):
+        assert torch.equal(*pair)

@@ -33,9 +33,7 @@ OF_OTHERS = ("a(?=b)", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", "(?P<n>a)(?P=n)
         ),
     ],
 )
-def test_expressions_that_re2_cannot_compile_are_refused_and_nothing_is_printed(
-    pattern: str, said: str, capfd
-) -> None:
+def test_expressions_beyond_re2_are_refused_silently(pattern: str, said: str, capfd) -> None:
     with pytest.raises(ValueError, match=f"not a regular expression of {said}"):
         parse_selector(f"re:{pattern}")
     assert capfd.readouterr() == ("", "")
@@ -52,7 +50,7 @@ def test_a_dot_matches_every_character_of_a_name() -> None:
     assert parse_selector("re:a.b").select(tree(*names)) == list(names)
 
 
-def test_character_classes_are_ascii_and_unicode_classes_exist() -> None:
+def test_character_classes_are_ascii() -> None:
     names = tree("fc1", "größe", "größe\u0663")
     assert parse_selector(r"re:\w+").select(names) == ["fc1"]
     assert parse_selector(r"re:[\pL\pN]+").select(names) == list(names.nodes)

@@ -34,19 +34,13 @@ def strange(trusted: Callable[..., None]) -> Overrides:
     return strange
 
 
-def told(prepared: Any) -> list[str]:
-    """The lines of the plan about loss and metrics, then the notes on the loss."""
-    lines = [line for line in prepared.lines if line.startswith(("loss:", "metrics:"))]
-    return lines + [note for note in prepared.notes if note.startswith("train.loss")]
-
-
 # ---- which tensor --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form, place", [
     ("scores", ""), ("pair", "[1]"), ("nested", ".heads.digit"), ("dataclass", ".logits"), ("own_loss", ".logits"),
 ])  # fmt: skip
-def test_labels_without_a_loss_get_cross_entropy_of_the_first_tensor_that_fits(
+def test_labels_get_cross_entropy_of_the_first_fit(
     strange: Overrides, ready: Any, form: str, place: str
 ) -> None:
     of = f"of output{place} [2, 10]"
@@ -56,7 +50,7 @@ def test_labels_without_a_loss_get_cross_entropy_of_the_first_tensor_that_fits(
     ]
 
 
-def test_of_two_that_fit_the_first_is_taken_and_the_other_is_named(strange: Overrides, ready: Any) -> None:
+def test_the_second_tensor_that_fits_is_named(strange: Overrides, ready: Any) -> None:
     first = told(ready(*strange("twice", "labels")))
     assert first[0] == "loss: cross_entropy of output[0] [2, 10]"
     assert first[-1].endswith("[1] would fit too; train.output: '[1]' takes it")
@@ -65,11 +59,10 @@ def test_of_two_that_fit_the_first_is_taken_and_the_other_is_named(strange: Over
     assert second == [f"loss: cross_entropy {of}", f"metrics: loss, accuracy {of}"]
 
 
-def test_where_the_classes_are_not_known_an_embedding_that_fits_too_is_named(
-    strange: Overrides, ready: Any
-) -> None:
+def test_an_embedding_that_fits_too_is_named(strange: Overrides, ready: Any) -> None:
     line, _, note = told(ready(*strange("pair", "unknown")))
-    assert line == "loss: cross_entropy of output[0] [2, 6]" and "[1] would fit too" in note
+    assert line == "loss: cross_entropy of output[0] [2, 6]"
+    assert "[1] would fit too" in note
     assert len(told(ready(*strange("dataclass", "unknown")))) == 2, "a member named logits is no guess"
 
 
@@ -79,9 +72,7 @@ def test_a_loss_of_any_tensor_names_the_one_that_it_reads(strange: Overrides, re
         assert lines == [f"loss: output_mean of output{place}", "metrics: loss"]
 
 
-def test_loss_and_metrics_read_the_tensor_that_was_named(
-    strange: Overrides, executed: Any, ready: Any
-) -> None:
+def test_the_loss_reads_the_tensor_that_was_named(strange: Overrides, executed: Any, ready: Any) -> None:
     overrides = (*strange("twice", "labels"), "task=evaluate", "task.metrics=[loss,accuracy,foreign:share]")
     prepared = ready(*overrides, "train.output='[0]'")
     batches = list(Batches(prepared, "val"))
@@ -92,7 +83,8 @@ def test_loss_and_metrics_read_the_tensor_that_was_named(
         line = executed(*overrides, f"train.output='[{place}]'").metrics[-1]
         assert line["loss"] == pytest.approx(F.cross_entropy(scores, labels).item(), rel=1e-5)
         right = (scores.argmax(1) == labels).float().mean().item()
-        assert line["accuracy"] == pytest.approx(right) and line["share"] == pytest.approx(right)
+        assert line["accuracy"] == pytest.approx(right)
+        assert line["share"] == pytest.approx(right)
 
 
 def test_a_metric_may_name_its_own_tensor(
@@ -132,7 +124,8 @@ def test_a_path_that_is_not_there_is_refused(
 def test_an_output_may_have_another_form_in_validation(strange: Overrides, executed: Any) -> None:
     for more in ((), ("train.output='[0]'",)):
         train, val = executed(*strange("aux_in_training", "labels"), *more).metrics[-2:]
-        assert {"loss", "accuracy"} <= train.keys() and {"loss", "accuracy"} <= val.keys()
+        assert {"loss", "accuracy"} <= train.keys()
+        assert {"loss", "accuracy"} <= val.keys()
 
 
 # ---- what does not fit ---------------------------------------------------------------------------------------------
@@ -150,11 +143,13 @@ VALUES = "use mse, l1, smooth_l1, huber, bce_with_logits"
     ("nothing", "labels", {}, "use a function of your own"),
     ("embedding", "labels", {}, "give the model as many classes as the data has"),
 ])  # fmt: skip
-def test_training_without_a_loss_that_fits_is_refused_with_those_that_fit(
+def test_training_needs_a_loss_that_fits(
     strange: Overrides, refused: Any, model: str, kind: str, args: dict[str, Any], hint: str
 ) -> None:
     said = refused(*strange(model, kind, **args))
-    assert "train.loss: is not given" in said and hint in said and said.count("train.loss") == 1
+    assert "train.loss: is not given" in said
+    assert hint in said
+    assert said.count("train.loss") == 1
 
 
 @pytest.mark.parametrize("model, kind, args, loss, says", [
@@ -170,12 +165,11 @@ def test_a_loss_that_does_not_fit_is_refused_at_its_key(
     strange: Overrides, refused: Any, model: str, kind: str, args: dict[str, Any], loss: str, says: str
 ) -> None:
     said = refused(*strange(model, kind, **args), f"train.loss={loss}")
-    assert says in said and "train.loss" in said
+    assert says in said
+    assert "train.loss" in said
 
 
-def test_a_label_beyond_the_scores_is_told_where_the_data_does_not_say_its_classes(
-    strange: Overrides, fails: Any
-) -> None:
+def test_a_label_beyond_the_scores_is_told(strange: Overrides, fails: Any) -> None:
     assert "labels of this batch go from 1 to 10" in fails(*strange("scores", "beyond"), "data.batch_size=64")
 
 
@@ -187,7 +181,8 @@ def test_a_metric_that_does_not_fit_is_refused_at_its_place(
     strange: Overrides, refused: Any, metric: str, model: str, kind: str
 ) -> None:
     said = refused(*strange(model, kind), "task=evaluate", f"task.metrics=[{metric}]")
-    assert "task.metrics.0: " in said and "train.loss" not in said
+    assert "task.metrics.0: " in said
+    assert "train.loss" not in said
 
 
 def test_elements_in_another_order_are_never_compared(strange: Overrides, refused: Any, ready: Any) -> None:
@@ -209,26 +204,28 @@ def test_evaluating_computes_by_default_what_fits_the_targets(
     strange: Overrides, executed: Any, capsys: Any, model: str, kind: str, keys: set[str], says: str
 ) -> None:
     [line] = executed(*strange(model, kind), "task=evaluate").metrics
-    assert {"loss", "accuracy"} & line.keys() == keys and (keys or line["samples"] == 23)
+    assert {"loss", "accuracy"} & line.keys() == keys
+    assert keys or line["samples"] == 23
     assert says in capsys.readouterr().out
 
 
 def test_no_loss_is_computed_where_none_is_asked_for(strange: Overrides, executed: Any) -> None:
     numbers = strange("one", "numbers")
     [line] = executed(*numbers, "task=evaluate", "task.metrics=[mean_squared_error]").metrics
-    assert "loss" not in line and line["mean_squared_error"] > 0
+    assert "loss" not in line
+    assert line["mean_squared_error"] > 0
     [line] = executed(*numbers, "task=predict", "task.metrics=[mean_squared_error]").metrics
-    assert "loss" not in line and line["samples"] == 23
+    assert "loss" not in line
+    assert line["samples"] == 23
     [line] = executed(*numbers, "task=evaluate", "train.loss=mse").metrics
     assert line["loss"] > 0
 
 
-def test_a_predicted_class_is_written_of_scores_and_not_of_an_embedding(
-    strange: Overrides, executed: Any
-) -> None:
+def test_a_predicted_class_is_not_of_an_embedding(strange: Overrides, executed: Any) -> None:
     for form, is_there in (("pair", True), ("embedding", False)):
         lines = executed(*strange(form, "labels"), "task=predict").samples.lines
-        assert all((line.get("predicted_class") is not None) is is_there for line in lines)
+        for line in lines:
+            assert (line.get("predicted_class") is not None) is is_there
 
 
 @pytest.mark.parametrize("form, made_by", [("softmax", "softmax"), ("sigmoid", "sigmoid"), ("scores", None)])
@@ -239,16 +236,15 @@ def test_scores_that_are_probabilities_already_are_noted(
     assert [f"come from a {made_by}," in note for note in notes] == ([] if made_by is None else [True])
 
 
-def test_a_loss_and_a_metric_of_one_s_own_run_before_the_run_without_a_trace(
-    strange: Overrides, ready: Any, executed: Any
-) -> None:
+def test_ones_own_loss_is_tried_before_the_run(strange: Overrides, ready: Any, executed: Any) -> None:
     overrides = strange("scores", "labels")
     before = torch.get_rng_state()
     prepared = ready(*overrides, "train.loss=foreign:wants_a_label", "task.metrics=[foreign:share]")
     assert torch.equal(torch.get_rng_state(), before)
     assert told(prepared) == ["loss: wants_a_label of output", "metrics: share"]
     ctc = executed(*strange("Words", "short", time_first=True), "train.loss=foreign:ctc")
-    assert ctc.metrics[-1]["loss"] > 0 and "accuracy" not in ctc.metrics[-1]
+    assert ctc.metrics[-1]["loss"] > 0
+    assert "accuracy" not in ctc.metrics[-1]
 
 
 def test_of_a_large_output_the_shapes_are_checked(
@@ -265,7 +261,7 @@ def test_of_a_large_output_the_shapes_are_checked(
     assert told(own)[0] == "loss: wants_one_tensor of output"
 
 
-def test_the_jobs_of_a_sweep_share_the_trial_run_and_not_the_loss(strange: Overrides, capsys: Any) -> None:
+def test_jobs_of_a_sweep_share_the_trial_run(strange: Overrides, capsys: Any) -> None:
     sweep = ("-m", *strange("one", "numbers"), "task=evaluate", "compute.device=cpu")
     assert main([*sweep, "task.metrics=[loss]", "train.loss=mse,l1", "hydra.sweep.dir=swept"]) == 0
     losses = [open_run(f"swept/{job}").metrics[-1]["loss"] for job in (0, 1)]
@@ -314,7 +310,8 @@ def test_labels_that_are_ignored_count_in_no_mean(
     overrides = strange(model, kind, **args)
     prepared = ready(*overrides, "task=evaluate")
     [whole] = Batches(ready(*overrides, "task=evaluate", "data.batch_size=23"), "val")
-    scores, target = read(prepared.model.eval()(whole.inputs)), whole.target
+    scores = read(prepared.model.eval()(whole.inputs))
+    target = whole.target
     [line] = executed(*overrides, "task=evaluate").metrics
     assert line["loss"] == pytest.approx(F.cross_entropy(scores, target).item(), rel=1e-5)
     right = (scores.argmax(1) == target)[target != -100]
@@ -325,7 +322,8 @@ def test_the_label_that_the_loss_ignores_counts_in_no_accuracy(strange: Override
     [plain] = executed(*strange("Pixels", "maps", classes=3), "task=evaluate").metrics
     loss = "train.loss={name: cross_entropy, ignore_index: 255}"
     [other] = executed(*strange("Pixels", "maps255", classes=3), "task=evaluate", loss).metrics
-    assert (plain["loss"], plain["accuracy"]) == (other["loss"], other["accuracy"])
+    assert plain["loss"] == other["loss"]
+    assert plain["accuracy"] == other["accuracy"]
 
 
 @pytest.mark.parametrize("model, kind, args, more, read", MANY, ids=[each[1] for each in MANY])
@@ -341,7 +339,7 @@ def test_a_step_of_micro_batches_is_the_step_of_the_whole_batch(
     assert steps[0]["accuracy"] == pytest.approx(steps[1]["accuracy"])
 
 
-def test_classes_in_either_dimension_are_told_and_can_be_named(strange: Overrides, ready: Any) -> None:
+def test_classes_in_either_dimension_can_be_named(strange: Overrides, ready: Any) -> None:
     words = (*strange("Words", "masked", words=7), "data.args={kind: masked, words: 7}")
     first, *_, note = told(ready(*words))
     assert first == "loss: cross_entropy of output [2, 7, 7]"
@@ -355,4 +353,11 @@ def test_classes_in_either_dimension_are_told_and_can_be_named(strange: Override
 def test_labels_of_any_integer_type_are_labels(strange: Overrides, executed: Any) -> None:
     [long] = executed(*strange("scores", "unknown"), "task=evaluate").metrics
     [short] = executed(*strange("scores", "int32"), "task=evaluate").metrics
-    assert (long["loss"], long["accuracy"]) == (short["loss"], short["accuracy"])
+    assert long["loss"] == short["loss"]
+    assert long["accuracy"] == short["accuracy"]
+
+
+def told(prepared: Any) -> list[str]:
+    """The lines of the plan about loss and metrics, then the notes on the loss."""
+    lines = [line for line in prepared.lines if line.startswith(("loss:", "metrics:"))]
+    return lines + [note for note in prepared.notes if note.startswith("train.loss")]

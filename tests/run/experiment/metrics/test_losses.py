@@ -30,7 +30,7 @@ class NamedOutput(NamedTuple):
     {"loss": torch.tensor(1.0), "logits": SCORES}, NamedOutput(torch.zeros(2), SCORES),
     {"first": SCORES, "second": torch.zeros(2)},
 ])  # fmt: skip
-def test_the_main_tensor_is_the_output_or_its_logits_or_out_or_its_first(output: object) -> None:
+def test_the_main_tensor_is_the_logits_or_the_first(output: object) -> None:
     assert main_tensor(output) is SCORES
 
 
@@ -48,32 +48,34 @@ def test_classification_losses_take_labels_or_probabilities() -> None:
 
 
 def test_a_loss_of_pixels_takes_one_label_for_each() -> None:
-    scores, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
+    scores = torch.randn(2, 3, 4, 4)
+    labels = torch.randint(0, 3, (2, 4, 4))
     assert torch.equal(LOSSES["cross_entropy"](scores, labels), F.cross_entropy(scores, labels))
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "smooth_l1", "huber", "bce"])
-def test_regression_losses_convert_integer_targets_to_the_shape_and_dtype_of_the_output(name: str) -> None:
-    column, targets = torch.tensor([[0.5], [0.25]]), torch.tensor([1, 0])
+def test_integer_targets_take_the_form_of_the_output(name: str) -> None:
+    column = torch.tensor([[0.5], [0.25]])
+    targets = torch.tensor([1, 0])
     same = LOSSES[name](column, targets.float()[:, None])
     assert torch.equal(LOSSES[name](column, targets), same)
     assert same.shape == ()
 
 
 @pytest.mark.parametrize("name", sorted(NEED_TARGET))
-def test_an_output_that_does_not_fit_the_targets_is_an_error_with_both_shapes(name: str) -> None:
+def test_a_misfit_is_told_with_both_shapes(name: str) -> None:
     with pytest.raises(HookrunError, match=rf"train.loss={name}: .*shape \[5\] for targets of shape \[2\]"):
         LOSSES[name](torch.ones(5), LABELS)
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll"])
-def test_a_label_without_a_score_is_told_with_the_scores_that_there_are(name: str) -> None:
+def test_a_label_without_a_score_is_told(name: str) -> None:
     said = r"labels of this batch go from 0 to 3, .* scores of the labels 0 to 2; .*num_classes"
     with pytest.raises(HookrunError, match=said):
         LOSSES[name](SCORES, torch.tensor([0, 3]))
 
 
-def test_a_matrix_of_outputs_is_never_compared_with_one_label_per_sample() -> None:
+def test_a_matrix_is_never_compared_with_one_label() -> None:
     with pytest.raises(HookrunError, match=r"shape \[2, 2\]"):  # torch would broadcast, and warn
         LOSSES["mse"](torch.ones(2, 2), LABELS)
 
@@ -87,7 +89,7 @@ def test_a_model_may_return_its_own_loss() -> None:
         own(SCORES, LABELS)
 
 
-def test_any_output_has_a_mean_and_a_sum() -> None:
+def test_any_output_has_a_mean() -> None:
     assert LOSSES["output_mean"]((SCORES,), LABELS) == SCORES.mean()
     assert LOSSES["output_sum"]((SCORES,), LABELS) == SCORES.sum()
 
@@ -150,20 +152,25 @@ def test_losses_take_torchs_arguments() -> None:
     assert loss("ownlosses:one").shape == ()
 
 
-def test_a_loss_says_whether_it_is_a_sum_and_what_code_it_is() -> None:
+def test_a_loss_says_whether_it_is_a_sum() -> None:
     for name, sums in (("cross_entropy", False), ("output_sum", True), ("output", False)):
         found = load_loss(Named(name=name))
-        assert (found.name, found.sums, found.code) == (name, sums, None)
+        assert found.name == name
+        assert found.sums == sums
+        assert found.code is None
     own = load_loss(Named(name="ownlosses:mine"))
     assert own.name == "mine"
-    assert own.code is not None and own.code.name == "ownlosses:mine"
+    assert own.code is not None
+    assert own.code.name == "ownlosses:mine"
 
 
-def test_targets_that_are_tokens_make_cross_entropy_the_next_token_loss_and_refuse_others() -> None:
-    scores, target = SCORES[None], torch.tensor([[0, -100]])
+def test_targets_of_tokens_mean_the_next_token_loss() -> None:
+    scores = SCORES[None]
+    target = torch.tensor([[0, -100]])
     found = load_loss(Named(name="cross_entropy", label_smoothing=0.1), tokens=True)
     expected = F.cross_entropy(SCORES[:1], LABELS[:1], label_smoothing=0.1)
-    assert found.name == "next_token" and torch.allclose(found(scores, target), expected)
+    assert found.name == "next_token"
+    assert torch.allclose(found(scores, target), expected)
     assert load_loss(Named(name="output"), tokens=True).name == "output"
     with pytest.raises(SpecError, match="'mse' does not compare scores with the next token"):
         load_loss(Named(name="mse"), tokens=True)
@@ -186,7 +193,7 @@ CE = "cross_entropy"
     ({"name": "ownlosses:Fails"}, "train.loss", "failed: ZeroDivisionError: in __init__"),
     ({"name": "ownlosses:mein"}, "train.loss", "did you mean 'mine'"),
 ])  # fmt: skip
-def test_names_and_arguments_are_checked_before_the_run(named: dict[str, Any], where: str, says: str) -> None:
+def test_arguments_are_checked_before_the_run(named: dict[str, Any], where: str, says: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_loss(Named(**named))
     assert [(each.where, says in str(each)) for each in caught.value.errors] == [(where, True)]
@@ -207,23 +214,23 @@ def test_mistakes_of_a_user_s_loss_are_reported() -> None:
         assert load_loss(Named(name="ownlosses:detached"))(output, LABELS) == SCORES.mean()
 
 
-def test_a_loss_moves_with_the_output_and_draws_nothing_of_the_run() -> None:
+def test_a_loss_draws_nothing_of_the_run() -> None:
     before = torch.get_rng_state()
     smooth = load_loss(Named(name="ownlosses:Smooth"))
     assert torch.equal(torch.get_rng_state(), before)
-    assert smooth.module is not None and not smooth.module.drawn.is_meta
+    assert smooth.module is not None
+    assert not smooth.module.drawn.is_meta
     weighted = load_loss(Named(name="ownlosses:weighted", weight=[3]))
-    assert weighted(SCORES.to("meta"), LABELS).is_meta and weighted(SCORES, LABELS) == 3
+    assert weighted(SCORES.to("meta"), LABELS).is_meta
+    assert weighted(SCORES, LABELS) == 3
 
 
 FEW = ("data.batch_size=4", "train.limit_batches=1")
 
 
-def test_it_is_the_mean_of_the_part_under_the_hooks_and_trains_what_raises_it(executed, hook) -> None:
-    see, double = (
-        "+hooks.seen={select: conv2, hook: forward, action: capture}",
-        hook(select="conv1", hook="forward", action="scale", factor=2),
-    )
+def test_the_loss_is_the_mean_of_the_part(executed, hook) -> None:
+    see = "+hooks.seen={select: conv2, hook: forward, action: capture}"
+    double = hook(select="conv1", hook="forward", action="scale", factor=2)
     loss = "train.loss={name: activation, module: conv2, index: ':, 5', maximize: true}"
     found = executed("task=evaluate", *FEW, loss, see, double)
     expected = -found.captures["seen"]["conv2"][:][:, 5].mean()

@@ -28,7 +28,8 @@ def test_metrics_are_loaded_in_the_given_order_or_by_default() -> None:
 
 def test_a_perplexity_beyond_the_largest_number_is_infinite() -> None:
     shown = METRICS["perplexity"].shown
-    assert shown(1.0) == pytest.approx(math.e) and shown(1e4) == math.inf
+    assert shown(1.0) == pytest.approx(math.e)
+    assert shown(1e4) == math.inf
     assert math.isnan(shown(math.nan))
 
 
@@ -52,7 +53,8 @@ def by_hand(*overrides: str) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, 
             logits = model(**batch.inputs)
         last = (batch.target != IGNORED).nonzero()
         for row, (sample, place) in enumerate(last.tolist()):
-            scores, answer = logits[sample, place], batch.target[sample, place]
+            scores = logits[sample, place]
+            answer = batch.target[sample, place]
             yield int(batch.ids[row]), scores.log_softmax(0), scores, answer, batch.wrong[row]
 
 
@@ -67,7 +69,8 @@ def test_they_equal_plain_pytorch(executed: Runs, padding: str, most: int, monke
     losses = torch.tensor([-float(logs[answer]) for _, logs, _, answer, _ in expected])
     ranks = [1 + int((scores > scores[answer]).sum()) for _, _, scores, answer, _ in expected]
     whole = found.metrics[-1]
-    assert whole["of"] == "epoch" and whole["kl"] == 0
+    assert whole["of"] == "epoch"
+    assert whole["kl"] == 0
     assert whole["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
     assert whole["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-5)
     assert whole["probability"] == pytest.approx(float((-losses).exp().mean()), rel=1e-5)
@@ -75,12 +78,13 @@ def test_they_equal_plain_pytorch(executed: Runs, padding: str, most: int, monke
     differences = [float(scores[answer] - scores[wrong]) for _, _, scores, answer, wrong in expected]
     assert whole["logit_difference"] == pytest.approx(sum(differences) / 7, rel=1e-4)
     samples = lines(found, "sample")
-    assert [line["sample"] for line in samples] == list(range(7)) and samples[0]["split"] == "val"
+    assert [line["sample"] for line in samples] == list(range(7))
+    assert samples[0]["split"] == "val"
     assert [line["rank"] for line in samples] == ranks
     assert [line["loss"] for line in samples] == pytest.approx(losses.tolist(), rel=1e-5)
 
 
-def test_positions_count_from_the_first_real_token_on_either_side(executed: Runs) -> None:
+def test_positions_count_from_the_first_real_token(executed: Runs) -> None:
     """The loss is there even where it is listed by position only."""
     data = (*DECODER, "data=repeated_tokens", "data.args.val_size=6", "data.args.half=[3,8]")
     metrics = "task.metrics=[{name: loss, by: position},{name: perplexity, by: position}]"
@@ -117,12 +121,14 @@ def test_kl_compares_with_the_model_without_hooks_or_with_a_run(executed: Runs) 
         expected = F.kl_div(theirs, logs, log_target=True, reduction="sum")
         assert lines(own, "sample")[sample]["kl"] == pytest.approx(float(expected), rel=1e-3)
     (used,) = other.plan["runs"]
-    assert used["where"] == "task.metrics.0.against.run" and used["manifest"] == clean.status["manifest"]
+    assert used["where"] == "task.metrics.0.against.run"
+    assert used["manifest"] == clean.status["manifest"]
 
 
 def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., str], executed, fails) -> None:
     said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}}]")
-    assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said
+    assert "did you mean 'loss'" in said
+    assert "`against` is a key of 'kl'" in said
     wrong = refused("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens={query: 0}")
     assert "that are not padding" in wrong
     small = executed("task=predict", *NAMES, "train.limit_batches=1")
@@ -147,8 +153,10 @@ def test_nonfinite_values_are_logged() -> None:
     scores = torch.tensor([[math.nan, 1.0, 2.0], [0.0, 1.0, 2.0], [-math.inf, 0.0, 0.0]])
     part = RowPart(scores, torch.tensor([1, 1, 0]), others=scores.flip(0))
     ranks = rank(part)
-    assert ranks[0].isnan() and ranks[1:].tolist() == [2, 3]
-    assert probability(part)[0].isnan() and probability(part)[2] == 0
+    assert ranks[0].isnan()
+    assert ranks[1:].tolist() == [2, 3]
+    assert probability(part)[0].isnan()
+    assert probability(part)[2] == 0
     same = RowPart(scores[2:], torch.tensor([1]), others=scores[2:])
     assert kl(same).tolist() == [0]
     assert kl(RowPart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
@@ -159,12 +167,14 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     torch.manual_seed(0)
     scores = torch.randn(200, 1000) * 5
     near = kl(RowPart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
-    assert (near >= 0).all() and near.max() < 1e-6
+    assert (near >= 0).all()
+    assert near.max() < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_metrics_are_computed_from_scores_in_at_least_float32(dtype: torch.dtype) -> None:
-    scores, target = torch.randn(1, 5, 4).to(dtype), torch.tensor([[3, IGNORED, 1, 0, 2]])
+    scores = torch.randn(1, 5, 4).to(dtype)
+    target = torch.tensor([[3, IGNORED, 1, 0, 2]])
     found = of_tokens(scores, target, target > IGNORED, torch.arange(5)[None])
     assert found is not None
     for rows in (found, of_samples(scores[0], target[0])):
@@ -172,37 +182,49 @@ def test_metrics_are_computed_from_scores_in_at_least_float32(dtype: torch.dtype
         assert part.scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
-    scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
+def test_samples_have_a_row_of_the_main_tensor() -> None:
+    scores = torch.ones(2, 3, requires_grad=True)
+    labels = torch.tensor([0, 1])
     found = of_samples({"aux": labels, "logits": scores}, labels).scores
-    assert found is not None and torch.equal(found, scores) and not found.requires_grad
+    assert found is not None
+    assert torch.equal(found, scores)
+    assert not found.requires_grad
     for output in (scores[None], {}, None, scores.sum()):
         assert of_samples(output, labels).scores is None
 
 
-def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_shape() -> None:
-    first, second = torch.ones(1, 2, 3, requires_grad=True), torch.zeros(1, 2, 3)
+def test_scores_of_tokens_are_always_the_logits() -> None:
+    first = torch.ones(1, 2, 3, requires_grad=True)
+    second = torch.zeros(1, 2, 3)
     for output in (first, (first, second), {"hidden": second, "logits": first}):
         found = own_token_scores(output)
-        assert found is not None and torch.equal(found, first)
+        assert found is not None
+        assert torch.equal(found, first)
     assert own_token_scores({"hidden": second}) is own_token_scores(()) is own_token_scores(object()) is None
     assert torch.equal(own_token_scores([None, second]), second)
     target = torch.zeros(1, 2, dtype=torch.int64)
     rows = of_tokens(first, target, target == 0, target)
-    assert rows is not None and rows.scores is not None
+    assert rows is not None
+    assert rows.scores is not None
     assert not rows.scores.requires_grad, "sums of metrics would keep the graph of each step"
     assert of_tokens(first[0], target, target == 0, target) is None, "no score for each token"
     assert of_tokens(first, target[:, :1], target == 0, target) is None
 
 
-def test_one_sample_is_a_batch_of_one_in_float32_and_what_belongs_to_no_sample_stays() -> None:
-    hidden, shared = torch.randn(2, 3).half(), torch.ones(3)
+def test_one_sample_is_a_batch_of_one_in_float32() -> None:
+    hidden = torch.randn(2, 3).half()
+    shared = torch.ones(3)
     output = {"logits": hidden, "shared": shared, "ids": torch.tensor([7, 8]), "none": None}
     output["loss"] = torch.ones(())
     found, target = of_samples(output, torch.tensor([5, 6])).of_sample(1)
-    assert target.tolist() == [6] and found["ids"].tolist() == [8] and found["ids"].dtype == torch.int64
-    assert found["logits"].dtype == torch.float32 and torch.equal(found["logits"], hidden[1:].float())
-    assert found["shared"] is shared and found["loss"].dim() == 0 and found["none"] is None
+    assert target.tolist() == [6]
+    assert found["ids"].tolist() == [8]
+    assert found["ids"].dtype == torch.int64
+    assert found["logits"].dtype == torch.float32
+    assert torch.equal(found["logits"], hidden[1:].float())
+    assert found["shared"] is shared
+    assert found["loss"].dim() == 0
+    assert found["none"] is None
 
 
 def said(data: str, metrics: list[Any], loss: str = "cross_entropy", **task: Any) -> list[str]:

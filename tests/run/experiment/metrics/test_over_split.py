@@ -24,71 +24,17 @@ from hookrun.store.reader import Run
 
 Runs = Callable[..., Run]
 OF_CLASSES = ("auroc", "average_precision", "f1", "balanced_accuracy")
-OWN = """
-import torch
-
-def wer(outputs, targets):
-    assert outputs.dtype == torch.float32 and not outputs.requires_grad
-    return (outputs.argmax(1) != targets).sum() / len(targets)
-
-wer.over, wer.direction = "split", "minimize"
-
-def first_words(outputs, targets):
-    return [len(row) for row in outputs][0]
-
-first_words.over = "split"
-
-def per_row(output, target):
-    return output.double().logsumexp(1)
-
-def spread(output, target):
-    return output.std()
-
-def nothing(outputs, targets):
-    return float("nan")
-
-nothing.over = "split"
-
-def ordered(outputs, targets):
-    return (outputs[:, 0] * torch.arange(len(outputs))).sum()
-
-ordered.over = "split"
-
-def whole(output, target):
-    return 0
-
-whole.over = "epoch"
-"""
-
-
-def over_split(
-    entries: list[Any], scores: Tensor, targets: Tensor, split: str = "val"
-) -> tuple[dict[str, float], list[str]]:
-    """The metrics of rows that come in batches of seven, in a mixed order."""
-    keys = [MetricKeys(**each) if isinstance(each, dict) else each for each in entries]
-    average = Average(load_metrics(keys))
-    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(1))
-    for ids in order.split(7):
-        average.add(None, of_samples(scores[ids], targets[ids]), ids=ids, split=split)
-    return average.over_split()
 
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-def close(found: dict[str, float], wanted: dict[str, float]) -> None:
-    assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12)
-
-
-def by_average(name: str) -> list[dict[str, Any]]:
-    return [{"name": name, "average": average} for average in ("macro", "micro", "none")]
-
-
 @pytest.mark.parametrize("name", ["auroc", "average_precision"])
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
 def test_the_ranks_of_class_scores_are_those_of_their_softmax(name: str, average: str) -> None:
-    scores, targets = drawn(61, 4) * 3, torch.arange(61) % 4
+    scores = drawn(61, 4) * 3
+    targets = torch.arange(61) % 4
     truth = np.eye(4)[targets.numpy()]
     score = sklearn.roc_auc_score if name == "auroc" else sklearn.average_precision_score
     wanted = score(truth, scores.double().softmax(1).numpy(), average=None if average == "none" else average)
@@ -99,13 +45,15 @@ def test_the_ranks_of_class_scores_are_those_of_their_softmax(name: str, average
 
 
 def test_auroc_of_classes_is_scikit_learns_one_against_the_rest() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     wanted = sklearn.roc_auc_score(targets, scores.double().softmax(1).numpy(), multi_class="ovr")
     close(over_split(["auroc"], scores, targets)[0], {"auroc": wanted})
 
 
-def test_probabilities_are_taken_as_they_are_and_that_is_told() -> None:
-    scores, targets = drawn(61, 4).mul(5).softmax(1), torch.arange(61) % 4
+def test_probabilities_are_taken_as_they_are() -> None:
+    scores = drawn(61, 4).mul(5).softmax(1)
+    targets = torch.arange(61) % 4
     found, notes = over_split(["auroc"], scores, targets)
     close(found, {"auroc": sklearn.roc_auc_score(np.eye(4)[targets], scores.numpy())})
     assert notes == ["auroc: the scores of each row add up to 1, and are taken as probabilities"]
@@ -113,7 +61,8 @@ def test_probabilities_are_taken_as_they_are_and_that_is_told() -> None:
 
 @pytest.mark.parametrize("shape", [(61,), (61, 1), (61, 2)])
 def test_two_classes_may_have_one_score_or_two(shape: tuple[int, ...]) -> None:
-    scores, targets = drawn(*shape), (drawn(61, 1, 1).flatten() > 0.3).long()
+    scores = drawn(*shape)
+    targets = (drawn(61, 1, 1).flatten() > 0.3).long()
     one = (scores[:, 1] - scores[:, 0] if shape[-1] == 2 else scores.flatten()).numpy()
     wanted = {
         "auroc": sklearn.roc_auc_score(targets, one),
@@ -131,13 +80,15 @@ def test_two_classes_may_have_one_score_or_two(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_targets_of_one_score_may_be_floats_or_bools(dtype: torch.dtype) -> None:
-    scores, targets = drawn(61, 1), drawn(61, 1, 1)[..., 0] > 0
+    scores = drawn(61, 1)
+    targets = drawn(61, 1, 1)[..., 0] > 0
     wanted = sklearn.roc_auc_score(targets, scores.numpy())
     close(over_split(["auroc"], scores, targets.to(dtype))[0], {"auroc": wanted})
 
 
 def test_a_threshold_decides_where_there_is_one_score() -> None:
-    scores, targets = drawn(61).sigmoid(), (drawn(61, 1).flatten() > 0).long()
+    scores = drawn(61).sigmoid()
+    targets = (drawn(61, 1).flatten() > 0).long()
     entries = [{"name": name, "threshold": 0.4} for name in ("f1", "balanced_accuracy")]
     found, notes = over_split(entries, scores, targets)
     predicted = scores > 0.4
@@ -152,7 +103,8 @@ def test_a_threshold_decides_where_there_is_one_score() -> None:
 
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
 def test_several_labels_of_a_sample_are_columns(average: str) -> None:
-    scores, targets = drawn(61, 3), (drawn(61, 3, 1)[..., 0] > 0.4).float()
+    scores = drawn(61, 3)
+    targets = (drawn(61, 3, 1)[..., 0] > 0.4).float()
     way = None if average == "none" else average
     wanted = {
         "auroc": sklearn.roc_auc_score(targets, scores, average=way),
@@ -165,8 +117,9 @@ def test_several_labels_of_a_sample_are_columns(average: str) -> None:
 
 
 @pytest.mark.parametrize("average", ["macro", "micro", "none"])
-def test_f1_and_balanced_accuracy_of_predicted_classes(average: str) -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 3
+def test_f1_is_that_of_predicted_classes(average: str) -> None:
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 3
     scores[:, 3] = -9.0  # of class 3 there is no row, and none is predicted
     predicted = scores.argmax(1)
     way = None if average == "none" else average
@@ -175,13 +128,15 @@ def test_f1_and_balanced_accuracy_of_predicted_classes(average: str) -> None:
     keys = [f"f1_{number}" for number in range(3)] if average == "none" else ["f1"]
     balanced = sklearn.balanced_accuracy_score(targets, predicted)
     last = found.pop("f1_3", math.nan)
-    assert math.isnan(last) and len(notes) == (average == "none")
+    assert math.isnan(last)
+    assert len(notes) == (average == "none")
     close(found, {**dict(zip(keys, wanted, strict=True)), "balanced_accuracy": balanced})
 
 
 @pytest.mark.parametrize("shapes", [((61,), (61,)), ((61, 1), (61,)), ((61,), (61, 1)), ((61, 3), (61, 3))])
-def test_values_have_r2_and_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    scores, targets = drawn(*shapes[0]), drawn(*shapes[1], 1)[..., 0]
+def test_values_have_a_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    scores = drawn(*shapes[0])
+    targets = drawn(*shapes[1], 1)[..., 0]
     columns, truth = (each.reshape(61, -1).double().numpy() for each in (scores, targets))
     correlations = [spearmanr(column, of_truth).statistic for column, of_truth in zip(columns.T, truth.T)]  # noqa: B905
     wanted = {"r2": sklearn.r2_score(truth, columns), "spearman": np.mean(correlations)}
@@ -189,7 +144,8 @@ def test_values_have_r2_and_rank_correlation(shapes: tuple[tuple[int, ...], tupl
 
 
 def test_rows_without_a_label_are_left_out() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     targets[::5] = -100
     there = targets >= 0
     wanted = sklearn.balanced_accuracy_score(targets[there], scores[there].argmax(1))
@@ -211,10 +167,13 @@ def test_a_value_that_is_not_defined_is_nan_with_a_note(
     names: list[str], scores: Tensor, targets: Tensor, says: str
 ) -> None:
     found, notes = over_split(names, scores, targets)
-    assert list(found) == names and all(math.isnan(value) for value in found.values())
+    assert list(found) == names
+    for value in found.values():
+        assert math.isnan(value)
     assert len(notes) == len(names)
     for name, note in zip(names, notes, strict=True):
-        assert note.startswith(f"{name}: not defined, because ") and says in note
+        assert note.startswith(f"{name}: not defined, because ")
+        assert says in note
 
 
 def test_two_rows_are_enough_for_a_rank_correlation() -> None:
@@ -251,7 +210,8 @@ def test_a_key_that_a_metric_does_not_take_is_refused(entry: dict[str, Any], whe
 
 
 def test_the_rows_of_several_ranks_go_on_in_one() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     metrics = load_metrics(["auroc"])
     states = []
     for rank in range(2):
@@ -274,8 +234,10 @@ ALL = "[auroc,average_precision,{name: f1, average: none},balanced_accuracy]"
 
 def of_digits(run: Run) -> dict[str, float]:
     """The metrics of the stored predictions."""
-    scores, labels = run.predictions[:], run.labels_of(run.predictions)
-    truth, shares = np.eye(10)[labels], scores.double().softmax(1).numpy()
+    scores = run.predictions[:]
+    labels = run.labels_of(run.predictions)
+    truth = np.eye(10)[labels]
+    shares = scores.double().softmax(1).numpy()
     by_class = sklearn.f1_score(labels, scores.argmax(1), average=None, labels=range(10), zero_division=0)
     return {
         "auroc": sklearn.roc_auc_score(truth, shares),
@@ -290,7 +252,7 @@ def values_of(line: dict[str, Any], wanted: dict[str, float]) -> dict[str, float
 
 
 @pytest.mark.parametrize("size", [1, 50])
-def test_predict_and_evaluate_have_the_numbers_of_the_predictions(executed: Runs, size: int) -> None:
+def test_evaluate_has_the_numbers_of_the_predictions(executed: Runs, size: int) -> None:
     few = ("model=mlp", f"train.limit_batches={150 // size}", f"data.batch_size={size}")
     predicted = executed("task=predict", *few, f"task.metrics={ALL}")
     wanted = of_digits(predicted)
@@ -317,7 +279,8 @@ def test_over_all_splits_the_rows_of_both_count(executed: Runs) -> None:
 def test_they_can_be_an_objective(run: Runs, objective: str) -> None:
     found = run("task=train", *DIGITS, "train.epochs=1", f"task.metrics={ALL}", f"objective={objective}")
     result = found.status["objective"]
-    assert result["direction"] == "maximize" and result["value"] == found.metrics[-1][objective[4:]]
+    assert result["direction"] == "maximize"
+    assert result["value"] == found.metrics[-1][objective[4:]]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +288,8 @@ def test_they_can_be_an_objective(run: Runs, objective: str) -> None:
 )
 def test_an_objective_that_the_run_does_not_log_is_refused(refused: Any, objective: str, near: str) -> None:
     said = refused(*DIGITS, "task.metrics=[{name: f1, average: none}]", f"objective={objective}")
-    assert f"objective.metric: found '{objective}', which this run does not log" in said and near in said
+    assert f"objective.metric: found '{objective}', which this run does not log" in said
+    assert near in said
 
 
 def test_tokens_are_rows(executed: Runs) -> None:
@@ -357,7 +321,8 @@ def values(tmp_path: Any) -> Callable[..., tuple[str, ...]]:
 def test_a_binary_split_of_floats(executed: Runs, values: Any) -> None:
     data = values((drawn(40) > 0).float())
     found = executed("task=predict", *data, "task.metrics=[auroc,f1]")
-    scores, targets = found.predictions[:].flatten(), (drawn(40) > 0).long()
+    scores = found.predictions[:].flatten()
+    targets = (drawn(40) > 0).long()
     wanted = {
         "auroc": sklearn.roc_auc_score(targets, scores),
         "f1": sklearn.f1_score(targets, scores > 0, average="macro"),
@@ -375,8 +340,10 @@ def test_targets_that_are_no_labels_are_refused_before_the_run(
 def test_one_class_in_the_split_is_told(run: Runs, values: Any, capsys: Any) -> None:
     found = run("task=evaluate", *values(torch.ones(40)), "task.metrics=[loss,auroc]")
     noted, line = found.metrics
-    assert math.isnan(line["auroc"]) and line["loss"] > 0
-    assert noted["note"].startswith("auroc: not defined, because") and "targets: 1" in noted["note"]
+    assert math.isnan(line["auroc"])
+    assert line["loss"] > 0
+    assert noted["note"].startswith("auroc: not defined, because")
+    assert "targets: 1" in noted["note"]
     assert f"NOTE: val: {noted['note']}" in capsys.readouterr().out
 
 
@@ -422,7 +389,8 @@ def test_a_function_that_declares_it_gets_the_whole_split(executed: Runs) -> Non
 
 @pytest.mark.usefixtures("own")
 def test_its_rows_are_in_the_order_of_the_samples_split_by_split() -> None:
-    scores, targets = drawn(61, 4), torch.arange(61) % 4
+    scores = drawn(61, 4)
+    targets = torch.arange(61) % 4
     average = Average(load_metrics(["ownmetrics:ordered"]))
     for ids in torch.randperm(61).split(7):
         for split, there in (("val", scores), ("train", -scores)):
@@ -463,9 +431,8 @@ def test_what_a_function_declares_is_checked() -> None:
     with pytest.raises(SpecError, match="has the attribute over='epoch'"):
         load_metrics(["ownmetrics:whole"])
     found, notes = over_split(["ownmetrics:nothing"], drawn(9), drawn(9))
-    assert math.isnan(found["nothing"]) and notes == [
-        "nothing: not defined, because the function returned NaN"
-    ]
+    assert math.isnan(found["nothing"])
+    assert notes == ["nothing: not defined, because the function returned NaN"]
 
 
 # ---- effects --------------------------------------------------------------------------------------------------------
@@ -522,4 +489,62 @@ def test_cells_that_are_not_defined_are_told(executed: Runs) -> None:
     larger = "+hooks.larger={select: relu2, hook: forward, action: scale, factor: 1e4}"
     found = executed(*moved, SCALED.format("relu1", 1.0), larger).effects
     assert found.faults == ["factor=3e+38: auroc (exact) is NaN or infinite"]
-    assert found["exact"][1].isnan() and found["exact"][0].isfinite()
+    assert found["exact"][1].isnan()
+    assert found["exact"][0].isfinite()
+
+
+OWN = """
+import torch
+
+def wer(outputs, targets):
+    assert outputs.dtype == torch.float32 and not outputs.requires_grad
+    return (outputs.argmax(1) != targets).sum() / len(targets)
+
+wer.over, wer.direction = "split", "minimize"
+
+def first_words(outputs, targets):
+    return [len(row) for row in outputs][0]
+
+first_words.over = "split"
+
+def per_row(output, target):
+    return output.double().logsumexp(1)
+
+def spread(output, target):
+    return output.std()
+
+def nothing(outputs, targets):
+    return float("nan")
+
+nothing.over = "split"
+
+def ordered(outputs, targets):
+    return (outputs[:, 0] * torch.arange(len(outputs))).sum()
+
+ordered.over = "split"
+
+def whole(output, target):
+    return 0
+
+whole.over = "epoch"
+"""
+
+
+def over_split(
+    entries: list[Any], scores: Tensor, targets: Tensor, split: str = "val"
+) -> tuple[dict[str, float], list[str]]:
+    """The metrics of rows that come in batches of seven, in a mixed order."""
+    keys = [MetricKeys(**each) if isinstance(each, dict) else each for each in entries]
+    average = Average(load_metrics(keys))
+    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(1))
+    for ids in order.split(7):
+        average.add(None, of_samples(scores[ids], targets[ids]), ids=ids, split=split)
+    return average.over_split()
+
+
+def close(found: dict[str, float], wanted: dict[str, float]) -> None:
+    assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+def by_average(name: str) -> list[dict[str, Any]]:
+    return [{"name": name, "average": average} for average in ("macro", "micro", "none")]

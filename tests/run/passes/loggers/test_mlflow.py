@@ -17,7 +17,7 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(executed, tmp_path, monkeypatch) -> None:
+def test_mlflow_writes_where_the_user_says(executed, tmp_path, monkeypatch) -> None:
     pytest.importorskip("mlflow", reason="hookrun[mlflow] is not installed")
     found = executed(*QUICK, "task.loggers=[mlflow]", "experiment=clip_fc")
     assert verify(found.path).bad == []
@@ -28,7 +28,8 @@ def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(executed, t
     assert sorted(metrics) == sorted(
         (f"{line['split']}/loss", line["step"], line["loss"]) for line in found.metrics
     )
-    assert params["model.name"] == "cnn" and params["hooks.clip_fc.action"] == "clamp"
+    assert params["model.name"] == "cnn"
+    assert params["hooks.clip_fc.action"] == "clamp"
     assert states == [("FINISHED",)]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'own.db'}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
@@ -77,7 +78,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return found
 
 
-def test_the_database_is_in_the_run_directory_also_when_the_run_goes_on(library, tmp_path) -> None:
+def test_a_continued_run_keeps_the_database(library, tmp_path) -> None:
     for _ in range(2):
         MLflow(LoggedRun(tmp_path, {}))
     assert library.uri == f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
@@ -89,11 +90,12 @@ def test_a_server_of_the_user_s_gets_all_the_directory_nothing(library, tmp_path
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     MLflow(LoggedRun(tmp_path, {}))
-    assert (library.uri, library.experiments) == ("http://localhost:5000", {"mine": None})
+    assert library.uri == "http://localhost:5000"
+    assert library.experiments == {"mine": None}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parameters_and_metrics_fit_what_the_library_takes(library, tmp_path) -> None:
+def test_metrics_fit_what_the_library_takes(library, tmp_path) -> None:
     config = {
         "hooks": {"a[0] & b": {"max": 1}},
         "long": "x" * 900,

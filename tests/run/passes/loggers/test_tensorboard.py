@@ -41,7 +41,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(sweep: Path) -> None:
+def test_each_job_of_a_sweep_has_its_own_experiment(sweep: Path) -> None:
     for job, rate in enumerate((0.01, 0.02)):
         found = events(sweep / f"{job}")
         run = open_run(sweep / f"{job}")
@@ -61,16 +61,17 @@ def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(sweep: 
         assert verify(run.path).bad == []
 
 
-def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(sweep: Path) -> None:
+def test_statistics_of_an_evaluation_follow_its_training(sweep: Path) -> None:
     found = open_run(sweep / "0")
     written = events(found.path)
     records = [line for line in found.stats if line["mode"] == "train"]
     expected = [(line["step"], pytest.approx(line["mean"])) for line in records]
-    assert scalars(written, "h/fc/mean/train") == expected and len(expected) == 8
+    assert scalars(written, "h/fc/mean/train") == expected
+    assert len(expected) == 8
     assert [step for step, _ in scalars(written, "h/fc/std/eval")] == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_captures_are_histograms_and_pictures_on_the_logged_steps(executed, hook) -> None:
+def test_captures_are_histograms_on_the_logged_steps(executed, hook) -> None:
     entry = hook(select="[relu2,fc]", hook="forward", action="capture")
     found = executed(*QUICK, "task=predict", "task.tensorboard=true", entry)
     written = events(found.path)
@@ -80,14 +81,17 @@ def test_captures_are_histograms_and_pictures_on_the_logged_steps(executed, hook
     for event in histograms:
         batch = rows[64 * event.step : 64 * event.step + 64].double()
         seen = event.histogram_value
-        assert (seen.num, seen.min, seen.max) == (640, pytest.approx(batch.min()), pytest.approx(batch.max()))
+        assert seen.num == 640
+        assert seen.min == pytest.approx(batch.min())
+        assert seen.max == pytest.approx(batch.max())
         assert seen.sum == pytest.approx(float(batch.sum()), rel=1e-5)
     [first, _] = written.Images("h/relu2/eval/maps")
-    assert (first.height, first.width) == (8 * 5 + 1, 8 * 5 + 1)
+    assert first.height == 8 * 5 + 1
+    assert first.width == 8 * 5 + 1
     assert written.Tags()["images"] == ["h/relu2/eval/maps"]
 
 
-def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) -> None:
+def test_records_are_shown_as_far_as_they_have_numbers(tmp_path: Path) -> None:
     """The steps of an evaluation go on from the step at which it began."""
     clock = SimpleNamespace(mode="eval", step=2)
     site = cast(
@@ -110,7 +114,8 @@ def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) 
     assert set(found.Tags()["histograms"]) == {f"h/root[0].{name}/eval" for name in names}
     assert found.Tags()["images"] == ["h/root[0].maps/eval/maps"]
     largest = found.Histograms("h/root[0].large/eval")[0]
-    assert largest.step == 12 and largest.histogram_value.num <= MOST_ELEMENTS
+    assert largest.step == 12
+    assert largest.histogram_value.num <= MOST_ELEMENTS
     assert found.Histograms("h/root[0].complex/eval")[0].histogram_value.sum == 5
     assert found.Tags()["scalars"] == ["h/root[0]/mean/eval", "h/root[0]/count/eval"]
     assert scalars(found, "h/root[0]/mean/eval") == [(12, 0.5)]

@@ -23,7 +23,8 @@ def test_wandb_writes_into_the_run_directory(executed) -> None:
     found = executed(*QUICK, "task.loggers=[wandb]", "experiment=clip_fc")
     (record,) = found.path.glob("wandb/offline-run-*/run-*.wandb")
     content = record.read_bytes()
-    assert all(word in content for word in (b"train/loss", b"val/accuracy", b"clip_fc", b"train/lr"))
+    for word in (b"train/loss", b"val/accuracy", b"clip_fc", b"train/lr"):
+        assert word in content
     assert verify(found.path).bad == []
 
 
@@ -52,22 +53,26 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return found
 
 
-def test_it_is_offline_and_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None:
+def test_it_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None:
     run = LoggedRun(tmp_path, {"seed": 3})
     for mode, project in (("", ""), ("online", "mine")):
         monkeypatch.setenv("WANDB_MODE", mode)
         monkeypatch.setenv("WANDB_PROJECT", project)
         WeightsAndBiases(run)
         asked = library.asked
-        assert (asked["mode"], asked["project"]) == (mode or "offline", project or "hookrun")
-        assert (asked["dir"], asked["name"], asked["config"]) == (str(tmp_path), run.name, {"seed": 3})
-        assert asked["reinit"] == "create_new" and asked["settings"]["console"] == "off"
+        assert asked["mode"] == (mode or "offline")
+        assert asked["project"] == (project or "hookrun")
+        assert asked["dir"] == str(tmp_path)
+        assert asked["name"] == run.name
+        assert asked["config"] == {"seed": 3}
+        assert asked["reinit"] == "create_new"
+        assert asked["settings"]["console"] == "off"
         private = dict.fromkeys(("disable_git", "x_disable_meta", "x_disable_machine_info"), True)
         assert {**private, "save_code": False}.items() <= asked["settings"].items()
     assert "WANDB_ERROR_REPORTING" not in os.environ
 
 
-def test_metrics_have_their_step_and_the_run_leaves_no_link(library: Library, tmp_path: Path) -> None:
+def test_metrics_have_their_step(library: Library, tmp_path: Path) -> None:
     logger = WeightsAndBiases(LoggedRun(tmp_path, {}))
     logger.metrics("train", {"loss": 0.5, "lr": 0.1}, 7, "batch")
     logger.metrics("train", {"loss": 0.25}, 8, "epoch")
