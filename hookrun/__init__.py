@@ -65,7 +65,7 @@ _HOMES = {
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
 }
-_MODULES = ("integrations", "testing")
+_MODULES = ("extend", "integrations", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,8 @@
-"""Finds the classes of a closed registry by importing each module of a package, or their names alone."""
+"""Finds the classes of a registry: in the modules of a package, and in those that installed packages name.
+
+An installed package adds actions, hook types, selector forms, tasks, loggers and sections of the page by modules that
+it names under the entry-point group `hookrun.extensions`; see `hookrun.extend`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,49 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TypeVar
 
+from hookrun.errors import HookrunError, reason
+
 T = TypeVar("T")
+
+EXTENSIONS = "hookrun.extensions"
+"""The entry-point group of modules that add to hookrun."""
+
+
+@cache
+def extension_modules() -> tuple[ModuleType, ...]:
+    """The modules that installed packages name under `hookrun.extensions`, imported, in the order of their names.
+
+    Raises HookrunError for a module that cannot be imported.
+    """
+    modules = list[ModuleType]()
+    for point in sorted(entry_points(group=EXTENSIONS), key=lambda point: (point.name, point.value)):
+        try:
+            modules.append(importlib.import_module(point.value))
+        except Exception as error:
+            package = "an installed package" if point.dist is None else point.dist.name
+            raise HookrunError(
+                f"{package} extends hookrun by {point.name} = {point.value!r}, which cannot be imported: "
+                f"{reason(error)}; mend it, or uninstall {package}"
+            ) from error
+    return tuple(modules)
 
 
 def own_subclasses(package: ModuleType, base: type[T], only: str | None = None) -> Iterator[type[T]]:
-    """The subclasses of `base` that the direct modules of a package define, not those that they import.
+    """The subclasses of `base` that the direct modules of a package and extensions define, not those that they import.
 
-    only: the name of the one module to import; None: all of them
+    only: the name of the one module of the package to import; None: all of them, then the extensions
     """
     for info in pkgutil.iter_modules(package.__path__):
         if only is None or info.name == only:
             yield from _defined_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)
+    if only is None:
+        for module in extension_modules():
+            yield from _defined_in(module, base)
 
 
 def _defined_in(module: ModuleType, base: type[T]) -> Iterator[type[T]]:
@@ -67,13 +100,22 @@ class Registry(Mapping[str, type[T]]):
     def __getitem__(self, key: str) -> type[T]:
         for only in (key, None):  # first the module of its name
             if key not in self._known:
-                items = self._classes(only)
-                self._known.update((vars(item)[self.name], item) for item in items if self.name in vars(item))
+                for item in self._classes(only):
+                    if self.name in vars(item):
+                        self._known.setdefault(vars(item)[self.name], item)
         return self._known[key]
 
     def __iter__(self) -> Iterator[str]:
-        items = map(vars, self._classes())
-        return iter(sorted({item[self.name] for item in items if self.name in item}))
+        """The names. Raises HookrunError if an extension has a name that is taken."""
+        classes = dict[str, type[T]]()
+        for item in self._classes():
+            name = vars(item).get(self.name)
+            if name is not None and classes.setdefault(name, item) is not item:
+                raise HookrunError(
+                    f"{item.__module__}.{item.__qualname__} has the name {name!r}, which "
+                    f"{classes[name].__module__}.{classes[name].__qualname__} has already: give it another one"
+                )
+        return iter(sorted(classes))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -5,9 +5,12 @@ A hook type is one `HookType` here and one installer in `runtime/hooks/`. All ot
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cached_property
 from typing import Literal
+
+from hookrun.engine.discovery import extension_modules
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +30,7 @@ class HookType:
     batch:    a dimension of its tensors may be the batch
     in_tuple: its value is a tuple even for a single tensor; observers see that tensor
     until_backward: what it does in the forward pass is undone in the backward pass
+    like:     of an extension: the name of the hook type of hookrun whose actions it carries
     """
 
     name: str
@@ -43,12 +47,18 @@ class HookType:
     batch: bool = False
     in_tuple: bool = False
     until_backward: bool = False
+    like: str = "forward"
 
     def __str__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> str:
-        return self.name.upper()  # the record of this file: the same in every process, and after a deep copy
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return _named, (self.name,)  # the one record: the same in every process, and after a deep copy
+
+    @property
+    def shipped(self) -> HookType:
+        """Itself, or for one of an extension the hook type that it is like."""
+        return self if self.name in HOOK_TYPES.shipped else HOOK_TYPES[self.like]
 
     @property
     def on_parameters(self) -> bool:
@@ -190,13 +200,41 @@ APPLY = HookType(
 )
 
 
-HOOK_TYPES = MappingProxyType(
-    {value.name: value for value in list(vars().values()) if isinstance(value, HookType)}
-)
-"""Every hook type of this file by name, in the order of the reference table."""
+class HookTypes(Mapping[str, HookType]):
+    """Every hook type by name: those of this file in the order of the reference table, then those of extensions."""
 
-ON_VALUES = frozenset(each for each in HOOK_TYPES.values() if each.phase != "installation")
+    def __init__(self, shipped: Mapping[str, HookType]) -> None:
+        self.shipped = shipped
+
+    @cached_property
+    def _extensions(self) -> dict[str, HookType]:
+        found = dict[str, HookType]()
+        for module in extension_modules():
+            for value in vars(module).values():
+                if isinstance(value, HookType) and value.name not in self.shipped:
+                    found[value.name] = value
+        return found
+
+    def __getitem__(self, name: str) -> HookType:
+        return self.shipped[name] if name in self.shipped else self._extensions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.shipped
+        yield from self._extensions
+
+    def __len__(self) -> int:
+        return len(self.shipped) + len(self._extensions)
+
+
+HOOK_TYPES = HookTypes({value.name: value for value in list(vars().values()) if isinstance(value, HookType)})
+
+ON_VALUES = frozenset(kind for kind in HOOK_TYPES.shipped.values() if kind.phase != "installation")
 """Hook types whose value consists of tensors."""
+
+
+def _named(name: str) -> HookType:
+    return HOOK_TYPES[name]
+
 
 OWN_KEYS = frozenset({"parameters"})
 """Keys of a hook that only some hook types have; on the others an action may have a parameter of that name."""

@@ -6,10 +6,11 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookrun.engine.keys import key_of
@@ -152,8 +153,14 @@ def _escaped(value: Any) -> Any:
     return value
 
 
+def _of_extension(name: str) -> str | None:
+    """The text of a template ``package:file`` of an extension; None for another name."""
+    package, _, file = name.rpartition(":")
+    return files(package).joinpath(file).read_text(encoding="utf-8") if package else None
+
+
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader([_TEMPLATES, _SECTIONS, _STUDIES]),
+    loader=ChoiceLoader([FileSystemLoader([_TEMPLATES, _SECTIONS, _STUDIES]), FunctionLoader(_of_extension)]),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -275,7 +275,7 @@ def _unexpected(hook: HookSpec, matches: Sequence[Match], names: ModelNames) -> 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
     """Problems of actions and values that cannot be used with the hook type."""
     action, kind = spec.action, spec.hook_type
-    if kind not in action.hook_types:
+    if kind.shipped not in action.hook_types:
         text = f"action {action.action_name!r} does not go with hook type {kind.name!r}"
         carriers = ", ".join(sorted(carrier.name for carrier in action.hook_types))
         yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from hookrun.engine.actions import Action, actions
 from hookrun.engine.actions.fields import Meaning
@@ -18,7 +18,7 @@ from hookrun.engine.actions.python import Python
 from hookrun.engine.actions.values import OutsideValue, RunFaults, RunValue, is_drawn, parts_of
 from hookrun.engine.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.engine.spec.heads import HeadsClause
-from hookrun.engine.spec.selector import AnySelector
+from hookrun.engine.spec.selector import AnySelector, SchemaOnDemand
 from hookrun.engine.spec.selector.base import shown
 from hookrun.engine.spec.tokens import TokensClause
 from hookrun.engine.spec.when import AnyExpect, Expect, When
@@ -38,7 +38,7 @@ class HookKeys(Section):
     """
 
     select: AnySelector
-    hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
+    hook: Annotated[str, SchemaOnDemand(lambda: {"enum": list(HOOK_TYPES)})]
     target: AnyTarget | None = None
     index: AnyIndex | None = None
     tokens: TokensClause | None = None

@@ -8,7 +8,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
-from hookrun.engine.discovery import modules_named
+from hookrun.engine.discovery import extension_modules, modules_named
 from hookrun.report.facts import RunData
 from hookrun.report.sections import (
     classes,
@@ -37,7 +37,8 @@ class ReportSection(Generic[F]):
     id:       the section's anchor in the page
     title:    its entry in the navigation; "" for a notice without an entry
     build:    facts of the run or the sweep -> `data` of the template; None or an empty list leaves the section out
-    template: a file in `sections/`, which may use `section`, `data`, `facts` and the macros of parts.html
+    template: a file in `sections/`, or of an extension `package:file`, a file beside its modules; it may use
+              `section`, `data`, `facts` and the macros of parts.html
     place:    its part of the page; within a part, sections have the order of the list
     """
 
@@ -58,6 +59,14 @@ def study_sections() -> list[ReportSection[RunData]]:
     return sections
 
 
+def extension_sections() -> list[ReportSection[RunData]]:
+    """The sections that modules of extensions define."""
+    sections = list[ReportSection[RunData]]()
+    for module in extension_modules():
+        sections += [item for item in vars(module).values() if isinstance(item, ReportSection)]
+    return sections
+
+
 OF_A_RUN: tuple[ReportSection[RunData], ...] = (
     ReportSection("outcome", "", notices.outcome, "outcome.html", "notice"),
     ReportSection("checks", "", notices.failed_checks, "checks.html", "notice"),
@@ -72,6 +81,7 @@ OF_A_RUN: tuple[ReportSection[RunData], ...] = (
     ReportSection("classes", "Classes", classes.build, "classes.html"),
     ReportSection("plan", "Plan", plan.build, "plan.html", "details"),
     ReportSection("model", "Model", model.build, "model.html", "details"),
+    *extension_sections(),
     ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html", "details"),
 )
 
