@@ -92,7 +92,7 @@ def execute(arguments: Sequence[str]) -> int:
                 asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
                 if asked.mode is RunMode.RUN:
                     _refuse_fail_fast(fail_fast)
-                    from hookrun.store.files import collector_paused
+                    from hookrun.engine.collector import collector_paused
 
                     with collector_paused():  # what imports create stays
                         from hookrun.command.compose.compose import parsed_run

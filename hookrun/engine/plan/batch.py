@@ -63,11 +63,13 @@ def followers_of(calls: Iterable[tuple[Shapes, Shapes]], sizes: tuple[int, int])
 
     calls: the shapes of each call in two runs, whose batches have these sizes
     """
-    found = dict[str, tuple[int, ...]]()
+    followers = dict[str, tuple[int, ...]]()
     for small, large in calls:
         for path, shape in small.items():
             other = large.get(path, ())
-            pairs = zip(shape, other, strict=False) if len(shape) == len(other) else ()
-            dims = tuple(dim for dim, pair in enumerate(pairs) if pair == sizes)
-            found[path] = dims if found.get(path, dims) == dims else ()
-    return found
+            dims: tuple[int, ...] = ()
+            if len(shape) == len(other):
+                pairs = enumerate(zip(shape, other, strict=True))
+                dims = tuple(dim for dim, pair in pairs if pair == sizes)
+            followers[path] = dims if followers.get(path, dims) == dims else ()
+    return followers

@@ -14,6 +14,7 @@ from hookrun.engine.actions.check import LastPassed, verdict
 from hookrun.engine.actions.user_code import Recorded
 from hookrun.engine.actions.values import InlineFunction
 from hookrun.engine.plan.attention_points import lacks_points
+from hookrun.engine.plan.outside import FaultList, PendingRun
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.checkpointing import repeating
@@ -26,7 +27,6 @@ from hookrun.engine.runtime.snapshot import copied
 from hookrun.engine.trust.load import Trusted
 from hookrun.engine.values.containers import plain, readable
 from hookrun.errors import CheckFailed, HookError, reason
-from hookrun.run.experiment.run_values import FaultList, PendingRun
 
 if TYPE_CHECKING:
     from hookrun.engine.actions.fields import Keep
@@ -168,7 +168,7 @@ class HookSite(SiteValues):
         Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
         """
         self.found_nothing()
-        trained, action = list(self._hook.own), self.spec.action
+        trained, action = list(self._hook.new_parameters), self.spec.action
         if action.trains:
             trained.append(str(action.adds(self.hook_name)))
         if not trained or not torch.is_grad_enabled():

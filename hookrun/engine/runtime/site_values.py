@@ -18,6 +18,7 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.user_code import added_names, on_tensor
 from hookrun.engine.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.engine.hook_types import OUTPUT_GRAD
+from hookrun.engine.plan.outside import PendingRun, Rows
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.checkpointing import require_no_checkpoint
@@ -33,7 +34,6 @@ from hookrun.engine.values.tensors import (
     scalars,
 )
 from hookrun.errors import HookError
-from hookrun.run.experiment.run_values import PendingRun, Rows
 
 
 class SiteValues:

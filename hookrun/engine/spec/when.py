@@ -134,6 +134,11 @@ class ValueCondition(Section):
         return f"{above}{self.of}" + ("" if self.below is None else f" < {self.below:g}")
 
 
+MOST_FIELDS = 64
+"""The largest number of names of fields of samples in a file that are kept."""
+MOST_CHARACTERS = 256
+"""Characters of a field that is kept: of its name and its value."""
+
 Scalar = StrictBool | StrictInt | Finite | StrictStr
 """A value that a field of a sample may have."""
 

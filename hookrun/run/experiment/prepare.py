@@ -19,6 +19,7 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.settings import Data
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.engine.plan.model_tree import unhookable_model
+from hookrun.engine.plan.outside import Rows, UsedRun
 from hookrun.engine.prove.batch import TwoSizes
 from hookrun.engine.prove.trial import Example, Plan, compile_plan
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
@@ -39,11 +40,10 @@ from hookrun.run.experiment.metrics.metrics import Metric, load_metrics
 from hookrun.run.experiment.metrics.output import OutputReader
 from hookrun.run.experiment.optimizers import OPTIMIZER, SCHEDULER, check_arguments
 from hookrun.run.experiment.parameter_groups import Trained, chosen
-from hookrun.run.experiment.run_values import Rows, RunReferences, with_found_weights
+from hookrun.run.experiment.run_values import RunValues, with_found_weights
 from hookrun.run.experiment.session import device_of, session
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.experiment.task import JobCache, Ready, Task, metrics_of, model_key
-from hookrun.store.records import UsedRunRecord
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 MOST_CHECKED = 4_096
@@ -87,7 +87,7 @@ class Prepared(Ready):
     read: dict[Split, Samples] = field(default_factory=dict)
 
     @property
-    def runs(self) -> tuple[UsedRunRecord, ...]:
+    def runs(self) -> tuple[UsedRun, ...]:
         """The other runs from which hooks take values."""
         return self.plan.runs
 
@@ -126,9 +126,9 @@ def prepare_alone(
     parts.refuse()
     info, model, experiment = parts.data, parts.model, parts.experiment
     assert info is not None and model is not None  # else there is a mistake
-    runs = RunReferences.of(experiment, split, info)
+    runs = RunValues.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
-    plan = compile_plan(hooks(model), model, runs=runs, example=example, two=None, training=True)
+    plan = compile_plan(hooks(model), model, values=runs, example=example, two=None, training=True)
     return parts.prepared(plan, experiment.notes)
 
 
@@ -152,8 +152,8 @@ def without_data(
         raise error from None
     experiment = parts.experiment
     parts.data = DataInfo(experiment.settings.data.name, {}, None, None, {"train": 0, "val": 0})
-    runs = RunReferences.of(experiment, split)
-    plan = compile_plan(hooks(parts.model), parts.model, runs=runs)
+    runs = RunValues.of(experiment, split)
+    plan = compile_plan(hooks(parts.model), parts.model, values=runs)
     why = "; ".join(f"{problem.where}: {problem.what}" for problem in error.errors)
     return parts.prepared(replace(plan, unchecked=why), experiment.notes)
 
@@ -326,8 +326,8 @@ def compiled(
     """
     settings, hooks = parts.experiment.settings, parts.experiment.hooks
     target = info.example_target(EXAMPLE_BATCH)
-    runs = RunReferences.of(parts.experiment, split, info)
-    compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
+    runs = RunValues.of(parts.experiment, split, info)
+    compiling = partial(compile_plan, hooks, model, values=runs, training=training)
     backward = training if score is None else lambda output: score(output, target, None)
 
     def proven(samples: int) -> Plan:

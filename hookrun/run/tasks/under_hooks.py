@@ -154,12 +154,12 @@ class TaskUnderHooks(Task):
         from hookrun.run.experiment.metrics.fit import SeenOutput
         from hookrun.run.experiment.metrics.problems import over_split_problems
         from hookrun.run.experiment.prepare import build, compiled, own_code, trained_parameters
-        from hookrun.run.experiment.run_values import RunReferences, differences, other_runs
+        from hookrun.run.experiment.run_values import RunValues, differences, other_runs
         from hookrun.run.passes.backward_pass import Scoring
 
         parts = build(experiment, self.splits[0], trust, cache=cache)
         experiment, settings = parts.experiment, parts.experiment.settings
-        runs = RunReferences.of(experiment, self.splits[0])
+        runs = RunValues.of(experiment, self.splits[0])
         info, model, loss, hooks, plan = parts.data, parts.model, parts.loss, experiment.hooks, None
         parts.add(self.problems(settings, info))
         if info is not None and parts.metrics is not None:
@@ -196,7 +196,7 @@ class TaskUnderHooks(Task):
             fit = self._fitted(parts, seen)
         elif model is not None and hooks.hooks:
             parts.unchecked.append("shapes were not checked, because the data is not valid")
-            parts.tried(compile_plan, hooks, model, runs=runs)
+            parts.tried(compile_plan, hooks, model, values=runs)
         elif hooks.hooks:
             parts.unchecked.append("the hooks were not checked, because the model is not valid")
         differing = None if plan is None else self._check_plan(plan, parts)

@@ -31,7 +31,7 @@ from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.errors import CompileError, Problem, counted, refuse
 from hookrun.run.experiment.prepare import EXAMPLE_BATCH, Prepared, as_call, missing_spans, structure
-from hookrun.run.experiment.run_values import RunReferences
+from hookrun.run.experiment.run_values import RunValues
 from hookrun.run.tasks.under_hooks import samples_of_a_pass
 from hookrun.studies.effects.over import (
     CALL,
@@ -113,7 +113,7 @@ class Grid:
     def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
         self._problems, self.prepared, self._split = list[Problem](), prepared, split
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
-        self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
+        self._runs = RunValues.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
         seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen

@@ -59,5 +59,7 @@ def test_every_hook_type_supports_an_action() -> None:
 
 
 def test_the_actions_are_listed_without_importing_torch() -> None:
-    code = "import sys; from hookrun.actions import actions; actions(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from hookrun.engine.actions import actions; actions(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.tokens import PaddingArgs
@@ -25,17 +25,6 @@ from hookrun.store.format import differences as unequal
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
 from hookrun.store.run_dir import newest_finished, outputs_folder
-
-
-class PendingRun:
-    """A value of a run that does not exist yet.
-
-    name: the name of the run in the experiment
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.digest = f"not yet run: {name}"
 
 
 @dataclass(frozen=True)
@@ -57,9 +46,7 @@ class RunReferences:
     _opened: dict[str, Run] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, experiment: Experiment, split: Split | None = None, data: DataInfo | None = None
-    ) -> RunReferences:
+    def of(cls, experiment: Experiment, split: Split | None = None, data: DataInfo | None = None) -> Self:
         """The runs that the experiment names."""
         return cls(experiment.runs, experiment.settings, split, data)
 

@@ -144,7 +144,7 @@ DEPTH_FORM = '''
 from dataclasses import dataclass
 
 from hookrun.errors import nearest
-from hookrun.spec.selector.base import Selector
+from hookrun.engine.spec.selector.base import Selector
 
 
 @dataclass(frozen=True)
