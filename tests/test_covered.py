@@ -23,7 +23,7 @@ def test_percentages_are_of_the_sums_of_a_folder_and_of_all() -> None:
     }
     assert [line.split() for line in covered.table(files).splitlines()[1:]] == [
         ["hookrun", "100.0", "–"],
-        ["hookrun/spec", "50.0", "25.0"],
+        ["hookrun/engine", "50.0", "25.0"],
         ["all", "52.4", "25.0"],
     ]
 

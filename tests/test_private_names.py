@@ -60,7 +60,7 @@ for where, name, module in (
     ("torch.utils.checkpoint", "_CheckpointFrame", "hookrun.engine.runtime.checkpointing"),
     ("torch.nn.modules.batchnorm", "_NormBase", "hookrun.run.training.loop"),
     ("hydra._internal.config_loader_impl", "ConfigLoaderImpl", "hookrun.command.compose.loader"),
-    ("omegaconf:Container", "_evaluate_custom_resolver", "hookrun.config.interpolations"),
+    ("omegaconf:Container", "_evaluate_custom_resolver", "hookrun.store.config.interpolations"),
 ):
     owner = pkgutil.resolve_name(where)
     real = getattr(owner, name)

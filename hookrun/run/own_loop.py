@@ -17,8 +17,8 @@ from hookrun.data.info import SPLITS
 from hookrun.engine.trust import read_once
 from hookrun.errors import HookrunWarning, NoSuchKey, listed, nearest, spec_error
 from hookrun.models.settings import RunWeights
+from hookrun.run.experiment.building import build
 from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.prepare import build
 from hookrun.run.experiment.session import on_device
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.experiment.task import task_of

@@ -74,10 +74,10 @@ from warm_children import first_child
 
 from hookrun.cli import main
 from hookrun.store import files
-from hookrun.sweeps import jobs
-from hookrun.tasks.run import resuming
-from hookrun.tasks.run import batches
-from hookrun.tasks.training import loop as training
+from hookrun.command.sweeps import jobs
+from hookrun.run.passes import resuming
+from hookrun.run.passes import batches
+from hookrun.run.training import loop as training
 
 jobs.make_page = lambda folder, says=True: None  # which nobody reads here
 PLACES = {"step": (training, "train_step"), "line": (files.Lines, "extend"), "fsync": (os, "fsync")}

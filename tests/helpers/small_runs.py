@@ -17,9 +17,9 @@ from hookrun import data
 from hookrun.cli import main
 from hookrun.command.compose.compose import compose_dict
 from hookrun.errors import HookrunError, Refusal
-from hookrun.run.execute import run_under_hooks
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.passes.context import RunContext
+from hookrun.run.passes.open_run import run_under_hooks
 from hookrun.run.tasks import parse_experiment, prepare
 from hookrun.store.format import CONFIG
 from hookrun.store.reader import Run

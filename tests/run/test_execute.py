@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.errors import HookrunError, SpecError
-from hookrun.run.execute import show_plan
 from hookrun.run.passes.batches import Batches
 from hookrun.run.passes.compile_check import Compiled
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.loggers import LoggedRun, RunLogger
+from hookrun.run.passes.open_run import show_plan
 from hookrun.run.passes.progress import Screen
 from hookrun.run.passes.resuming import Resuming
 from hookrun.run.ranks import Ranks

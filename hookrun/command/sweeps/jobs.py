@@ -74,7 +74,7 @@ def run_alone(
     resume: what was typed to resume the run; None for a new run
     ranks:  the processes of the run, of which this is rank 0
     """
-    from hookrun.run import tasks
+    from hookrun.run.execute import execute
     from hookrun.store.run_dir import outputs_folder, update_latest
 
     run_dir = _run_dir()
@@ -85,9 +85,7 @@ def run_alone(
             print(note)
         keep_found_runs(run_dir, cfg, prepared)
     with unguarded():
-        return _attempt(
-            run_dir, lambda: tasks.execute(prepared, run_dir, go_on=go_on, anyway=anyway, ranks=ranks)
-        )
+        return _attempt(run_dir, lambda: execute(prepared, run_dir, go_on=go_on, anyway=anyway, ranks=ranks))
 
 
 @dataclass
@@ -243,7 +241,9 @@ class SweepJob:
             with shielded():
                 run.set_status(status, str(error) or type(error).__name__, exit_code(error))
             raise
-        return tasks.execute(prepared, run_dir, go_on=go_on, anyway=self.anyway)
+        from hookrun.run.execute import execute
+
+        return execute(prepared, run_dir, go_on=go_on, anyway=self.anyway)
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:

@@ -18,7 +18,7 @@ from hookrun import data
 from hookrun.data import Split
 from hookrun.engine.values.containers import members
 from hookrun.errors import SpecError, first_lines, spec_error
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.task import Ready
 from hookrun.run.passes.batches import numbered
 from hookrun.run.passes.resuming import about, shown

@@ -22,7 +22,7 @@ from hookrun.engine.spec.when import Wanted, typed
 from hookrun.engine.values.containers import children, rebuild, replaced
 from hookrun.engine.values.tensors import pins
 from hookrun.errors import HookrunError
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.session import all_seeded, seeded
 from hookrun.run.experiment.settings import Settings
 from hookrun.run.ranks import ALONE, Ranks, share

@@ -20,7 +20,7 @@ from hookrun.engine.runtime.clock import RowsOfRank
 from hookrun.engine.runtime.reduced import ReducedGradients
 from hookrun.engine.values.containers import arguments, describe
 from hookrun.errors import HookrunError, at_module, reason
-from hookrun.run.experiment.prepare import Prepared, as_call
+from hookrun.run.experiment.prepared import Prepared, as_call
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.experiment.sharding import DTYPES, reshard
 from hookrun.run.passes.average import Average

@@ -29,7 +29,7 @@ from hookrun.run.experiment.metrics.rows import (
     own_token_scores,
     precise,
 )
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.run_values import CaptureRows, RunReferences
 from hookrun.run.experiment.task import max_rows_of, metric_tokens_of, metrics_of
 from hookrun.run.passes.average import Average

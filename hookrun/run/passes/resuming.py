@@ -21,7 +21,7 @@ from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.runtime.sharded import like, whole
 from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models.weights import change_of
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.session import generator_states, lost_generators, set_generators
 from hookrun.run.experiment.task import Ready
 from hookrun.run.passes.average import Average

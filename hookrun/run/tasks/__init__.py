@@ -45,14 +45,13 @@ from hookrun.run.experiment.task import (
     required_goal,
     task_of,
 )
-from hookrun.run.ranks import ALONE, Ranks, size_of_world
+from hookrun.run.ranks import size_of_world
 
 __all__ = [
     "JobCache",
     "Ready",
     "Task",
     "check_jobs",
-    "execute",
     "goal_of",
     "in_order_of",
     "objective",
@@ -165,23 +164,6 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     from hookrun.run.experiment.prepare import without_data
 
     task.show(without_data(experiment, lambda model: experiment.hooks, task.only_split(), error, trust))
-
-
-def execute(
-    ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE
-) -> int:
-    """Run the task in the directory `path`.
-
-    go_on:  resume an unfinished run in its directory, from the newest saved state
-    anyway: resume even if that state was saved with another configuration, model, data or version
-    ranks:  the processes of the run; this process is rank 0
-
-    Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
-    raised.
-    """
-    from hookrun.run.execute import execute
-
-    return execute(ready, path, go_on=go_on, anyway=anyway, ranks=ranks)
 
 
 def objective(run_dir: Path) -> float:

@@ -19,7 +19,7 @@ from hookrun.store.format import PREDICTED
 from hookrun.store.objective import MOST_ROWS, Direction, Metrics, MostRows
 
 if TYPE_CHECKING:
-    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.prepared import Prepared
     from hookrun.run.passes.batches import Batch
     from hookrun.run.passes.context import RunContext
 

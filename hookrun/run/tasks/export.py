@@ -50,7 +50,7 @@ class ExportTask(TaskOfOneSplit):
         """
         import torch
 
-        from hookrun.run.experiment.prepare import as_call
+        from hookrun.run.experiment.prepared import as_call
         from hookrun.run.passes.batches import Batches
         from hookrun.run.passes.compile_check import TOLERANCE, relative_difference
 

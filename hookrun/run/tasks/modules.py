@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.engine.plan.plan import Match
-    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.prepared import Prepared
 
 
 MOST_LEVELS = 1_000

@@ -29,7 +29,7 @@ from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.run.experiment.observers import Observe, matches, new_nodes, planned
 from hookrun.run.experiment.optimizers import clip
-from hookrun.run.experiment.prepare import as_call
+from hookrun.run.experiment.prepared import as_call
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext

@@ -2,7 +2,7 @@
 
 The text alone does not tell what `${oc.${x}:SECRET}` refers to, nor how large `${a}${a}` becomes, so both are checked
 here, while OmegaConf resolves them. How many a file may have is limited before it is parsed
-(`hookrun.config.yaml_files`).
+(`hookrun.store.config.yaml_files`).
 """
 
 from __future__ import annotations

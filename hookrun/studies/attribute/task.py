@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.data import DataInfo
-    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.prepared import Prepared
     from hookrun.run.experiment.task import JobCache
     from hookrun.run.passes.context import RunContext
 
@@ -124,7 +124,7 @@ class AttributeTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
-        from hookrun.run.experiment.prepare import EXAMPLE_BATCH
+        from hookrun.run.experiment.prepared import EXAMPLE_BATCH
         from hookrun.studies.attribute.layout import LAST, found_channels, output_shapes
 
         prepared = super().prepare(experiment, trust=trust, cache=cache)

@@ -19,7 +19,7 @@ from hookrun.engine.values.tensors import read_together
 from hookrun.errors import counted, first_lines, spec_error
 from hookrun.run.experiment.metrics.metrics import LOSS, PERPLEXITY
 from hookrun.run.experiment.metrics.rows import BatchRows, own_token_scores
-from hookrun.run.experiment.prepare import Prepared, as_call
+from hookrun.run.experiment.prepared import Prepared, as_call
 from hookrun.run.experiment.run_values import RunReferences
 from hookrun.run.experiment.session import generator_states, set_generators
 from hookrun.run.passes.average import losses

@@ -30,9 +30,11 @@ from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.errors import CompileError, Problem, counted, refuse
-from hookrun.run.experiment.prepare import EXAMPLE_BATCH, Prepared, as_call, missing_spans, structure
+from hookrun.run.experiment.model_task import samples_of_a_pass
+from hookrun.run.experiment.prepared import EXAMPLE_BATCH, Prepared, as_call
+from hookrun.run.experiment.proving import structure
 from hookrun.run.experiment.run_values import RunValues
-from hookrun.run.tasks.under_hooks import samples_of_a_pass
+from hookrun.run.experiment.sample_checks import missing_spans
 from hookrun.studies.effects.over import (
     CALL,
     EACH,

@@ -23,8 +23,9 @@ from hookrun.errors import (
     refuse,
 )
 from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.experiment.model_task import samples_of_a_pass
 from hookrun.run.experiment.settings import Settings
-from hookrun.run.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
+from hookrun.run.tasks.under_hooks import TaskOfOneSplit
 from hookrun.store.objective import MOST_ROWS, Against, Entry, MetricKeys, MostRows
 from hookrun.studies.effects.over import (
     CALL,
@@ -40,7 +41,7 @@ from hookrun.studies.effects.over import (
 )
 
 if TYPE_CHECKING:
-    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.prepared import Prepared
     from hookrun.run.experiment.task import JobCache
     from hookrun.run.passes.context import RunContext
 

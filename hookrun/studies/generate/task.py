@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo, TensorInfo
     from hookrun.engine.plan.plan import ResolvedPlan
     from hookrun.engine.prove.trial import Example
-    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.prepared import Prepared
     from hookrun.run.passes.context import RunContext
 
 MOST_TOKENS = 2**17

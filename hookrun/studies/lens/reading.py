@@ -22,7 +22,7 @@ from hookrun.engine.runtime.tokens.choice import Rule
 from hookrun.engine.values.tensors import computable, on_device, read_together
 from hookrun.errors import HookrunError
 from hookrun.run.experiment.metrics.rows import main_tensor
-from hookrun.run.experiment.prepare import as_call
+from hookrun.run.experiment.prepared import as_call
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.measuring import choose_tokens

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.data import DataInfo
-    from hookrun.run.experiment.prepare import Prepared
+    from hookrun.run.experiment.prepared import Prepared
     from hookrun.run.passes.context import RunContext
     from hookrun.studies.lens.places import Places
 

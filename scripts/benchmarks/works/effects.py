@@ -63,11 +63,11 @@ class OneRun:
     def run(self) -> Any:
         """The effects of one run."""
         import hookrun
-        from hookrun.run import tasks
+        from hookrun.run.execute import execute
 
         place = Path(self._folder.name) / str(next(self._numbers))
         with contextlib.redirect_stdout(io.StringIO()):
-            tasks.execute(self.ready, place)
+            execute(self.ready, place)
         return hookrun.open_run(place).effects
 
     def loss(self, output: Any) -> Any:

@@ -52,7 +52,7 @@ class TestFailedRun:
         def leave(prepared: object, run_dir: Path) -> int:
             raise SystemExit(0)
 
-        monkeypatch.setattr("hookrun.run.tasks.execute", leave)
+        monkeypatch.setattr("hookrun.run.execute.execute", leave)
         assert main(["-m", "seed=5,6"]) == 1
         assert capsys.readouterr().out.count("exit code 1") == 2
 
@@ -88,7 +88,7 @@ def test_the_memory_of_a_job_is_freed_before_the_next(notes, monkeypatch) -> Non
 
     monkeypatch.setattr("hookrun.command.sweeps.sweep.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.run.tasks.prepare", prepare)
-    monkeypatch.setattr("hookrun.run.tasks.execute", fail)
+    monkeypatch.setattr("hookrun.run.execute.execute", fail)
     gc.disable()
     try:
         assert main(["-m", "seed=5,6,7"]) == 1

@@ -95,7 +95,7 @@ def test_a_process_without_stdin_runs_and_refuses(cwd: Path, warm: WarmProcesses
 
 LEAVES = """
 import atexit, sys, threading, time
-import hookrun.cli
+import hookrun.command.cli
 from concurrent.futures import ThreadPoolExecutor
 
 hookrun.command.cli._main = lambda arguments: CODE
@@ -135,7 +135,7 @@ def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -
         logging.getLogger("some.library").info("heard by nobody")
         return run(prepared, run_dir, **options)
 
-    monkeypatch.setattr("hookrun.run.tasks.execute", talkative)
+    monkeypatch.setattr("hookrun.run.execute.execute", talkative)
     assert main(["seed=5"]) == 0
     assert main(["-m", "seed=5"]) == 0
     assert "heard by nobody" not in "".join(capsys.readouterr())

@@ -476,7 +476,7 @@ def test_a_damaged_status_does_not_end_the_sweep(cwd: Path, notes, monkeypatch, 
         (run_dir / "status.json").write_text("[1")
         return code
 
-    monkeypatch.setattr("hookrun.run.tasks.execute", damaging)
+    monkeypatch.setattr("hookrun.run.execute.execute", damaging)
     main(["-m", "seed=5,6"])
     assert [line.split()[2] for line in lines_of(capsys.readouterr().out)] == ["unreadable", "unreadable"]
     assert [seed for seed, _ in notes.ran] == [5, 6]

@@ -13,9 +13,11 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError, Problem, SpecError
-from hookrun.run.experiment import prepare as preparation
+from hookrun.run.experiment import building
+from hookrun.run.experiment.building import build
 from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.prepare import Parts, Prepared, build, structure
+from hookrun.run.experiment.prepared import Parts, Prepared
+from hookrun.run.experiment.proving import structure
 from hookrun.run.experiment.task import model_key
 from hookrun.run.tasks import JobCache, check_jobs, parse_experiment, prepare
 
@@ -234,7 +236,7 @@ def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(monke
         last.append(weakref.ref(model))
         return model, {}, frozenset(), []
 
-    monkeypatch.setattr(preparation, "load_model", load)
+    monkeypatch.setattr(building, "load_model", load)
     cache = JobCache(60)
     for name in ("mlp", "mlp", "cnn", "cnn", "mlp"):
         parts = build(

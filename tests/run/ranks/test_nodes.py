@@ -266,7 +266,7 @@ DIES = """
 import os
 import sys
 from hookrun.cli import main
-from hookrun.tasks.run.resuming import Resuming
+from hookrun.run.passes.resuming import Resuming
 
 kept = Resuming.point
 

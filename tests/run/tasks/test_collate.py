@@ -20,7 +20,7 @@ from hookrun.cli import main
 from hookrun.data import describe
 from hookrun.data.settings import Data
 from hookrun.errors import HookrunError
-from hookrun.run.experiment.prepare import as_call
+from hookrun.run.experiment.prepared import as_call
 from hookrun.run.passes.batches import moved
 from hookrun.store.format import SAMPLES
 from hookrun.store.reader import Run

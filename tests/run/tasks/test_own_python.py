@@ -15,7 +15,7 @@ from hookrun.command.compose.compose import compose_dict
 from hookrun.errors import HookrunError, SpecError
 from hookrun.run.experiment.metrics.metrics import METRICS, load_metrics
 from hookrun.run.experiment.metrics.rows import of_samples
-from hookrun.run.experiment.prepare import Prepared
+from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.passes.average import Average
 from hookrun.run.tasks import parse_experiment, prepare
 

@@ -10,7 +10,7 @@ from torch import nn
 import hookrun
 from hookrun.cli import main
 from hookrun.errors import CompileError
-from hookrun.run.experiment import prepare as prepared
+from hookrun.run.experiment import sample_checks as prepared
 
 DECODER = ("model=decoder", "model.args={width: 16, heads: 2, layers: 1}", "task=predict")
 NAMES = (*DECODER, "data=names")

@@ -93,7 +93,7 @@ def test_an_analysis_beyond_the_allowed_memory_is_refused_before(refused: Any, c
 LARGE = """
 import resource, sys
 from hookrun.cli import main
-import hookrun.tasks.analysis.probing, hookrun.tasks.analysis.cka
+import hookrun.studies.captures.probing, hookrun.run.tasks.captured.cka
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 limit = now + 700 * 2**20

@@ -19,8 +19,8 @@ from hookrun.errors import HookrunError, SpecError
 from hookrun.run.tasks.captured.base import SUGGESTED
 from hookrun.run.tasks.captured.cka import Way, chosen_way, linear_cka_of_all
 from hookrun.run.tasks.captured.features import Features, Projection, reading_bytes
-from hookrun.studies.captures.probe import ProbeTask
 from hookrun.studies.captures.probing import fit, memory_needed
+from hookrun.studies.captures.task import ProbeTask
 
 
 def features_of(rows: torch.Tensor, block_bytes: int = 2**26, to: int | None = None) -> Features:

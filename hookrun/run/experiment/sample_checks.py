@@ -1,0 +1,98 @@
+"""What a plan needs of the weights file, of other runs' rows and of the samples, checked before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from hookrun import data
+from hookrun.data import Split
+from hookrun.data.tokens import AMBIGUOUS
+from hookrun.engine.prove.trial import Plan
+from hookrun.engine.spec.tokens import Tokens
+from hookrun.errors import Problem, listed
+from hookrun.run.experiment.run_values import Rows
+from hookrun.run.experiment.settings import Settings
+
+MOST_CHECKED = 4_096
+"""The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
+
+
+def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> Iterator[Problem]:
+    """A problem if hooks do not add every tensor of the weights file that the model does not have."""
+    added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
+    if unknown := sorted(set(leftover) - added):
+        yield Problem(
+            "model.weights",
+            f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {listed(unknown, 8)}",
+            "use the model and the hooks that the file was saved with, or save it without these",
+        )
+
+
+def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
+    """A problem for each value of another run that lacks the row of a sample which its hook will see.
+
+    samples: the hooks see samples with ids below this; None: not known beforehand
+    trains:  the hooks see training samples, then validation samples
+    """
+    values = [
+        (hook, field, rows)
+        for hook in plan.hooks
+        for field, by_module in hook.values.items()
+        for rows in {id(rows): rows for rows in by_module.values()}.values()  # each once
+    ]
+    for hook, field_name, rows in values:
+        if not isinstance(rows, Rows) or rows.draws or samples is None:
+            continue
+        where = f"{hook.spec.where}.{field_name}"
+        if trains and hook.spec.keys.when.mode != "train":
+            yield Problem(
+                where,
+                "each training sample uses its own row, and validation samples have no rows",
+                "add when: {mode: train}",
+            )
+        elif lack := rows.lacking(torch.arange(samples)):
+            yield Problem(
+                where,
+                lack,
+                "capture them in that run too, or limit this run: train.limit_batches",
+            )
+
+
+def missing_spans(
+    clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
+) -> Iterator[Problem]:
+    """A problem for each span that a sample lacks, or whose text it has more than once.
+
+    clauses: (clause, the key path of its owner)
+    samples: samples with ids below this are checked; None: nothing is checked
+    """
+    named = [
+        (tokens.span, owner)
+        for clause, owner in clauses
+        if clause is not None and clause.missing == "error"
+        for tokens in clause.filters
+        if tokens.span is not None
+    ]
+    if not named or not samples:
+        return
+    rows = data.load(settings.data, split, seed=settings.seed)
+    spans = rows.spans(torch.arange(min(samples, len(rows), MOST_CHECKED)))
+    for name, owner in dict.fromkeys(named):
+        if name not in spans:
+            continue
+        first, end = spans[name].unbind(1)
+        if len(lacking := ((first < 0) | (end <= first)).nonzero()):
+            number = int(lacking[0])
+            file = rows.file(number)
+            sample = f"sample {number} ({file})" if file else f"sample {number}"
+            what, hint = "has no", "give it one, or leave such samples out: tokens: {span: …, missing: skip}"
+            if first[number] == AMBIGUOUS[0]:
+                what, hint = (
+                    "has more than once the text of the",
+                    "give token positions in the data: [first, end]",
+                )
+            what = f"{sample} of the split '{split}' {what} span {name!r}"
+            yield Problem(f"{owner}.tokens.span", what, hint)
