@@ -111,7 +111,9 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
         raise spec_error(
             where, f"'{full}' is not of the form package.module:function", f"write it as {kind.example}"
         )
-    package, name, module = match["package"], match["name"], full.partition(":")[0]
+    package = match["package"]
+    name = match["name"]
+    module = full.partition(":")[0]
     if package in sys.stdlib_module_names:
         raise spec_error(
             where,
@@ -162,12 +164,10 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
     """
     here = Path.cwd().resolve()
     path = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    return [
-        point
-        for distribution in importlib.metadata.distributions(path=path)
-        for point in distribution.entry_points
-        if point.group in _GROUPS
-    ]
+    points = list[importlib.metadata.EntryPoint]()
+    for distribution in importlib.metadata.distributions(path=path):
+        points += [point for point in distribution.entry_points if point.group in _GROUPS]
+    return points
 
 
 def _installed_packages(kind: Kind) -> set[str]:
@@ -176,13 +176,13 @@ def _installed_packages(kind: Kind) -> set[str]:
 
 
 def _installed_as(short: str, kind: Kind, where: str) -> str:
-    found = {each.value for each in _entry_points() if each.group == kind.group and each.name == short}
-    if len(found) == 1:
-        return re.sub(r"\s|\[.*", "", found.pop())
-    if found:
+    values = {point.value for point in _entry_points() if point.group == kind.group and point.name == short}
+    if len(values) == 1:
+        return re.sub(r"\s|\[.*", "", values.pop())
+    if values:
         raise spec_error(
             where,
-            f"several installed packages give the name '{short}': {', '.join(sorted(found))}",
+            f"several installed packages give the name '{short}': {', '.join(sorted(values))}",
             "write the one that you mean in full",
         )
     raise spec_error(
@@ -217,9 +217,8 @@ def _imported(module: str, where: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(
-                module, where, error
-            ) from error  # the module exists; something that it imports does not
+            # the module exists; something that it imports does not
+            raise _failed(module, where, error) from error
         parent, _, last = error.name.rpartition(".")
         if not parent:
             raise spec_error(
@@ -227,7 +226,8 @@ def _imported(module: str, where: str) -> ModuleType:
                 f"there is no package '{error.name}', neither installed nor in {Path.cwd()}",
                 "install it, or start from the folder that holds it",
             ) from error
-        inside = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", []))]
+        path = getattr(sys.modules[parent], "__path__", [])
+        inside = [info.name for info in pkgutil.iter_modules(path)]
         raise spec_error(
             where, f"'{parent}' has no module '{last}'; {nearest(last, inside)}", "correct the name"
         ) from error
@@ -256,7 +256,7 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
     if ours(value):
         return value
     if value is None:
-        options = [each for each, candidate in vars(module).items() if ours(candidate)]
+        options = [option for option, candidate in vars(module).items() if ours(candidate)]
         raise spec_error(
             where,
             f"'{module.__name__}' has no function or class '{name}'; {nearest(name, options)}",
