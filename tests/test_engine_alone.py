@@ -1,4 +1,4 @@
-"""The engine runs alone: it loads no other room of hookrun, and its own tests pass where no other one can be imported."""
+"""The engine loads no other room of hookrun, and its own tests pass where no other one can be imported."""
 
 from __future__ import annotations
 
