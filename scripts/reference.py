@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and of the pages on actions and ranks from the code."""
+"""Writes the tables of the pages on experiments, actions and ranks from the code."""
 
 from __future__ import annotations
 
@@ -46,11 +46,8 @@ def action_pages() -> str:
     return "\n\n".join(_page(name, action) for name, action in actions().items())
 
 
-TABLES: Mapping[str, Callable[[], str]] = {
-    "hook types": hook_types,
-    "actions": action_table,
-    "selectors": selectors,
-}
+TABLES: Mapping[str, Callable[[], str]] = {"hook types": hook_types, "selectors": selectors}
+"""The tables of the page on experiments."""
 
 
 def ranks() -> str:
@@ -61,8 +58,8 @@ def ranks() -> str:
 
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": TABLES,
-    "hookrun/engine/actions/README.md": {"each action": action_pages},
+    "conf/README.md": TABLES,
+    "hookrun/engine/actions/README.md": {"actions": action_table, "each action": action_pages},
     "hookrun/run/ranks/README.md": {"joint table": ranks},
 }
 """The generated parts of each file."""

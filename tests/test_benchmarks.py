@@ -11,10 +11,11 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.measure import OURS, OtherOutputs, Settings, Ways, judged, measured
 from benchmarks.picture import picture
-from benchmarks.table import BEGIN, END, PICTURE, readme_table, written
+from benchmarks.table import BEGIN, END, IN_BRIEF, PICTURE, brief_table, readme_table, written
 from benchmarks.works import of_subject
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, PAGE = ROOT / "README.md", ROOT / "scripts/benchmarks/README.md"
 MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
 
 
@@ -82,14 +83,40 @@ def test_a_library_that_is_missing_or_fails_is_named() -> None:
     assert ways.missing == {"gone": "not installed", "broken": "ZeroDivisionError: division by zero"}
 
 
-def test_the_readme_has_the_markers_of_the_table() -> None:
+def test_the_page_has_the_markers_of_the_table() -> None:
     result = judged("a work", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
     table = readme_table("scripts/bench all", MACHINE, [result])
     assert "| a work | bare | 1.25 | other 3.00 | **1.50** | ≤ 1.4 |" in table
     assert "torch 2.15.0." in table and "zarr" not in table
-    assert table in written(README.read_text(encoding="utf-8"), table)
+    assert table in written(PAGE.read_text(encoding="utf-8"), table)
     with pytest.raises(ValueError, match="benchmark"):
         written("# a readme", table)
+
+
+def test_a_row_in_brief_has_the_fastest_other_library() -> None:
+    times = {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "slow": [4.0], "fast": [3.0]}
+    (name, *_) = IN_BRIEF
+    table = brief_table([judged(name, times, target=1.4), judged("not in brief", times, target=1.4)])
+    head, _, *rows = table.splitlines()
+    assert head == "| work | relative to | by hand | best other library | hookrun |"
+    assert rows == [f"| {name} | bare | 1.25 | fast 3.00 | **1.50** |"]
+
+
+def test_the_rows_of_the_readme_are_those_of_the_page() -> None:
+    table = README.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    measured_rows = {
+        cells[0]: cells for cells in map(cells_of, PAGE.read_text(encoding="utf-8").splitlines())
+    }
+    brief = [cells_of(line) for line in table.strip().splitlines()[2:]]
+    assert sorted(row[0] for row in brief) == sorted(IN_BRIEF)
+    for work, base, by_hand, best, ours in brief:
+        peers = measured_rows[work][3].split(", ")
+        assert measured_rows[work][1:5] == [base, by_hand, ", ".join(peers), ours]
+        assert best == peers[0]
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the machine has an accelerator")

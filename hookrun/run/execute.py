@@ -15,7 +15,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from hookrun.run.experiment.task import Ready, goal_of
+from hookrun.run.experiment.goal import goal_of
+from hookrun.run.experiment.task import Ready
 from hookrun.run.passes import directory
 from hookrun.run.passes.endings import ending, failure_recorded, print_failure
 from hookrun.run.ranks import ALONE, Ranks

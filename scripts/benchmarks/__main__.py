@@ -13,12 +13,13 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.measure import OtherOutputs, Result, Settings
 from benchmarks.picture import picture
-from benchmarks.table import as_json, readme_table, shown, write_readme
+from benchmarks.table import as_json, brief_table, readme_table, shown, write_readme, write_table
 from benchmarks.waits import Count, of_commands, of_hooks
 from benchmarks.waits import shown as shown_counts
 from benchmarks.works import DEVICE, SUBJECTS, of_subject
 from benchmarks.works.device import accelerator
 
+PAGE = Path(__file__).with_name("README.md")
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.readme:
         write_readme(args.readme, readme_table(command, about, found), picture(found))
         print(f"\nwritten into {args.readme}")
+        if args.readme == PAGE and args.subject == "all" and not args.row:
+            write_table(README, brief_table(found))
+            print(f"the rows in brief: written into {README}")
     return wrong
 
 
@@ -100,9 +104,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         "--readme",
         type=Path,
         nargs="?",
-        const=README,
+        const=PAGE,
         metavar="FILE",
-        help="write the table and the picture into FILE, by default README.md",
+        help="write the table and the picture into FILE; by default into the page of scripts/benchmarks, and of all "
+        "rows five in brief into README.md",
     )
     args = parser.parse_args(argv)
     names = [work.name for work in of_subject(args.subject)]

@@ -1,4 +1,4 @@
-"""Formats the results: as a table in the terminal, as JSON, and as the table of the README."""
+"""Formats the results: as a table in the terminal, as JSON, as the table of a page, and in brief for README.md."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from typing import Any
 from benchmarks.measure import OURS, Result, Timing
 from benchmarks.waits import Count
 
-PICTURE = ".github/benchmark.svg"
+PICTURE = "benchmark.svg"
+"""The picture beside the page."""
 BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
+IN_BRIEF = (
+    "mlp, capture all 15 leaves",
+    "mlp, clamp 7 ReLU outputs, inference",
+    "mlp, scale 8 Linear outputs, inference",
+    "gpt2 of 4 layers, capture the residual stream",
+    "stream 1 GB under 15 ms of compute for each batch",
+)
+"""The rows of the main README."""
 
 
 def shown(result: Result) -> str:
@@ -50,22 +59,47 @@ def as_json(
 
 def readme_table(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     """The ratios as a Markdown table: by hand, other libraries, hookrun, target; then machine and versions."""
-    head = ("work", "relative to", "by hand", "other libraries", "hookrun", "target")
-    rows = [head, tuple("---" for _ in head)]
+    rows = [("work", "relative to", "by hand", "other libraries", "hookrun", "target")]
     for result in results:
         if result.ratio is None:
             continue
         target = "" if result.target is None else f"≤ {result.target:g}"
-        others = [each for each in result.timings if is_peer(each, result)]
-        hand = " / ".join(f"{each.ratio:.2f}" for each in result.timings if each.name.startswith("by hand"))
-        peers = ", ".join(
-            f"{each.name} {each.ratio:.2f}" for each in sorted(others, key=lambda each: each.ratio)
+        others = ", ".join(peers(result))
+        rows.append(
+            (result.work, result.base, by_hand(result), others or "–", f"**{result.ratio:.2f}**", target)
         )
-        rows.append((result.work, result.base, hand or "–", peers or "–", f"**{result.ratio:.2f}**", target))
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    lines += ["", f"From one run of `{command}` on {machine['machine']}, {machine['date']}, with {versions}."]
-    return "\n".join(lines)
+    source = f"From one run of `{command}` on {machine['machine']}, {machine['date']}, with {versions}."
+    return f"{markdown(rows)}\n\n{source}"
+
+
+def brief_table(results: Sequence[Result]) -> str:
+    """The rows of IN_BRIEF as a Markdown table: by hand, the fastest other library, hookrun."""
+    rows = [("work", "relative to", "by hand", "best other library", "hookrun")]
+    for result in results:
+        others = peers(result)
+        if result.work in IN_BRIEF and result.ratio is not None and others:
+            rows.append((result.work, result.base, by_hand(result), others[0], f"**{result.ratio:.2f}**"))
+    return markdown(rows)
+
+
+def by_hand(result: Result) -> str:
+    """The ratios of hand-written hooks; a dash if they were not measured."""
+    ratios = [f"{each.ratio:.2f}" for each in result.timings if each.name.startswith("by hand")]
+    return " / ".join(ratios) or "–"
+
+
+def peers(result: Result) -> list[str]:
+    """The other ways with their ratios, the fastest first."""
+    others = [each for each in result.timings if is_peer(each, result)]
+    return [f"{each.name} {each.ratio:.2f}" for each in sorted(others, key=lambda each: each.ratio)]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as a Markdown table; the first one is its head."""
+    head, *others = rows
+    lines = [head, ["---"] * len(head), *others]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def is_peer(timing: Timing, result: Result) -> bool:
@@ -77,7 +111,7 @@ def is_peer(timing: Timing, result: Result) -> bool:
 
 
 def written(text: str, table: str) -> str:
-    """A README text with the table between its markers. Raises ValueError if the markers are missing."""
+    """A page's text with the table between its markers. Raises ValueError if the markers are missing."""
     start, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -86,8 +120,12 @@ def written(text: str, table: str) -> str:
 
 
 def write_readme(path: Path, table: str, picture: str) -> None:
-    """Replace the table of a README and the picture above it."""
+    """Replace the table of a page and the picture above it."""
     above = f"![What hooks cost, relative to the work without them]({PICTURE})\n\n"
-    (path.parent / PICTURE).parent.mkdir(exist_ok=True)
     (path.parent / PICTURE).write_text(picture, encoding="utf-8")
-    path.write_text(written(path.read_text(encoding="utf-8"), above + table), encoding="utf-8")
+    write_table(path, above + table)
+
+
+def write_table(path: Path, table: str) -> None:
+    """Replace what is between the markers of a page."""
+    path.write_text(written(path.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,57 +49,79 @@ def build(
     parts.experiment = parts.tried(with_found_weights, experiment) or experiment
     settings = parts.experiment.settings
     parts.device = parts.tried(device_of, settings.compute)
-    info = parts.data = parts.tried(data.describe, settings.data, split) if with_data else None
-    of_tokens = info is not None and info.tokenizer is not None
-    classes = None if info is None else info.vocab_size or info.num_classes
-    reader = OutputReader(settings.train.output, classes)
-    parts.loss = parts.tried(load_loss, loss_of(settings.train, info), reader, tokens=of_tokens)
-    if parts.loss is not None and parts.loss.module is not None and parts.device is not None:
-        parts.loss.module.to(parts.device)
+    if with_data:
+        parts.data = parts.tried(data.describe, settings.data, split)
+    _load_loss(parts)
     parts.metrics = parts.tried(load_metrics, metrics_of(settings.task))
-    models_known = {} if cache is None else cache.model
-    if (key := model_key(settings)) not in models_known:
-        models_known.clear()  # frees the last model first: two large models may not fit into memory
-        models_known[key] = load_model(settings, info, trust, stands_in=with_data)
-    parts.model, parts.leftover, parts.applied, problems = models_known[key]
-    parts.add(problems)
-    if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
-        parts.add(function.problems(parts.model))
-    if of_tokens and info is not None and parts.model is not None:
-        parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
-    runs_first = parts.experiment.takes.get("model.weights.run") if settings.model.weights is None else None
-    parts.weights = (
-        f"those of {runs_first}, which runs first" if runs_first else models.origin(settings.model)
-    )
+    _build_model(parts, {} if cache is None else cache.model, with_data=with_data)
+    first = parts.experiment.takes.get("model.weights.run")
+    if first is not None and settings.model.weights is None:
+        parts.weights = f"those of {first}, which runs first"
+    else:
+        parts.weights = models.origin(settings.model)
     return parts
+
+
+def _load_loss(parts: Parts) -> None:
+    """Load `train.loss`, with its module on the device."""
+    info, train = parts.data, parts.experiment.settings.train
+    classes = None if info is None else info.vocab_size or info.num_classes
+    reader = OutputReader(train.output, classes)
+    of_tokens = info is not None and info.tokenizer is not None
+    loss = parts.loss = parts.tried(load_loss, loss_of(train, info), reader, tokens=of_tokens)
+    if loss is not None and loss.module is not None and parts.device is not None:
+        loss.module.to(parts.device)
+
+
+def _build_model(parts: Parts, built: dict[str, BuiltModel], *, with_data: bool) -> None:
+    """Build the model with its weights, or take the one that was built for the job before.
+
+    built: key of a model -> the model; only the last one is kept
+    """
+    settings, info = parts.experiment.settings, parts.data
+    key = model_key(settings)
+    if key not in built:
+        built.clear()  # frees the last model first: two large models may not fit into memory
+        built[key] = load_model(settings, info, parts.trust, stands_in=with_data)
+    parts.model, parts.leftover, parts.applied, problems = built[key]
+    parts.add(problems)
+    if parts.model is None:
+        return
+    if parts.loss is not None and isinstance(parts.loss.function, ActivationLoss):
+        parts.add(parts.loss.function.problems(parts.model))
+    if info is not None and info.tokenizer is not None:
+        parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
+
+
+BuiltModel = tuple[nn.Module | None, Mapping[str, Tensor], frozenset[str], list[Problem]]
+"""The model with its weights, `leftover` and `applied` as in `Prepared`, and the mistakes in model and weights."""
 
 
 def load_model(
     settings: Settings, info: DataInfo | None, trust: frozenset[str], *, stands_in: bool = True
-) -> tuple[nn.Module | None, Mapping[str, Tensor], frozenset[str], list[Problem]]:
-    """The model with its weights, `leftover` and `applied` as in `Prepared`, and the mistakes in model and weights.
+) -> BuiltModel:
+    """The model with its weights, or the mistakes in them.
 
     stands_in: if `info` is None, the model gets some shape, classes and vocabulary, on which names of modules do not
                depend
     """
-    shape, classes, vocabulary, length = None, None, None, None
+    defaults: dict[str, Any] = {}
     if info is not None:
         shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
-        classes, vocabulary, length = info.num_classes, info.vocab_size, info.length
+        defaults = {
+            "sample_shape": shape,
+            "num_classes": info.num_classes,
+            "vocab_size": info.vocab_size,
+            "length": info.length,
+        }
     elif stands_in:
-        shape, classes, vocabulary, length = (3, 64, 64), 10, 256, 256
+        defaults = {"sample_shape": (3, 64, 64), "num_classes": 10, "vocab_size": 256, "length": 256}
     model = None
     try:
         with session(settings.compute, settings.seed):
-            model = models.build(
-                settings.model,
-                sample_shape=shape,
-                num_classes=classes,
-                trust=trust,
-                vocab_size=vocabulary,
-                length=length,
-            )
-        if (weights := settings.model.own_weights) is None:
+            model = models.build(settings.model, trust=trust, **defaults)
+        weights = settings.model.own_weights
+        if weights is None:
             return model, {}, frozenset(), []
         leftover = models.load_weights(model, weights, settings.model.strip_prefix)
     except Refusal as error:
@@ -109,23 +132,29 @@ def load_model(
 def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:
     """Key path -> its code, for everything that the task loads by name from a trusted package."""
     train = settings.train
-    named = {
-        "model.factory": (settings.model.factory, MODELS),
-        "data.factory": (settings.data.factory, DATA),
-        COLLATE: (settings.data.collate, COLLATES),
-    }
+    named = [
+        ("model.factory", settings.model.factory, MODELS),
+        ("data.factory", settings.data.factory, DATA),
+        (COLLATE, settings.data.collate, COLLATES),
+    ]
     if task.trains:
-        named["train.optimizer.name"] = train.optimizer.name, OPTIMIZERS
+        named.append((f"{OPTIMIZER}.name", train.optimizer.name, OPTIMIZERS))
     if task.trains and train.scheduler is not None:
-        named["train.scheduler.name"] = train.scheduler.name, SCHEDULERS
-    if (scored := task.scored()) is not None:
+        named.append((f"{SCHEDULER}.name", train.scheduler.name, SCHEDULERS))
+    scored = task.scored()
+    if scored is not None:
         where, backward = scored
-        named[f"{where.removesuffix('.score')}.score"] = backward.score, OWN_METRIC
-    code = {
-        where: load(name, kind, where).code for where, (name, kind) in named.items() if name and ":" in name
-    }
-    loaded = {LOSS: loss.code, **{f"{METRICS}.{metric.name}": metric.code for metric in metrics}}
-    return code | {where: each for where, each in loaded.items() if each is not None}
+        named.append((f"{where.removesuffix('.score')}.score", backward.score, OWN_METRIC))
+    code = dict[str, Code]()
+    for where, name, kind in named:
+        if name and ":" in name:
+            code[where] = load(name, kind, where).code
+    if loss.code is not None:
+        code[LOSS] = loss.code
+    for metric in metrics:
+        if metric.code is not None:
+            code[f"{METRICS}.{metric.name}"] = metric.code
+    return code
 
 
 def trained_parameters(parts: Parts) -> Trained | None:

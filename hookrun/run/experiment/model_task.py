@@ -61,17 +61,25 @@ class ModelTask(Task):
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
         """How many samples all passes over the splits have in total; None: not known, as with `train.steps`."""
-        passes = [samples_of_a_pass(settings, sizes[split]) for split in self.splits]
-        may_end_earlier = self.trains and settings.train.steps is not None
-        if None in passes or may_end_earlier:
+        if self.trains and settings.train.steps is not None:
             return None
-        return sum(filter(None, passes)) * (settings.train.epochs if self.trains else 1)
+        total = 0
+        for split in self.splits:
+            samples = samples_of_a_pass(settings, sizes[split])
+            if samples is None:
+                return None
+            total += samples
+        return total * settings.train.epochs if self.trains else total
 
     def scores_with_loss(self, settings: Settings) -> bool:
         """Whether the task needs a loss: it trains, or the loss is asked for."""
-        starts_from_it = (scored := self.scored()) is not None and scored[1].score == "loss"
-        by_default = self.scores and metrics_of(self) is None and settings.train.loss is not None
-        return self.trains or starts_from_it or by_default or asked(metrics_of(self), "loss")
+        metrics = metrics_of(self)
+        scored = self.scored()
+        if self.trains or asked(metrics, "loss"):
+            return True
+        if scored is not None and scored[1].score == "loss":
+            return True
+        return self.scores and metrics is None and settings.train.loss is not None
 
     def needs_output(self) -> str | None:
         """What needs the model's output, which a hook may stop; None if nothing does."""
@@ -144,19 +152,23 @@ class ModelTask(Task):
             yield from settings_misfits(settings, scores=self.scores_with_loss(settings))
         if self.trains:
             yield from check_optimizer(train.optimizer)
-            yield from check_scheduler(train.scheduler) if train.scheduler is not None else ()
+            if train.scheduler is not None:
+                yield from check_scheduler(train.scheduler)
         yield from metric_problems(self, settings, info)
-        if (scored := self.scored()) is not None:
+        scored = self.scored()
+        if scored is not None:
             yield from score_problems(*scored, info)
         loss = "" if train.loss is None else train.loss.name
-        is_number = info and info.target and info.target.dtype.is_floating_point and not info.target.shape
+        target = None if info is None else info.target
+        is_number = target is not None and target.dtype.is_floating_point and not target.shape
         if is_number and loss in OF_LABELS and self.scores_with_loss(settings):
             yield Problem(
                 "data.args.target" if "target" in settings.data.args else "train.loss",
                 f"{loss!r} needs integer labels, and the data has one floating-point number a sample",
                 "write labels as integers, or set train.loss=mse",
             )
-        if settings.data.unstacked and (by := self._taking_apart(settings, info)):
+        by = self._taking_apart(settings, info)
+        if settings.data.unstacked and by:
             what = f"{by} needs a row for each sample, and these batches are not stacked"
             yield Problem(settings.data.unstacked, what, "leave one of them out")
         if settings.compute.compile and loss == ACTIVATION:

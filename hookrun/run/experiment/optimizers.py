@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -44,19 +45,23 @@ _COMPOSED: tuple[type[LRScheduler], ...] = (SequentialLR, ChainedScheduler)
 _GIVEN = frozenset({"optimizer", "schedulers"})
 """The arguments of these classes that hookrun passes itself."""
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = {
-    name: item
-    for name, item in vars(torch.optim).items()
-    if isinstance(item, type) and issubclass(item, Optimizer) and item not in (Optimizer, torch.optim.LBFGS)
-}
+
+def _classes_in(module: ModuleType, base: type, without: Collection[type]) -> dict[str, type]:
+    """Name -> class, for the subclasses of `base` in a module of torch that are not private."""
+    classes = dict[str, type]()
+    for name, item in vars(module).items():
+        is_class = isinstance(item, type) and issubclass(item, base)
+        if is_class and item not in without and not name.startswith("_"):
+            classes[name] = item
+    return classes
+
+
+OPTIMIZERS: Mapping[str, type[Optimizer]] = _classes_in(
+    torch.optim, Optimizer, (Optimizer, torch.optim.LBFGS)
+)
 """Every optimizer of torch.optim that steps without a closure."""
 
-SCHEDULERS: Mapping[str, type[LRScheduler]] = {
-    name: item
-    for name, item in vars(lr_scheduler).items()
-    if isinstance(item, type) and issubclass(item, LRScheduler)
-    if not name.startswith("_") and item not in _NEED_CODE
-}
+SCHEDULERS: Mapping[str, type[LRScheduler]] = _classes_in(lr_scheduler, LRScheduler, _NEED_CODE)
 """Every schedule of torch.optim.lr_scheduler whose arguments are plain values or other schedules."""
 
 
@@ -106,12 +111,13 @@ def _check_named(
         return error.errors, None
     takes = parameters(cls) or {}
     if ":" in named.name:
-        given = {*named.args, *(key for key in filled if key in takes)}
+        given = set(named.args).union(key for key in filled if key in takes)
         return wrong_call(cls, given, where, named.name, first=1), cls
     # hookrun passes the first argument (the parameters or the optimizer) and the parts of a schedule itself
-    own = {key: parameter for key, parameter in list(takes.items())[1:] if key not in _GIVEN}
-    problems = unknown_arguments(named.args, own, where, cls.__name__)
-    return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__), cls
+    configurable = {key: takes[key] for key in list(takes)[1:] if key not in _GIVEN}
+    problems = unknown_arguments(named.args, configurable, where, cls.__name__)
+    problems += missing_arguments({*named.args, *filled}, configurable, where, cls.__name__)
+    return problems, cls
 
 
 def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
@@ -122,15 +128,16 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
     if ":" in name and registry is SCHEDULERS:
         return load_class(name, LRScheduler, OWN_SCHEDULERS, f"{where}.name")
     if ":" in name:
-        own = load_class(name, Optimizer, OWN_OPTIMIZERS, f"{where}.name")
-        of_step = dict(list((parameters(own.step) or {}).items())[1:])  # type: ignore[attr-defined]
-        if missing_arguments((), of_step, where, ""):
+        optimizer = load_class(name, Optimizer, OWN_OPTIMIZERS, f"{where}.name")
+        takes = parameters(optimizer.step) or {}  # type: ignore[attr-defined]
+        besides_self = {key: takes[key] for key in list(takes)[1:]}
+        if missing_arguments((), besides_self, where, ""):
             raise spec_error(
                 f"{where}.name",
-                f"'{own.__qualname__}' needs a closure in step, which the loop does not pass",
+                f"'{optimizer.__qualname__}' needs a closure in step, which the loop does not pass",
                 "give its step(closure=None) a default",
             )
-        return own
+        return optimizer
     cls = _of_torch(name, registry)
     if cls is None:
         raise spec_error(
@@ -141,12 +148,17 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
 
 def _of_torch(name: str, registry: Mapping[str, type]) -> type | None:
     """The class of torch with this name, in which capitals and underscores make no difference; None: there is none."""
-    return {key.lower(): item for key, item in registry.items()}.get(name.lower().replace("_", ""))
+    plain = name.lower().replace("_", "")
+    for key, item in registry.items():
+        if key.lower() == plain:
+            return item
+    return None
 
 
 def _check_parts(named: Schedule, cls: type, where: str) -> Iterator[Problem]:
     """The mistakes in which schedules a schedule of this class consists of, and in its milestones."""
-    key, parts = f"{where}.schedulers", named.schedulers or ()
+    key = f"{where}.schedulers"
+    parts = named.schedulers or ()
     if cls not in _COMPOSED:
         if named.schedulers is not None:
             yield Problem(
@@ -176,12 +188,13 @@ def _check_parts(named: Schedule, cls: type, where: str) -> Iterator[Problem]:
                 f"torch's SequentialLR cannot hold a {inner.__name__}",
                 "list plain schedules here, with a milestone between neighbours",
             )
-    if cls is not SequentialLR or "milestones" not in named.args:
-        return
-    milestones, where = named.args["milestones"], f"{where}.milestones"
-    if not isinstance(milestones, list | tuple) or not all(
-        isinstance(each, int) and not isinstance(each, bool) and 1 <= each <= MOST for each in milestones
-    ):
+    if cls is SequentialLR and "milestones" in named.args:
+        yield from _check_milestones(named.args["milestones"], f"{where}.milestones", len(parts))
+
+
+def _check_milestones(milestones: Any, where: str, parts: int) -> Iterator[Problem]:
+    """The mistake in the milestones between so many schedules."""
+    if not isinstance(milestones, list | tuple) or not all(map(_is_milestone, milestones)):
         yield Problem(
             where,
             f"found {shown(milestones)}, expected a list of whole numbers from 1",
@@ -191,11 +204,15 @@ def _check_parts(named: Schedule, cls: type, where: str) -> Iterator[Problem]:
         yield Problem(
             where, f"found {shown(milestones)}, expected each milestone to be greater than the last"
         )
-    elif len(milestones) != len(parts) - 1:
+    elif len(milestones) != parts - 1:
         yield Problem(
             where,
-            f"found {len(milestones)} for {len(parts)} schedules, expected one between each two: {len(parts) - 1}",
+            f"found {len(milestones)} for {parts} schedules, expected one between each two: {parts - 1}",
         )
+
+
+def _is_milestone(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
 
 
 def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGroup]) -> list[Problem]:
@@ -204,19 +221,26 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
     groups: the parameter groups; a small tensor replaces each parameter that hooks will add
     """
     by_name = dict(model.named_parameters(remove_duplicate=False))
-    for name in (name for group in groups for name in group.names):
-        by_name.setdefault(name, nn.Parameter(torch.zeros(1, 1)))
-    named, mistakes = train.optimizer, Mistakes()
+    for group in groups:
+        for name in group.names:
+            by_name.setdefault(name, nn.Parameter(torch.zeros(1, 1)))
+    named = train.optimizer
+    mistakes = Mistakes()
     for group in groups:
         if group.where:  # torch checks only the default values, not those of groups
             alone = replace(group, args={})
             updated = named.model_copy(update=dict(group.args))
             mistakes.tried(make_optimizer, updated, [alone], by_name, group.where)
-    optimizer = None if mistakes.problems else mistakes.tried(make_optimizer, named, groups, by_name)
-    if optimizer is not None and (schedule := train.scheduler) is not None:
-        scheduler = mistakes.tried(make_scheduler, schedule, optimizer, last_milestone(schedule) + 2)
+    if mistakes.problems:
+        return mistakes.problems
+    optimizer = mistakes.tried(make_optimizer, named, groups, by_name)
+    if optimizer is None:
+        return mistakes.problems
+    if train.scheduler is not None:
+        intervals = last_milestone(train.scheduler) + 2
+        scheduler = mistakes.tried(make_scheduler, train.scheduler, optimizer, intervals)
         mistakes.add(_unsavable(scheduler, SCHEDULER))
-    if optimizer is not None and ":" in named.name:
+    if ":" in named.name:
         mistakes.tried(mistakes.add, _own_problems(named))
     return mistakes.problems
 
@@ -303,13 +327,13 @@ def make_scheduler(
 def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) -> Any:
     """An object of the class. Raises SpecError for arguments that it refuses."""
     takes = parameters(cls) or {}
-    # torch compares a text with numbers, and names no argument
-    texts = [key for key, value in args.items() if isinstance(value, str) and key in takes]
-    numbers = [key for key in texts if type(takes[key].default) in (int, float)]
-    if numbers:
-        raise SpecError(
-            [Problem(f"{where}.{key}", f"found {args[key]!r}, expected a number") for key in numbers]
-        )
+    problems = list[Problem]()
+    for key, value in args.items():
+        # torch compares a text with numbers, and names no argument
+        if isinstance(value, str) and key in takes and type(takes[key].default) in (int, float):
+            problems.append(Problem(f"{where}.{key}", f"found {value!r}, expected a number"))
+    if problems:
+        raise SpecError(problems)
     try:
         return cls(*first, **args)
     except Exception as error:  # torch's classes raise many types for wrong arguments
@@ -318,8 +342,10 @@ def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) ->
 
 def last_milestone(named: Schedule) -> int:
     """The last milestone in a schedule and its parts; 0 if there is none."""
-    milestones = named.args.get("milestones", []) if named.schedulers is not None else []
-    return max([*milestones, *map(last_milestone, named.schedulers or ())], default=0)
+    if named.schedulers is None:
+        return 0
+    inner = [last_milestone(part) for part in named.schedulers]
+    return max([*named.args.get("milestones", []), *inner], default=0)
 
 
 # ---- clipping over all trained parameters together -------------------------------------------------------------------

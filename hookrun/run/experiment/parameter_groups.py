@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,22 +58,27 @@ class Trained:
 
     def lines(self, optimizer: Optimizer) -> Iterator[str]:
         """The lines that are shown with the plan."""
-        args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
-        yield f"trains {self.shown} with {optimizer.name}({args})"
+        yield f"trains {self.shown} with {optimizer.name}({_written(optimizer.args)})"
         for group in self.groups:
             if group.where:
-                args = ", ".join(f"{key}={value}" for key, value in group.args.items()) or "no arguments"
+                args = _written(group.args) or "no arguments"
                 place = group.where.removeprefix("train.optimizer.")
                 yield f"  {place} ({group.label}): {args} for {listed(group.names)}"
 
 
+def _written(args: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in args.items())
+
+
 def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[Problem]]:
     """The parameters of the model that a run with these hooks trains, and all mistakes in the settings for them."""
-    names, problems = names_under(hooks, model), list[Problem]()
+    names = names_under(hooks, model)
     adding = {hook.name: hook for hook in hooks.hooks if names.added_by.get(hook.name)}
+    problems = list[Problem]()
     members = partial(_members, names=names, adding=adding, problems=problems)
     every = names.select_parameters()
-    trained, left_out = list(filter(names.trains, every)), frozenset[str]()
+    trained = [name for name in every if names.trains(name)]
+    left_out = frozenset[str]()
     if train.parameters is not None:
         selected = members(train.parameters, PARAMETERS, set(trained))
         if not problems:
@@ -87,30 +92,42 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
                 "use task=evaluate, or unfreeze a parameter",
             )
         )
-    groups, rest = list[ParameterGroup](), trained
+    groups = list[ParameterGroup]()
+    rest = trained
     for number, group in enumerate(train.optimizer.groups):
         where = f"{GROUPS}.{number}"
         selected = members(group.select, f"{where}.select", set(trained))
-        for other in groups:
-            if both := [name for name in other.names if name in selected]:
-                problems.append(
-                    Problem(
-                        f"{where}.select",
-                        f"'{group.select}' and '{other.label}' of {other.where.removeprefix('train.optimizer.')} both "
-                        f"name {listed(both)}; a parameter can be in only one group",
-                        "narrow one of the two, for example by `select: {path: ..., exclude: ...}`",
-                    )
-                )
-        own = tuple(name for name in trained if name in selected)
-        groups.append(ParameterGroup(where, str(group.select), own, group.args))
+        problems += _in_two_groups(f"{where}.select", str(group.select), selected, groups)
+        in_group = tuple(name for name in trained if name in selected)
+        groups.append(ParameterGroup(where, str(group.select), in_group, group.args))
         rest = [name for name in rest if name not in selected]
     if rest:
         groups.insert(0, ParameterGroup("", "", tuple(rest)))
+    return Trained(tuple(groups), left_out, _shown(names, every, trained)), problems
+
+
+def _in_two_groups(
+    where: str, label: str, selected: set[str], groups: Sequence[ParameterGroup]
+) -> Iterator[Problem]:
+    """A problem for each earlier group that has some of the selected parameters too."""
+    for other in groups:
+        both = [name for name in other.names if name in selected]
+        if both:
+            yield Problem(
+                where,
+                f"'{label}' and '{other.label}' of {other.where.removeprefix('train.optimizer.')} both "
+                f"name {listed(both)}; a parameter can be in only one group",
+                "narrow one of the two, for example by `select: {path: ..., exclude: ...}`",
+            )
+
+
+def _shown(names: ModelNames, every: Sequence[str], trained: Sequence[str]) -> str:
+    """How many of all parameters and of their elements are trained."""
     sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
-    elements = f"{sum(sizes[name] for name in trained):,} of {sum(sizes.values()):,} elements"
+    trained_elements = sum(sizes[name] for name in trained)
     which = f"all {len(every)}" if len(trained) == len(every) else f"{len(trained)} of {len(every)}"
     note = ", without those that hooks add" if any(names.added.values()) else ""
-    return Trained(tuple(groups), left_out, f"{which} parameters ({elements}{note})"), problems
+    return f"{which} parameters ({trained_elements:,} of {sum(sizes.values()):,} elements{note})"
 
 
 def _members(
@@ -150,13 +167,13 @@ def _members(
 def _selected(selector: Selector, where: str, names: ModelNames, problems: list[Problem]) -> list[str]:
     """The names of the parameters that a selector chooses. problems: receives the mistakes in it."""
     selected = names.select_parameters(selector)
-    missing = [
-        (member, f"'{member}' ({place}) matches no parameter")
-        for member, place in selector.unmatched(names.parameter_tree())
-    ]
-    if not selected and not missing:
-        missing = [(selector, f"'{selector}' matches no parameter of {type(names.model).__name__}")]
-    problems += [Problem(where, text, names.nearest(member, on_parameters=True)) for member, text in missing]
+    unmatched = list(selector.unmatched(names.parameter_tree()))
+    for member, place in unmatched:
+        near = names.nearest(member, on_parameters=True)
+        problems.append(Problem(where, f"'{member}' ({place}) matches no parameter", near))
+    if not selected and not unmatched:
+        what = f"'{selector}' matches no parameter of {type(names.model).__name__}"
+        problems.append(Problem(where, what, names.nearest(selector, on_parameters=True)))
     return selected
 
 
@@ -183,10 +200,9 @@ def _added(
                 nearest(member.hook, adding),
             )
         )
-    hooks = [hook for name, hook in adding.items() if member.every or name == member.hook]
-    return [
-        join(match.path, name)
-        for hook in hooks
-        for match in names.matches(hook)
-        for name in names.added_by[hook.name]
-    ]
+    added = list[str]()
+    for hook_name, hook in adding.items():
+        if member.every or hook_name == member.hook:
+            for match in names.matches(hook):
+                added += [join(match.path, name) for name in names.added_by[hook_name]]
+    return added

@@ -49,36 +49,43 @@ def compiled(
     Raises CompileError, and SpecError if the score cannot be computed from the model's output.
     """
     settings, hooks = parts.experiment.settings, parts.experiment.hooks
-    target = info.example_target(EXAMPLE_BATCH)
     runs = RunValues.of(parts.experiment, split, info)
     compiling = partial(compile_plan, hooks, model, values=runs, training=training)
+    target = info.example_target(EXAMPLE_BATCH)
     backward = training if score is None else lambda output: score(output, target, None)
 
     def proven(samples: int) -> Plan:
-        see, two = partial(seen.see, samples), two_sizes(example, samples, settings.data)
-        return compiling(example=example(samples), two=two, backward=backward, see=see)
+        return compiling(
+            example=example(samples),
+            two=two_sizes(example, samples, settings.data),
+            backward=backward,
+            see=partial(seen.see, samples),
+        )
 
     if cache is None:
         plan = proven(EXAMPLE_BATCH)
-        is_alone = plan.unchecked is not None and settings.data.batch_size == 1
-        return proven(1) if is_alone and score is None else plan
-    loss = (
-        None if score is None or settings.train.loss is None else settings.train.loss.model_dump(mode="json")
-    )
-    key = json.dumps([model_key(settings), training, loss, structure(hooks)])
-    if key not in cache.tried and not cache.is_over:
+        if plan.unchecked is not None and settings.data.batch_size == 1 and score is None:
+            return proven(1)
+        return plan
+    loss = settings.train.loss if score is not None else None
+    dumped = None if loss is None else loss.model_dump(mode="json")
+    key = json.dumps([model_key(settings), training, dumped, structure(hooks)])
+    if key not in cache.tried:
+        if cache.is_over:
+            cache.unproven += 1
+            return compiling(backward=training)
         cache.proven += 1
-        cache.tried[key], cache.seen[key] = None, seen
+        cache.tried[key] = None
+        cache.seen[key] = seen
         try:
             return proven(EXAMPLE_BATCH)
         except CompileError as error:
             cache.tried[key] = error
             raise
-    if (refusal := cache.tried.get(key)) is not None:
+    refusal = cache.tried[key]
+    if refusal is not None:
         raise refusal
-    cache.unproven += key not in cache.tried
-    if key in cache.seen:
-        vars(seen).update(vars(cache.seen[key]))
+    vars(seen).update(vars(cache.seen[key]))
     return compiling(backward=training)
 
 
@@ -95,15 +102,19 @@ ARGS = "args"
 
 def structure(hooks: Spec) -> list[Any]:
     """A value that is equal for hooks of the same structure; see `compiled`."""
-    enabled = {hook.name: hook.to_dict() for hook in hooks.hooks if hook.keys.enabled}
-    return [[name, {**hook, "params": _without_fractions(hook["params"])}] for name, hook in enabled.items()]
+    structures = list[Any]()
+    for hook in hooks.hooks:
+        if hook.keys.enabled:
+            plain = hook.to_dict()
+            structures.append([hook.name, {**plain, "params": _without_fractions(plain["params"])}])
+    return structures
 
 
 def _without_fractions(value: Any) -> Any:
     if isinstance(value, float):
         return "a fraction"
     if isinstance(value, Mapping):
-        return {key: each if key == ARGS else _without_fractions(each) for key, each in value.items()}
+        return {key: inner if key == ARGS else _without_fractions(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_fractions(each) for each in value]
+        return [_without_fractions(inner) for inner in value]
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -59,7 +59,8 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
         spec, action = hook.spec, hook.spec.action
         if not spec.hook_type.of_rows:
             continue
-        name, where = action.action_name, spec.where
+        name = action.action_name
+        where = spec.where
         draws = action.draws and not action.own_functions()  # those are refused when they draw
         if draws and "generator" in action.uses:
             yield Problem(
@@ -82,23 +83,29 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
         for field, value in action.outside_values().items():
             if is_drawn(value):
                 yield Problem(f"{where}.{field}", "each rank would draw other samples for its rows", alone)
-        if (index := spec.keys.index) is not None and _picks_rows(index, hook):
+        index = spec.keys.index
+        if index is not None and _picks_rows(index, hook):
             yield Problem(
                 f"{where}.index",
                 f"'{index}' picks rows of the batch by their place, and each rank has only its own",
                 alone,
             )
-        whole = [
-            match.path or "(root)"
-            for match in hook.matches
-            if match.bytes is not None and not match.per_sample
-        ]
-        if action.captures and whole:
-            yield Problem(
-                f"{where}.action",
-                f"it has no row for each sample on {listed(whole)}, and each rank would have another value",
-                "narrow `select`, or name a part with a row for each sample by `target`",
-            )
+        if action.captures:
+            yield from _captures_without_rows(hook)
+
+
+def _captures_without_rows(hook: PlannedHook) -> Iterator[Problem]:
+    """A problem if a capture has no row for each sample on some modules."""
+    whole = list[str]()
+    for match in hook.matches:
+        if match.bytes is not None and not match.per_sample:
+            whole.append(match.path or "(root)")
+    if whole:
+        yield Problem(
+            f"{hook.spec.where}.action",
+            f"it has no row for each sample on {listed(whole)}, and each rank would have another value",
+            "narrow `select`, or name a part with a row for each sample by `target`",
+        )
 
 
 def _picks_rows(index: Index, hook: PlannedHook) -> bool:
@@ -114,15 +121,19 @@ def _picks_rows(index: Index, hook: PlannedHook) -> bool:
 
 def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> Iterator[str]:
     """A line for each result that necessarily differs between one process and several ranks."""
-    modules = [(path or "(root)", module) for path, module in model.named_modules()] if trains else []
-    if norms := [path for path, module in modules if isinstance(module, _BatchNorm)]:
-        yield f"batch statistics are those of a rank's own rows: {listed(norms)}"
-    if drops := [path for path, module in modules if _drops(module)]:
-        yield f"dropout draws other masks on each rank: {listed(drops)}"
-    if trains and loss.code is not None:
-        yield f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch"
-    differing = ((hook.spec.name, _differs(hook)) for hook in plan.hooks)
-    yield from (f"{name}: {what}" for name, what in differing if what is not None)
+    if trains:
+        norms = _paths_of(model, lambda module: isinstance(module, _BatchNorm))
+        if norms:
+            yield f"batch statistics are those of a rank's own rows: {listed(norms)}"
+        drops = _paths_of(model, _drops)
+        if drops:
+            yield f"dropout draws other masks on each rank: {listed(drops)}"
+        if loss.code is not None:
+            yield f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch"
+    for hook in plan.hooks:
+        what = _differs(hook)
+        if what is not None:
+            yield f"{hook.spec.name}: {what}"
 
 
 def _differs(hook: PlannedHook) -> str | None:
@@ -139,24 +150,30 @@ def _differs(hook: PlannedHook) -> str | None:
 
 def under_ranks(plan: ResolvedPlan) -> Column:
     """The plan's column that says what each hook sees if several ranks split the batches."""
-    seen = dict[str, str]()
-    for hook in plan.hooks:
-        hook_type, sees = hook.spec.hook_type, "own rows"
-        if not hook_type.of_rows:
-            sees = "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
-        elif _differs(hook) is not None:
-            sees = "differs: own rows"
-        elif hook.spec.action.captures:
-            sees = "all rows"
-        seen[hook.spec.name] = sees
-    return "under ranks", seen
+    return "under ranks", {hook.spec.name: _seen_under_ranks(hook) for hook in plan.hooks}
+
+
+def _seen_under_ranks(hook: PlannedHook) -> str:
+    hook_type = hook.spec.hook_type
+    if not hook_type.of_rows:
+        return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
+    if _differs(hook) is not None:
+        return "differs: own rows"
+    return "all rows" if hook.spec.action.captures else "own rows"
+
+
+def _paths_of(model: nn.Module, holds: Callable[[nn.Module], bool]) -> list[str]:
+    return [path or "(root)" for path, module in model.named_modules() if holds(module)]
 
 
 def _drops(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
-    rates = (getattr(module, name, None) for name in ("dropout", "dropout_p", "attention_dropout"))
-    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+    for name in ("dropout", "dropout_p", "attention_dropout"):
+        rate = getattr(module, name, None)
+        if isinstance(rate, int | float) and rate > 0:
+            return True
+    return False
 
 
 def check_ranks(

@@ -37,28 +37,24 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
     samples: the hooks see samples with ids below this; None: not known beforehand
     trains:  the hooks see training samples, then validation samples
     """
-    values = [
-        (hook, field, rows)
-        for hook in plan.hooks
-        for field, by_module in hook.values.items()
-        for rows in {id(rows): rows for rows in by_module.values()}.values()  # each once
-    ]
-    for hook, field_name, rows in values:
-        if not isinstance(rows, Rows) or rows.draws or samples is None:
-            continue
-        where = f"{hook.spec.where}.{field_name}"
-        if trains and hook.spec.keys.when.mode != "train":
-            yield Problem(
-                where,
-                "each training sample uses its own row, and validation samples have no rows",
-                "add when: {mode: train}",
-            )
-        elif lack := rows.lacking(torch.arange(samples)):
-            yield Problem(
-                where,
-                lack,
-                "capture them in that run too, or limit this run: train.limit_batches",
-            )
+    if samples is None:
+        return
+    for hook in plan.hooks:
+        for field, by_module in hook.values.items():
+            where = f"{hook.spec.where}.{field}"
+            for rows in {id(rows): rows for rows in by_module.values()}.values():  # each once
+                if not isinstance(rows, Rows) or rows.draws:
+                    continue
+                if trains and hook.spec.keys.when.mode != "train":
+                    yield Problem(
+                        where,
+                        "each training sample uses its own row, and validation samples have no rows",
+                        "add when: {mode: train}",
+                    )
+                elif lack := rows.lacking(torch.arange(samples)):
+                    yield Problem(
+                        where, lack, "capture them in that run too, or limit this run: train.limit_batches"
+                    )
 
 
 def missing_spans(
@@ -69,30 +65,30 @@ def missing_spans(
     clauses: (clause, the key path of its owner)
     samples: samples with ids below this are checked; None: nothing is checked
     """
-    named = [
-        (tokens.span, owner)
-        for clause, owner in clauses
-        if clause is not None and clause.missing == "error"
-        for tokens in clause.filters
-        if tokens.span is not None
-    ]
+    named = dict[tuple[str, str], None]()  # (span, key path of its owner), each once
+    for clause, owner in clauses:
+        if clause is not None and clause.missing == "error":
+            for tokens in clause.filters:
+                if tokens.span is not None:
+                    named[tokens.span, owner] = None
     if not named or not samples:
         return
     rows = data.load(settings.data, split, seed=settings.seed)
     spans = rows.spans(torch.arange(min(samples, len(rows), MOST_CHECKED)))
-    for name, owner in dict.fromkeys(named):
+    for name, owner in named:
         if name not in spans:
             continue
         first, end = spans[name].unbind(1)
-        if len(lacking := ((first < 0) | (end <= first)).nonzero()):
-            number = int(lacking[0])
-            file = rows.file(number)
-            sample = f"sample {number} ({file})" if file else f"sample {number}"
-            what, hint = "has no", "give it one, or leave such samples out: tokens: {span: …, missing: skip}"
-            if first[number] == AMBIGUOUS[0]:
-                what, hint = (
-                    "has more than once the text of the",
-                    "give token positions in the data: [first, end]",
-                )
-            what = f"{sample} of the split '{split}' {what} span {name!r}"
-            yield Problem(f"{owner}.tokens.span", what, hint)
+        lacking = ((first < 0) | (end <= first)).nonzero()
+        if not len(lacking):
+            continue
+        number = int(lacking[0])
+        file = rows.file(number)
+        sample = f"sample {number} ({file})" if file else f"sample {number}"
+        if first[number] == AMBIGUOUS[0]:
+            what = "has more than once the text of the"
+            hint = "give token positions in the data: [first, end]"
+        else:
+            what = "has no"
+            hint = "give it one, or leave such samples out: tokens: {span: …, missing: skip}"
+        yield Problem(f"{owner}.tokens.span", f"{sample} of the split '{split}' {what} span {name!r}", hint)

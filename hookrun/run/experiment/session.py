@@ -61,14 +61,17 @@ def device_named(name: str) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return accelerator or torch.device("cpu")
-    there = {"auto", "cpu"} | ({accelerator.type} if accelerator else set())
+    counts = {"cpu": 1}  # type of device -> how many there are
+    if accelerator is not None:
+        counts[accelerator.type] = torch.accelerator.device_count()
     with suppress(RuntimeError):  # of a name that torch does not know
         device = torch.device(name)
-        count = torch.accelerator.device_count() if accelerator and device.type == accelerator.type else 1
-        if device.type in there and (device.index or 0) < count:
+        if (device.index or 0) < counts.get(device.type, 0):
             return device
     raise spec_error(
-        "compute.device", f"found {name!r}, which this machine does not have", nearest(name, there)
+        "compute.device",
+        f"found {name!r}, which this machine does not have",
+        nearest(name, {"auto", *counts}),
     )
 
 
@@ -86,7 +89,9 @@ def device_of(compute: Compute) -> torch.device:
 def devices_of(model: nn.Module) -> list[str]:
     """The devices of a model that was put on several, as by a `device_map` or as stages of a pipeline; else none."""
     mapped = getattr(model, "hf_device_map", {})  # accelerate's: what it offloads has no device of its own
-    devices = set(map(str, mapped.values())) or {str(each.device) for each in model.parameters()}
+    devices = set(map(str, mapped.values()))
+    if not devices:
+        devices = {str(parameter.device) for parameter in model.parameters()}
     return sorted(devices) if len(devices) > 1 else []
 
 
@@ -102,8 +107,9 @@ def device_notes(compute: Compute, device: torch.device, model: nn.Module) -> It
             f"compute.deterministic: CUDA had started before {WORKSPACE} could be set, so sums of matrix products may "
             f"differ between runs; start with {WORKSPACE}=:4096:8"
         )
-    if placed := devices_of(model):
-        yield f"the model stays where it is, on {' and '.join(placed)}; batches go to {device}"
+    devices = devices_of(model)
+    if devices:
+        yield f"the model stays where it is, on {' and '.join(devices)}; batches go to {device}"
 
 
 def _accelerator() -> tuple[str, Any]:
@@ -113,7 +119,9 @@ def _accelerator() -> tuple[str, Any]:
         return "", None
     module = torch.get_device_module(device)
     is_initialized = getattr(module, "is_initialized", None)  # mps has none, and is always in use
-    return ("", None) if is_initialized is not None and not is_initialized() else (device.type, module)
+    if is_initialized is not None and not is_initialized():
+        return "", None
+    return device.type, module
 
 
 def generator_states(*, python: bool = True) -> dict[str, Any]:

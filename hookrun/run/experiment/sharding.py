@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookrun.engine.actions.base import Action
 from hookrun.engine.plan.model_tree import ModelNames
 from hookrun.engine.plan.plan import ResolvedPlan
 from hookrun.engine.runtime.sharded import is_sharded, like, sharded_modules, whole
@@ -30,7 +31,8 @@ def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
 
 def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> Iterator[Problem]:
     """Problems of sharding the model with fully_shard as configured."""
-    fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
+    fsdp = settings.compute.fsdp
+    where = "compute.fsdp.wrap"
     paths = units(fsdp, model)
     if fsdp.wrap is not None and not paths:
         yield Problem(
@@ -45,7 +47,7 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
             f"{listed(lists)} is a list or dict of modules, which is never called itself",
             f"name its members, such as '{lists[0]}.*'",
         )
-    single = [name for name, each in model.named_parameters() if not each.dim()]
+    single = [name for name, parameter in model.named_parameters() if not parameter.dim()]
     if single:
         yield Problem(
             "compute.strategy",
@@ -53,15 +55,19 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
             "use compute=ddp",
         )
     for hook in plan.hooks:
-        action = hook.spec.action
-        adds = action.adds(hook.spec.name) is not None
-        value = getattr(action, "value", None)
-        if adds and getattr(action, "shape", () if isinstance(value, float) else None) == ():
+        if hook.spec.action.adds(hook.spec.name) is not None and _adds_a_number(hook.spec.action):
             yield Problem(
                 f"{hook.spec.where}.action",
                 "fully_shard cannot shard a parameter without dimensions, and the hook adds one",
                 "give it one dimension, such as [0.0]",
             )
+
+
+def _adds_a_number(action: Action) -> bool:
+    """Whether the parameter that an action adds has no dimension, as far as its keys say it."""
+    if hasattr(action, "shape"):
+        return action.shape == ()
+    return isinstance(getattr(action, "value", None), float)
 
 
 def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None:
@@ -98,13 +104,13 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
 
     keeps: whether this rank needs the result; otherwise its tensors are empty
     """
-    own = model.state_dict(keep_vars=True)  # in which a shared parameter is one object
+    parts = model.state_dict(keep_vars=True)  # in which a shared parameter is one object
     gathered = dict[int, Tensor]()
-    for tensor in own.values():
+    for tensor in parts.values():
         if id(tensor) not in gathered:
             full = whole(tensor.detach()).cpu()
             gathered[id(tensor)] = full if keeps else full.new_empty(0)
-    return {name: gathered[id(tensor)] for name, tensor in own.items()}
+    return {name: gathered[id(tensor)] for name, tensor in parts.items()}
 
 
 def whole_states(optimizer: Optimizer) -> dict[str, Any]:
@@ -114,15 +120,13 @@ def whole_states(optimizer: Optimizer) -> dict[str, Any]:
 
 def sharded_states(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """A gathered state dict of an optimizer, with the tensors of sharded parameters sharded in the same way."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    of_parameters = dict(state["state"])
-    for number, parameter in zip(numbers, parameters, strict=False):
-        if is_sharded(parameter) and number in of_parameters:
-            of_parameters[number] = {
-                name: like(each, parameter)
-                if isinstance(each, Tensor) and each.shape == parameter.shape
-                else each
-                for name, each in of_parameters[number].items()
-            }
-    return {**state, "state": of_parameters}
+    states = dict(state["state"])  # number of a parameter -> its state
+    for group, saved_group in zip(optimizer.param_groups, state["param_groups"], strict=False):
+        for parameter, number in zip(group["params"], saved_group["params"], strict=False):
+            if not is_sharded(parameter) or number not in states:
+                continue
+            states[number] = dict(states[number])
+            for name, value in states[number].items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    states[number][name] = like(value, parameter)
+    return {**state, "state": states}

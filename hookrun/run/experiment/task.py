@@ -1,4 +1,4 @@
-"""The base class of tasks: a task's own keys, its preparation, what it runs or prints, and its objective.
+"""The base class of tasks: a task's own keys, its preparation, and what it runs or prints.
 
 Imports no torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from hookrun.engine.spec import HookSpec
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.engine.validation import Section
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
+from hookrun.errors import CompileError, HookrunError
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.settings import Settings, TaskKeys
 from hookrun.run.experiment.task_keys import BackwardPass
-from hookrun.store.objective import MOST_ROWS, Direction, Goal, MetricKeys, direction_of, preferred
+from hookrun.store.objective import MOST_ROWS, Direction, MetricKeys
 
 if TYPE_CHECKING:
     from hookrun.engine.plan.outside import UsedRun
@@ -94,12 +94,11 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
     where: the key path of the section
     but:   keys to leave out
     """
-    fields = type(section).model_fields
-    return [
-        f"{where}.{key}"
-        for key, field in fields.items()
-        if key not in but and getattr(section, key) != field.get_default()
-    ]
+    paths = list[str]()
+    for key, field in type(section).model_fields.items():
+        if key not in but and getattr(section, key) != field.get_default():
+            paths.append(f"{where}.{key}")
+    return paths
 
 
 def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
@@ -146,9 +145,10 @@ def task_of(experiment: Experiment) -> Task:
 
 def stopping(experiment: Experiment) -> HookSpec | None:
     """The first enabled hook that stops the forward before the model's output, or None."""
-    return next(
-        (hook for hook in experiment.hooks.hooks if hook.action.does == "stop" and hook.keys.enabled), None
-    )
+    for hook in experiment.hooks.hooks:
+        if hook.action.does == "stop" and hook.keys.enabled:
+            return hook
+    return None
 
 
 class JobCache:
@@ -179,96 +179,6 @@ class JobCache:
 
 def model_key(settings: Settings) -> str:
     """A key that is equal for jobs with the same model, data, task, `compute` and frozen parameters."""
-    dumped = [
-        each.model_dump(mode="json")
-        for each in [settings.model, settings.data, settings.task, settings.compute]
-    ]
+    sections = (settings.model, settings.data, settings.task, settings.compute)
+    dumped = [section.model_dump(mode="json") for section in sections]
     return json.dumps([settings.task.name, str(settings.train.parameters), *dumped])
-
-
-METRIC = "objective.metric"
-_SHOWN = 8
-
-
-def goal_of(experiment: Experiment) -> Goal | None:
-    """The objective of the experiment; None if the run does not log the metric or the direction is not known.
-
-    Raises SpecError if the data cannot be described.
-    """
-    asked, task = experiment.settings.objective, task_of(experiment)
-    there = task.measures(experiment.settings)
-    metric = asked.metric or _first_asked(task, there) or preferred(there)
-    if stopping(experiment) is not None or metric is None or metric not in there:
-        return None
-    direction = asked.direction or there[metric]
-    return None if direction is None else Goal(metric, direction, asked.of)
-
-
-def _first_asked(task: Task, there: Mapping[str, Direction | None]) -> str | None:
-    """The first of `task.metrics` that has a direction, of the val split if there is one; None without any."""
-    for metric in metrics_of(task) or ():
-        names = (
-            metric.name,
-            metric.name.rpartition(":")[2],
-        )  # a user's own function is logged by its own name
-        of_splits = [name for name in there if name.rpartition("/")[2] in names and there[name]]
-        if of_splits:
-            return max(of_splits, key=lambda name: name.startswith("val/"))
-    return None
-
-
-def required_goal(experiment: Experiment) -> Goal:
-    """The objective, for a sweeper that optimizes it. Raises SpecError with the reason if there is none."""
-    goal = goal_of(experiment)
-    if goal is None:
-        raise SpecError([_why_none(experiment)])
-    return goal
-
-
-def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
-    """Raise SpecError if no task logs the metric of the objective.
-
-    A metric of a split or an analysis that only another task logs is accepted: one file may be used with several tasks.
-
-    others: the first parts of the names of metrics of other tasks: splits and names of analyses
-    """
-    metric = experiment.settings.objective.metric
-    if metric is None:
-        return
-    there, part = task_of(experiment).measures(experiment.settings), metric.rpartition("/")[0]
-    is_of_other = part in set(others) - {name.rpartition("/")[0] for name in there}
-    if is_of_other and direction_of(metric) is not None:
-        return
-    if there and goal_of(experiment) is None:
-        raise SpecError([_why_none(experiment)])
-
-
-def _why_none(experiment: Experiment) -> Problem:
-    metric, task = experiment.settings.objective.metric, task_of(experiment)
-    if (hook := stopping(experiment)) is not None:
-        return Problem(
-            METRIC,
-            f"{hook.name} stops the forward before the model's output, so the run logs no metrics",
-            f"leave the hook out: ~{hook.where}",
-        )
-    there = task.measures(experiment.settings)
-    if not there:
-        return Problem(
-            METRIC,
-            f"task={task.name} logs neither accuracy nor loss, nor another metric to optimize",
-            "use task=train or evaluate, or a sweeper that does not optimize",
-        )
-    if metric is None:
-        return Problem(METRIC, "is not given", f"name one; {nearest('', there)}")
-    if metric in there:
-        return Problem(
-            "objective.direction",
-            f"is not known for {metric!r}: is a larger value better, or a smaller one?",
-            "write maximize or minimize",
-        )
-    near, every = nearest(metric, there), f"task={task.name} logs {listed(there, _SHOWN)}"
-    return Problem(
-        METRIC,
-        f"found {metric!r}, which this run does not log",
-        f"{near} {every}" if near.startswith("did you mean") else every,
-    )

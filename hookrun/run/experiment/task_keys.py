@@ -36,35 +36,44 @@ def parse_task(
         problems.append(
             Problem(f"{WHERE}.name", f"found {name!r}, which is not a task", nearest(str(name), tasks))
         )
-    own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
-    known = _keys(tasks) if len(own) < len(given) else own
-    ignored = {key: given[key] for key in given if key in known and key not in own}
-    task, wrong = (None, []) if chosen is None else parse(chosen, own, WHERE)
-    problems += [*(unknown_key(WHERE, key, known) for key in given if key not in known), *wrong]
-    for key, value in ignored.items():
-        of_owners: list[list[Problem]] = [
-            [
-                each
-                for each in parse(task, {key: value}, WHERE)[1]
-                if f"{each.where}.".startswith(f"{WHERE}.{key}.")
-            ]
-            for task in tasks.values()
-            if key in task.model_fields
-        ]
-        fewest = min(of_owners, key=len)  # tasks may share the name of a key
-        problems += fewest
-    refused = chosen.refuses if chosen is not None else {}
-    problems += [
-        Problem(f"{WHERE}.{key}", refused[key], "leave it out, or set it to null")
-        for key, value in ignored.items()
-        if key in refused and value is not None
-    ]
-    notes = [f"{WHERE}.{key} is not used by {WHERE}={name}" for key in ignored if key not in refused]
+    fields = () if chosen is None else chosen.model_fields
+    refused = {} if chosen is None else chosen.refuses
+    used = {key: given[key] for key in given if key in fields}
+    every_key = _keys(tasks) if len(used) < len(given) else used
+    problems += [unknown_key(WHERE, key, every_key) for key in given if key not in every_key]
+    task = None
+    if chosen is not None:
+        task, wrong = parse(chosen, used, WHERE)
+        problems += wrong
+    notes = list[str]()
+    for key, value in given.items():
+        if key in used or key not in every_key:
+            continue
+        problems += _problems_of_value(key, value, tasks)
+        if key not in refused:
+            notes.append(f"{WHERE}.{key} is not used by {WHERE}={name}")
+        elif value is not None:
+            problems.append(Problem(f"{WHERE}.{key}", refused[key], "leave it out, or set it to null"))
     return (None, [], problems) if problems else (task, notes, [])
 
 
+def _problems_of_value(key: str, value: Any, tasks: Mapping[str, type[TaskKeys]]) -> list[Problem]:
+    """The mistakes in the value of a key of other tasks: the fewest, since tasks may share the name of a key."""
+    of_owners = list[list[Problem]]()
+    for task in tasks.values():
+        if key in task.model_fields:
+            problems = parse(task, {key: value}, WHERE)[1]
+            inside = [problem for problem in problems if f"{problem.where}.".startswith(f"{WHERE}.{key}.")]
+            of_owners.append(inside)
+    return min(of_owners, key=len)
+
+
 def _keys(tasks: Mapping[str, type[TaskKeys]]) -> list[str]:
-    return list(dict.fromkeys(["name", *(key for task in tasks.values() for key in task.model_fields)]))
+    """The keys of all tasks, each once."""
+    keys = ["name"]
+    for task in tasks.values():
+        keys += task.model_fields
+    return list(dict.fromkeys(keys))
 
 
 class Sampling(Section):
@@ -80,9 +89,12 @@ class Sampling(Section):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
     def __str__(self) -> str:
-        top_k = "" if self.top_k is None else f"top_k {self.top_k}"
-        top_p = "" if self.top_p is None else f"top_p {self.top_p:g}"
-        return ", ".join(filter(None, [f"temperature {self.temperature:g}", top_k, top_p]))
+        parts = [f"temperature {self.temperature:g}"]
+        if self.top_k is not None:
+            parts.append(f"top_k {self.top_k}")
+        if self.top_p is not None:
+            parts.append(f"top_p {self.top_p:g}")
+        return ", ".join(parts)
 
 
 LOGIT_DIFFERENCE = "logit_difference"

@@ -6,7 +6,7 @@ Importing this package imports no torch: a configuration is validated without it
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -14,37 +14,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hookrun.data import names as data_names
 from hookrun.data.info import SPLITS
-from hookrun.data.transforms import NAMES as TRANSFORMS
 from hookrun.engine.discovery import Registry
 from hookrun.engine.spec import in_file_order
 from hookrun.engine.trust import of_environment, read_once
-from hookrun.engine.trust.load import LOSSES as OWN_LOSS
-from hookrun.engine.trust.load import METRICS as OWN_METRIC
-from hookrun.engine.trust.load import Kind, is_user_code, short_names
 from hookrun.errors import (
     CompileError,
     HookrunError,
     Mistakes,
-    Problem,
     Refusal,
     SpecError,
     listed,
-    nearest,
     spec_error,
 )
 from hookrun.run.experiment.experiment import Experiment, read_experiment
-from hookrun.run.experiment.task import (
-    JobCache,
-    Ready,
-    Task,
-    check_objective,
-    goal_of,
-    model_key,
-    required_goal,
-    task_of,
-)
+from hookrun.run.experiment.goal import check_objective, goal_of, required_goal
+from hookrun.run.experiment.names import unknown_names
+from hookrun.run.experiment.task import JobCache, Ready, Task, model_key, task_of
 from hookrun.run.ranks import size_of_world
 
 __all__ = [
@@ -184,78 +170,3 @@ def objective(run_dir: Path) -> float:
             f"{listed(names(run.metrics), 8) or 'none'}"
         )
     return result.value
-
-
-LOSSES = (
-    "cross_entropy",
-    "nll",
-    "mse",
-    "l1",
-    "smooth_l1",
-    "bce_with_logits",
-    "huber",
-    "next_token",
-    "bce",
-    "output",
-    "output_mean",
-    "output_sum",
-)
-ACTIVATION = "activation"
-"""The loss that reads a module instead of the output."""
-KL = "kl"
-METRICS = (
-    "loss",
-    "accuracy",
-    "top5_accuracy",
-    "mean_absolute_error",
-    "mean_squared_error",
-    "perplexity",
-    "probability",
-    "rank",
-    "logit_difference",
-    KL,
-    "auroc",
-    "average_precision",
-    "f1",
-    "balanced_accuracy",
-    "r2",
-    "spearman",
-)
-
-
-def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """The problem of each name that is not in its registry; values of a wrong type are left to the other checks."""
-    data, train, task = (_mapping(config.get(key)) for key in ("data", "train", "task"))
-    name = data.get("name")
-    if isinstance(name, str) and name not in data_names():
-        yield Problem("data.name", f"unknown data set {name!r}", nearest(name, data_names()))
-    for key in ("transforms", "train_transforms"):
-        for name in _mapping(data.get(key)):
-            if isinstance(name, str) and name not in TRANSFORMS:
-                yield Problem(f"data.{key}.{name}", "unknown transform", nearest(name, TRANSFORMS))
-    yield from _unknown(train.get("loss"), "train.loss", "a loss", (*LOSSES, ACTIVATION), OWN_LOSS)
-    metrics = task.get("metrics")
-    listed = metrics if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
-    named = {f"task.metrics.{place}": metric for place, metric in enumerate(listed)}
-    for where, metric in (named | {"task.metric": task.get("metric")}).items():
-        yield from _unknown(metric, where, "a metric", METRICS, OWN_METRIC)
-        name, against = _mapping(metric).get("name"), _mapping(metric).get("against")
-        if isinstance(name, str) and name != KL and against is not None:
-            yield Problem(
-                f"{where}.against",
-                f"{name!r} does not compare with another run: `against` is a key of {KL!r}",
-                "leave it out",
-            )
-
-
-def _mapping(section: Any) -> Mapping[Any, Any]:
-    return section if isinstance(section, Mapping) else {}
-
-
-def _unknown(raw: Any, where: str, what: str, names: Collection[str], own: Kind) -> Iterator[Problem]:
-    """The problem of a name, or of a mapping with a name, that is neither hookrun's nor of the form of a user's own."""
-    name = raw.get("name") if isinstance(raw, Mapping) else raw
-    if isinstance(name, str) and name not in names and not is_user_code(name, own):
-        yield Problem(
-            where, f"found {name!r}, which is not {what}", nearest(name, [*names, *short_names(own)])
-        )

@@ -64,17 +64,21 @@ class EvaluateTask(TaskOfSplits):
 
     def needs_output(self) -> str | None:
         """The keys that ask for metrics or gradients; captures alone need no output."""
-        asking = [key for key in ("metrics", "backward") if getattr(self, key) is not None]
-        return f"task.{asking[0]}" if asking else None
+        if self.metrics is not None:
+            return "task.metrics"
+        return None if self.backward is None else "task.backward"
 
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
         """(why the hook never fires, what to do); None if it fires. Without `backward`, gradient hooks do not fire."""
-        needs = super().idle(hook)
-        if needs is None or self.backward is None:
-            return (needs[0], f"set task.backward, {needs[1]}") if needs is not None else None
+        idle = super().idle(hook)
+        if idle is None:
+            return None
+        why, hint = idle
+        if self.backward is None:
+            return why, f"set task.backward, {hint}"
         if hook.hook_type.phase != "step":
             return None
-        return f"needs an optimizer step, which task={self.name} does not make", needs[1]
+        return f"needs an optimizer step, which task={self.name} does not make", hint
 
     def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the backward pass."""
@@ -86,20 +90,17 @@ class EvaluateTask(TaskOfSplits):
         yield from super().remarks(settings, hooks)
         if self.backward is None:
             return
-        enabled = [hook for hook in hooks if hook.keys.enabled]
-        if not any(hook.hook_type.needs_backward and self.idle(hook) is None for hook in enabled):
+        firing = [hook for hook in hooks if hook.keys.enabled and self.idle(hook) is None]
+        if not any(hook.hook_type.needs_backward for hook in firing):
             yield "task.backward: no hook sees its gradients"
         if settings.compute.precision == "fp16":
             yield "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0; bf16 and fp32 keep them"
-        yield from (
-            f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
-            "data.batch_size=1 makes it one for each sample"
-            for hook in enabled
-            if hook.hook_type.on_parameters
-            and hook.hook_type.gradient
-            and hook.action.captures
-            and self.idle(hook) is None
-        )
+        for hook in firing:
+            if hook.hook_type.on_parameters and hook.hook_type.gradient and hook.action.captures:
+                yield (
+                    f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
+                    "data.batch_size=1 makes it one for each sample"
+                )
 
     def perform(self, context: RunContext) -> None:
         """Run the split through the model, and log the means. Raises HookrunError if it has no samples."""
@@ -108,7 +109,8 @@ class EvaluateTask(TaskOfSplits):
         from hookrun.run.passes.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
-        names, metrics = context.sample_names(batches.parts), context.prepared.metrics
+        names = context.sample_names(batches.parts)
+        metrics = context.prepared.metrics
         forward: Callable[[Batch], Any] = context.forward
         if self.backward is not None:
             scoring = Scoring(self.backward, WHERE, context.prepared.loss, context.measuring)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from hookrun.engine.plan.plan import Match
     from hookrun.run.experiment.prepared import Prepared
+    from hookrun.run.passes.progress import Screen
 
 
 MOST_LEVELS = 1_000
@@ -75,8 +76,9 @@ class ModulesTask(Task):
 
         screen = Screen()
         names = ModelNames(prepared.model)
-        hooked = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
-        every = hooked | names.inside()
+        every = names.inside()
+        for hook in prepared.plan.hooks:
+            every |= {match.path: match for match in hook.matches}
         matches = {path: every[path] for path in names.modules if path in every}
         picked = [] if self.select is None else _picked(self.select, prepared.model)
         depth = self.depth
@@ -85,13 +87,7 @@ class ModulesTask(Task):
         shown = {path for path in matches if depth is None or _level(path) <= depth}
         for path in picked:
             shown.update(matches.keys() & {path, *ancestors(path)})
-        console = screen.console
-        width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
-        is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
-        console.print(
-            _tree(matches, shown, frozenset(picked), "ellipsis" if is_utf else "crop"), soft_wrap=False
-        )
-        console.width = width
+        self._print_tree(screen, matches, shown, frozenset(picked))
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if picked:
             screen.say(
@@ -105,6 +101,18 @@ class ModulesTask(Task):
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
+
+    def _print_tree(
+        self, screen: Screen, matches: Mapping[str, Match], shown: Set[str], picked: Set[str]
+    ) -> None:
+        console = screen.console
+        is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
+        tree = _tree(matches, shown, picked, "ellipsis" if is_utf else "crop")
+        width = console.width
+        limit = None if self.full else screen.width
+        console.width = limit or _UNLIMITED
+        console.print(tree, soft_wrap=False)
+        console.width = width
 
 
 def _on_every_module(model: Module) -> Spec:
@@ -127,15 +135,21 @@ def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overf
     from rich.tree import Tree
 
     listed = [matches[path] for path in matches if path in shown]
-    names = [
-        f"{'* ' if each.path in picked else ''}{each.path.rpartition('.')[2] or '(root)'}" for each in listed
-    ]
-    indents = [_GUIDE * _level(each.path) for each in listed]
+    names = list[str]()
+    indents = list[int]()
+    for match in listed:
+        name = match.path.rpartition(".")[2] or "(root)"
+        names.append(f"* {name}" if match.path in picked else name)
+        indents.append(_GUIDE * _level(match.path))
     name_width = max(indent + len(name) for indent, name in zip(indents, names, strict=True))
-    class_width = max(len(each.type) for each in listed)
-    size_width = max(len(f"{each.parameters:,}") for each in listed)
-    below = Counter(around for path in matches for around in ancestors(path))
-    unfolded = {around for path in shown for around in ancestors(path)}
+    class_width = max(len(match.type) for match in listed)
+    size_width = max(len(f"{match.parameters:,}") for match in listed)
+    below = Counter[str]()
+    for path in matches:
+        below.update(ancestors(path))
+    unfolded = set[str]()
+    for path in shown:
+        unfolded.update(ancestors(path))
     nodes = dict[str, Tree]()
     for match, name, indent in zip(listed, names, indents, strict=True):
         columns = [
@@ -162,8 +176,10 @@ def _level(path: str) -> int:
 def _fitting_depth(paths: Iterable[str], lines: int) -> int:
     """The deepest level down to which all modules fit into `lines` lines; at least 1."""
     levels = sorted(map(_level, paths))
-    fitting = (depth for depth in range(levels[-1], 1, -1) if bisect_right(levels, depth) <= lines)
-    return next(fitting, 1)
+    depth = levels[-1]
+    while depth > 1 and bisect_right(levels, depth) > lines:
+        depth -= 1
+    return max(depth, 1)
 
 
 def _picked(selector: Selector, model: Module) -> list[str]:

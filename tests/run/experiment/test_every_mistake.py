@@ -15,6 +15,7 @@ from torch import nn
 import hookrun
 from hookrun.errors import Refusal
 from hookrun.run import tasks
+from hookrun.run.experiment import names
 from hookrun.run.experiment.metrics import losses, metrics
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
@@ -78,8 +79,8 @@ def test_all_sections_of_a_file_are_in_one_report() -> None:
 
 
 def test_names_checked_before_torch_are_those_of_the_registries() -> None:
-    assert set(tasks.LOSSES) == set(losses.LOSSES)
-    assert set(tasks.METRICS) == set(metrics.METRICS)
+    assert set(names.LOSSES) == set(losses.LOSSES)
+    assert set(names.METRICS) == set(metrics.METRICS)
 
 
 def test_mistakes_of_the_model_stage_are_in_one_report() -> None:

@@ -1,4 +1,4 @@
-"""The README's own function and own module in runs: recorded, trained alone, saved, loaded by another run."""
+"""The own function and own module of the page on models: recorded, trained alone, saved, loaded by another run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from run_files import weights
 from hookrun.report import write_report
 from hookrun.store.reader import Run
 
-README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "hookrun/models/README.md").read_text(encoding="utf-8")
 CODE, EXPERIMENT = re.findall(
-    r"```python\n# mypkg/hooks\.py\n(.*?)```\n\n```yaml\n(.*?)```", README, re.DOTALL
+    r"```python\n# mypkg/hooks\.py\n(.*?)```\n\n```yaml\n(.*?)```", PAGE, re.DOTALL
 )[0]
 SHORT = ("model=cnn", "compute.device=cpu", "train.epochs=2", "train.limit_batches=3", "train.log_every=1")
 ADDED = [f"fc.adapted_{layer}_{name}" for layer in ("down", "up") for name in ("weight", "bias")]
@@ -39,7 +39,7 @@ MINE = ("experiment=mine", "hydra.searchpath=[file://conf]", *SHORT)
 
 @pytest.fixture
 def found(shared: Callable[..., Run]) -> Run:
-    """The run of the README's experiment."""
+    """The run of the page's experiment."""
     return shared(*MINE)
 
 

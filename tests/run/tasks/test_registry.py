@@ -13,8 +13,9 @@ import pytest
 from hookrun.cli import main
 from hookrun.errors import HookrunError, SpecError
 from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.experiment.goal import check_objective, goal_of, required_goal
 from hookrun.run.experiment.model_task import samples_of_a_pass
-from hookrun.run.experiment.task import Ready, Task, check_objective, goal_of, required_goal
+from hookrun.run.experiment.task import Ready, Task
 from hookrun.run.tasks import parse_experiment, show, task_of, tasks
 from hookrun.run.tasks.under_hooks import TaskUnderHooks
 from hookrun.store.objective import Goal

@@ -41,11 +41,10 @@ class TaskOfRuns(Task):
     def unused(self, experiment: Experiment) -> list[str]:
         """Hooks, and the sections `train` and `compute`: the captures exist already."""
         settings = experiment.settings
-        return [
-            *changed("train", settings.train),
-            *changed("compute", settings.compute),
-            *(["hooks"] if experiment.hooks.hooks else []),
-        ]
+        unused = changed("train", settings.train) + changed("compute", settings.compute)
+        if experiment.hooks.hooks:
+            unused.append("hooks")
+        return unused
 
     def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
         """Record which runs are read, and do the task."""
@@ -153,6 +152,7 @@ class TaskOfCaptures(TaskOfRuns):
 
     def say_projections(self, screen: Screen, features: Iterable[Features]) -> None:
         """Print which modules were projected, and how."""
-        if projected := [each for each in features if each.projection]:
-            names = ", ".join(each.name for each in projected)
+        projected = [rows for rows in features if rows.projection]
+        if projected:
+            names = ", ".join(rows.name for rows in projected)
             screen.say(f"{projected[0].projection}, instead of all features: {names}")

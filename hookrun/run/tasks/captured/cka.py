@@ -35,7 +35,8 @@ class Way:
 
 def chosen_way(features: Sequence[Features], allowed: int) -> Way:
     """The way with the fewest operations that fits into `allowed` bytes; if none fits, that with the least memory."""
-    rows, modules = len(features[0]), len(features)
+    rows = len(features[0])
+    modules = len(features)
     width = sum(each.width for each in features)
     least = reading_bytes(features) + BYTES * width
     # A block of rows of all modules is there twice: the modules' own tensors and the concatenated one.
@@ -85,8 +86,8 @@ def _by_features(features: Sequence[Features]) -> Tensor:
         beside = torch.cat([each.whole(rows) for each in features], dim=1)
         covariance.addmm_(beside.T, beside)
     blocks = [part.split(widths, dim=1) for part in covariance.split(widths)]
-    norms = [torch.stack([torch.linalg.vector_norm(block) for block in row]) for row in blocks]
-    return torch.stack(norms).square()
+    rows_of_norms = [torch.stack(list(map(torch.linalg.vector_norm, row))) for row in blocks]
+    return torch.stack(rows_of_norms).square()
 
 
 def _by_samples(features: Sequence[Features], tile: int, results: Results) -> Tensor:

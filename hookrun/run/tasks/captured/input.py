@@ -89,39 +89,43 @@ def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, U
 
 def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCapture]:
     """Module path -> capture, for the captures that hold one tensor with one row for each sample, or each token."""
-    there = run.captures
-    if name is None and len(there) != 1:
-        listed = ", ".join(there) or "nothing"
-        hint = "name one: task.capture=NAME"
-        if not there:  # often the newest run: an analysis, or the training before it
-            hint = "give a run that has a hook with action: capture"
-            others = sorted(
-                (file.parent.parent for file in run.path.parent.glob(f"*/{CAPTURES}/{INDEX}")), reverse=True
-            )
-            newest = next((each for each in others if not each.is_symlink()), None)
-            hint += f"; the newest one beside it: task.run={printable(str(newest))}" if newest else ""
-        raise spec_error("task.capture", f"{run.path} captured {listed}", hint)
-    if name is not None and name not in there:
-        raise spec_error("task.capture", f"found {name!r}", nearest(name, there))
-    tensors = [each for each in captured_tensors(there) if name in (None, each.hook)]
-    found = {
-        f"{each.module} {each.path}" if each.path else each.module: each
-        for each in tensors
-        if _is_by_sample(each, by_token)
-    }
-    if not found:
+    captures = run.captures
+    if name is None and len(captures) != 1:
+        hint = "name one: task.capture=NAME" if captures else _run_with_captures(run)
+        raise spec_error("task.capture", f"{run.path} captured {', '.join(captures) or 'nothing'}", hint)
+    if name is not None and name not in captures:
+        raise spec_error("task.capture", f"found {name!r}", nearest(name, captures))
+    tensors = [capture for capture in captured_tensors(captures) if name in (None, capture.hook)]
+    by_module = dict[str, StoredCapture]()
+    for capture in tensors:
+        if _is_by_sample(capture, by_token):
+            key = f"{capture.module} {capture.path}" if capture.path else capture.module
+            by_module[key] = capture
+    if not by_module:
         hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
         raise spec_error(
             "task.capture", f"in {run.path} no module of this hook has one row for each sample", hint
         )
-    return found
+    return by_module
+
+
+def _run_with_captures(run: Run) -> str:
+    """What to do where a run has no captures: often it is the newest one, an analysis or the training before it."""
+    hint = "give a run that has a hook with action: capture"
+    folders = [file.parent.parent for file in run.path.parent.glob(f"*/{CAPTURES}/{INDEX}")]
+    for folder in sorted(folders, reverse=True):
+        if not folder.is_symlink():
+            return f"{hint}; the newest one beside it: task.run={printable(str(folder))}"
+    return hint
 
 
 def _is_by_sample(capture: StoredCapture, by_token: bool) -> bool:
     ids = capture.sample_ids
-    tokens = [capture.positions, capture.keys] if by_token else []
-    samples = torch.stack([capture.split_numbers, ids, *tokens], dim=1)
-    return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
+    columns = [capture.split_numbers, ids]
+    if by_token:
+        columns += [capture.positions, capture.keys]
+    distinct = torch.stack(columns, dim=1).unique(dim=0)
+    return bool((ids >= 0).all()) and len(distinct) == len(ids)
 
 
 def projection_entry(features: Features) -> dict[str, Any]:
@@ -132,16 +136,21 @@ def projection_entry(features: Features) -> dict[str, Any]:
 def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows that begin with a name. Names that do not fit lose their left ends; numbers are never cut."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if table.columns else "left", no_wrap=True)
-    others = sum(max(map(len, column)) + 3 for column in list(zip(headings, *rows, strict=True))[1:])
-    room = max(console.width - others - 2, _LEAST_NAME)
+    taken = 0  # by the columns beside the names
+    for column, (heading, *texts) in enumerate(zip(headings, *rows, strict=True)):
+        table.add_column(heading, justify="right" if column else "left", no_wrap=True)
+        if column:
+            taken += max(map(len, (heading, *texts))) + 3
+    room = max(console.width - taken - 2, _LEAST_NAME)
     for name, *texts in rows:
         name = name or "(root)"
-        table.add_row(name if len(name) <= room else f"…{name[1 - room :]}", *texts)
-    narrow, console.width = console.width, max(console.width, room + others + 2)
+        if len(name) > room:
+            name = f"…{name[1 - room :]}"
+        table.add_row(name, *texts)
+    width = console.width
+    console.width = max(width, room + taken + 2)
     console.print(table)
-    console.width = narrow
+    console.width = width
 
 
 # ---- two runs ------------------------------------------------------------------------------------------------------
@@ -149,24 +158,39 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 def find_both(experiment: Experiment, path: str | None, other: str | None) -> TwoRuns:
     """Open two runs or two sweeps. Raises SpecError if one does not exist or only one is a sweep."""
-    named = {"task.run": path, "task.other": other}
-    sweeps = [[] if name is None or name in experiment.runs else _jobs(Path(name)) for name in named.values()]
-    if not any(sweeps):
-        (run, used), (other_run, other_used) = (opened(experiment, *each) for each in named.items())
+    jobs = _jobs_of_a_sweep(experiment, path)
+    other_jobs = _jobs_of_a_sweep(experiment, other)
+    if not jobs and not other_jobs:
+        run, used = opened(experiment, "task.run", path)
+        other_run, other_used = opened(experiment, "task.other", other)
         return TwoRuns(experiment, {"": (run, other_run)}, runs=(used, other_used))
-    if not all(sweeps):
-        sweep, single = (path, other) if sweeps[0] else (other, path)
+    if not jobs or not other_jobs:
+        sweep, single = (path, other) if jobs else (other, path)
         raise spec_error(
             "task.other",
             f"{sweep} is a sweep, and {single} is not",
             "name two sweeps, or two runs: a job is a run too",
         )
-    here, there = map(_by_overrides, sweeps)
-    if not here.keys() & there.keys():
-        here, there = ({job.name: job for job in jobs} for jobs in sweeps)
-    pairs = {name: (open_run(job), open_run(there[name])) for name, job in here.items() if name in there}
-    runs = (UsedRunRecord(where=where, run=str(name), path=str(name)) for where, name in named.items())
-    return TwoRuns(experiment, pairs, tuple(here.keys() ^ there.keys()), tuple(runs))
+    named = _by_overrides(jobs)
+    other_named = _by_overrides(other_jobs)
+    if not named.keys() & other_named.keys():
+        named = {job.name: job for job in jobs}
+        other_named = {job.name: job for job in other_jobs}
+    pairs = {
+        name: (open_run(job), open_run(other_named[name]))
+        for name, job in named.items()
+        if name in other_named
+    }
+    used_runs = [
+        UsedRunRecord(where=where, run=str(name), path=str(name))
+        for where, name in (("task.run", path), ("task.other", other))
+    ]
+    return TwoRuns(experiment, pairs, tuple(named.keys() ^ other_named.keys()), tuple(used_runs))
+
+
+def _jobs_of_a_sweep(experiment: Experiment, name: str | None) -> list[Path]:
+    """The directories of a sweep's jobs; none if the name is that of a run."""
+    return [] if name is None or name in experiment.runs else _jobs(Path(name))
 
 
 def _jobs(folder: Path) -> list[Path]:
@@ -180,8 +204,9 @@ def _jobs(folder: Path) -> list[Path]:
 def _by_overrides(jobs: list[Path]) -> dict[str, Path]:
     """Each job by the overrides that not all jobs of the sweep have; by its directory if these are not unique."""
     typed = [[str(text) for text in read_yaml(job / OVERRIDES, job) or ()] for job in jobs]
-    names = [
-        ", ".join(text for text in texts if not all(text in every for every in typed)) or job.name
-        for job, texts in zip(jobs, typed, strict=True)
-    ]
-    return dict(zip(names if len(set(names)) == len(jobs) else [job.name for job in jobs], jobs, strict=True))
+    shared = set(typed[0]).intersection(*typed)
+    named = dict[str, Path]()
+    for job, texts in zip(jobs, typed, strict=True):
+        differing = [text for text in texts if text not in shared]
+        named[", ".join(differing) or job.name] = job
+    return named if len(named) == len(jobs) else {job.name: job for job in jobs}
