@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -302,14 +302,9 @@ class ModelNames:
                 self._trees.clear()
             if spec.action.does == "freeze":
                 chosen = getattr(spec.action_on(match.matched_parameters), "parameters", None)
-                self._freeze(self.modules[match.path], chosen)
-
-    def _freeze(self, module: nn.Module, chosen: Collection[str] | None) -> None:
-        """Record that these parameters of the module will be frozen; None: all of them."""
-        frozen = {
-            id(parameter) for name, parameter in module.named_parameters() if chosen is None or name in chosen
-        }
-        self.frozen |= {name for name, parameter in self.parameters.items() if id(parameter) in frozen}
+                for last, parameter in self.modules[match.path].named_parameters():
+                    if chosen is None or last in chosen:
+                        self.frozen.update(self._names.get(id(parameter), ()))
 
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:

@@ -38,7 +38,7 @@ from hookrun.engine.plan.texts import Ids, Tokenizer, texts_of, tokenizer_of, un
 from hookrun.engine.spec.hook import HookSpec, Spec
 from hookrun.engine.spec.selector import Selector
 from hookrun.engine.trust.load import ACTIONS, Trusted, load
-from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest
+from hookrun.errors import HookrunError, Mistakes, Problem, compile_error, listed, nearest
 
 _MOST_MEMBERS = 20
 """How many members of a list that match nothing are reported."""
@@ -57,7 +57,7 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     """
     reason = unhookable_model(model)
     if reason is not None:
-        raise CompileError([Problem("model", reason.what, reason.hint)])
+        raise compile_error("model", reason.what, reason.hint)
     names = ModelNames(model)
     values = values or NoValues()
     # the sort is stable: equal priorities keep declaration order
@@ -66,9 +66,14 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     planned = dict[str, PlannedHook]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
-    fitting = tuple(planned[hook.name] for hook in hooks if not mistakes[hook.name].problems)
-    plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=values.used_runs(spec))
-    return plan, [problem for hook in hooks for problem in mistakes[hook.name].problems]
+    fitting = list[PlannedHook]()
+    problems = list[Problem]()
+    for hook in hooks:
+        problems += mistakes[hook.name].problems
+        if not mistakes[hook.name].problems:
+            fitting.append(planned[hook.name])
+    plan = ResolvedPlan(class_name(model), tuple(fitting), spec.seed, runs=values.used_runs(spec))
+    return plan, problems
 
 
 def names_under(spec: Spec, model: nn.Module) -> ModelNames:

@@ -39,23 +39,27 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
     from rich.table import Table
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"]
-    for name in names if more is None else [*names, more[0]]:
-        drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
+    drawn.add_column("#", justify="right", no_wrap=True)
+    for name in ("hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+        drawn.add_column(name, no_wrap=True)
+    if more is not None:
+        drawn.add_column(more[0], no_wrap=True)
     for order, hook in enumerate(plan.hooks):
-        spec, matches = hook.spec, hook.matches
-        drawn.add_row(
+        spec = hook.spec
+        cells = [
             str(order),
             spec.name,
-            "\n".join(_limited([shown_name(match) for match in matches], limit)),
-            "\n".join(_limited([match.type for match in matches], limit)),
+            "\n".join(_limited([shown_name(match) for match in hook.matches], limit)),
+            "\n".join(_limited([match.type for match in hook.matches], limit)),
             spec.hook_type.name,
             spec.action.action_name,
             _parameters(spec),
             str(spec.keys.when),
-            "\n".join(_limited([match.shape or "-" for match in matches], limit)),
-            *([] if more is None else [more[1].get(spec.name, "")]),
-        )
+            "\n".join(_limited([match.shape or "-" for match in hook.matches], limit)),
+        ]
+        if more is not None:
+            cells.append(more[1].get(spec.name, ""))
+        drawn.add_row(*cells)
     return drawn
 
 
@@ -90,9 +94,8 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: C
     else:
         for order, hook in enumerate(plan.hooks):
             console.print("\n".join(_card(order, hook, limit)), soft_wrap=True)
-            shown = "" if more is None else more[1].get(hook.spec.name)
-            if more is not None and shown:
-                console.print(f"   {more[0]}: {shown}", soft_wrap=True)
+            if more is not None and more[1].get(hook.spec.name):
+                console.print(f"   {more[0]}: {more[1][hook.spec.name]}", soft_wrap=True)
     for line in notes(plan):
         console.print(line, soft_wrap=True)
 
@@ -170,14 +173,16 @@ def argument(value: object) -> str:
         case float():
             return f"{value:g}"
         case tuple() | list():
-            text = "[" + ", ".join(map(argument, value)) + "]"
-            return text if len(text) <= 32 else text[:29] + "..."
+            return _cut("[" + ", ".join(map(argument, value)) + "]", 32)
         case dict():
-            text = "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
-            return text if len(text) <= 60 else text[:57] + "..."
+            return _cut("{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}", 60)
         case Tensor():
             return f"tensor{list(value.shape)}"
     return str(value)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _limited(items: list[str], limit: int | None) -> list[str]:
@@ -259,18 +264,19 @@ def _batch_text(followers: Sequence[int]) -> str:
 
 def _value_note(hook: PlannedHook, key: str, values: Mapping[str, Source]) -> str:
     """The shape and size of a value from a file or a run: one for all modules, or one for each module."""
-    where = f"{hook.spec.name}.{key}"
-    unit = " per sample" if is_by_sample(hook.spec.action.outside_values()[key]) else ""
     different = each_once(values.values())
+    total = sum(form(value)[1] for value in different)
+    total_size = f", {size(total)}" if total else ""
+    if total and is_by_sample(hook.spec.action.outside_values()[key]):
+        total_size += " per sample"
+    where = f"{hook.spec.name}.{key}"
     if len(different) == 1:
-        shape, count = form(different[0])
-        return f"{where}: a value {shape}" + (f", {size(count)}{unit}" if count else "")
+        return f"{where}: a value {form(different[0])[0]}{total_size}"
     shown = list[str]()
     for path, value in values.items():
         shape, count = form(value)
-        shown.append(f"{path or '(root)'} {shape}" + (f" {size(count)}" if count else ""))
-    total = sum(form(value)[1] for value in different)
-    total_size = f", {size(total)}{unit}" if total else ""
+        text = f"{path or '(root)'} {shape}"
+        shown.append(f"{text} {size(count)}" if count else text)
     return f"{where}: one for each of {len(values)} modules{total_size}: {listed(shown, SHOWN)}"
 
 

@@ -298,13 +298,14 @@ def on_a_copy(
     with_data: a small model may run with data; otherwise, and if that fails, the tensors of the copy are fake
     is_whole:  whether a result with data is complete
     """
-    # a model may redefine `named_parameters`
-    lazy = next((name for name, each in nn.Module.named_parameters(model) if is_lazy(each)), None)
-    if lazy is not None:
-        return f"{lazy} has no shape yet: a lazy module gets it at its first call"
-    elsewhere = next((name for name, each in nn.Module.named_parameters(model) if each.is_meta), None)
-    if elsewhere is not None and not all(tensor.is_meta for tensor in tensors(example)):
-        return f"{elsewhere} lies on the meta device: the forward gets its values from elsewhere"
+    parameters = dict(nn.Module.named_parameters(model))  # a model may redefine it
+    for name, parameter in parameters.items():
+        if is_lazy(parameter):
+            return f"{name} has no shape yet: a lazy module gets it at its first call"
+    is_meta_call = all(tensor.is_meta for tensor in tensors(example))
+    for name, parameter in parameters.items():
+        if parameter.is_meta and not is_meta_call:
+            return f"{name} lies on the meta device: the forward gets its values from elsewhere"
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
@@ -314,8 +315,9 @@ def on_a_copy(
         if with_data and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = _run_copy(model, call, larger, before, training)
-                if is_whole(found := run(copied, args, kwargs)):
-                    return found
+                result = run(copied, args, kwargs)
+                if is_whole(result):
+                    return result
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _quiet():
             try:
@@ -329,8 +331,10 @@ def on_a_copy(
 _KNOWN = ("torch.nn.modules.", "torchvision.", "hookrun.models.")
 """Packages whose modules change nothing but themselves when they run."""
 
-_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
-"""The most elements of all parameters and buffers, and of all arguments, for a run with data: a few milliseconds."""
+_SMALL_MODEL = 2**20
+"""The most elements of all parameters and buffers for a run with data, which takes a few milliseconds."""
+_SMALL_EXAMPLE = 2**14
+"""The most elements of all arguments for it."""
 
 
 def is_small(model: nn.Module, call: Any) -> bool:
@@ -377,15 +381,13 @@ def _run_copy(
 
     mode: makes them fake
     """
-    call, larger = rebuild(  # copy.deepcopy takes only leaves of a graph
-        (call, larger),
-        lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
-    )
+    call, larger = rebuild((call, larger), _detached)
     # a generator cannot be copied in this mode, and fake tensors draw nothing from it
     same = {id(leaf): leaf for leaf in members(call) if isinstance(leaf, torch.Generator)}
     with nullcontext() if mode is None else FakeCopyMode(mode):
         copied = copy.deepcopy(model)
-        (args, kwargs), unused = copy.deepcopy(call, dict(same)), copy.deepcopy(call, dict(same))
+        args, kwargs = copy.deepcopy(call, dict(same))
+        unused = copy.deepcopy(call, dict(same))
         larger = copy.deepcopy(larger, dict(same))
     names = {id(part): name for name, part in _parts(model)}
     for _, part in _parts(copied):
@@ -399,6 +401,11 @@ def _run_copy(
         else:
             before(copied, args, kwargs, larger)
     return copied, unused
+
+
+def _detached(leaf: Any) -> Any:
+    """A tensor as a leaf of the graph, which copy.deepcopy takes; any other object as it is."""
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:
