@@ -76,18 +76,19 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
     model: the model of the section at the key path `where`
     """
     by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
-    for each in error.errors(include_url=False):
-        detail: ErrorDetails = {**each, "loc": tuple(part for part in each["loc"] if part not in _TAGS)}
+    for raw in error.errors(include_url=False):
+        location = tuple(part for part in raw["loc"] if part not in _TAGS)
+        detail: ErrorDetails = {**raw, "loc": location}
         by_key.setdefault(_key(detail, model), []).append(detail)
     return [_problem(details, key, where, model) for key, details in by_key.items()]
 
 
 def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:
     """The parameters of `target` that can be given by name; None if its signature does not list all of them."""
-    known = _signature(target)
-    if known is None or any(p.kind is p.VAR_KEYWORD for p in known):
+    signature = _signature(target)
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature):
         return None
-    return _by_name(known)
+    return _by_name(signature)
 
 
 def _signature(target: Callable[..., object]) -> list[inspect.Parameter] | None:
@@ -98,9 +99,9 @@ def _signature(target: Callable[..., object]) -> list[inspect.Parameter] | None:
         return None
 
 
-def _by_name(known: Iterable[inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name."""
-    return {p.name: p for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+def _by_name(signature: Iterable[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """The parameters that can be given by name."""
+    return {p.name: p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def unknown_arguments(
@@ -159,11 +160,11 @@ def wrong_call(
     where: the key path of the given arguments
     also:  arguments that hookrun passes by name if the function has them
     """
-    known = _signature(target)
-    if known is None:
+    signature = _signature(target)
+    if signature is None:
         return []
-    kinds = {p.kind for p in known}
-    in_order = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    kinds = {p.kind for p in signature}
+    in_order = [p for p in signature if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(in_order) < first and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes_count = counted(len(in_order), "positional argument")
         return [
@@ -172,7 +173,7 @@ def wrong_call(
             )
         ]
     taken = {p.name for p in in_order[:first]} | set(also)
-    free = {name: p for name, p in _by_name(known).items() if name not in taken}
+    free = {name: p for name, p in _by_name(signature).items() if name not in taken}
     checked = given
     if inspect.Parameter.VAR_KEYWORD in kinds:  # which takes any other name
         checked = [name for name in given if name in taken]

@@ -19,30 +19,30 @@ class BatchDims:
     """Which dimension of the tensors that one hook sees at one module is the batch.
 
     followers: path of a tensor -> its dimensions that follow the batch; None: not known
-    said:      the hook's `batch_dim`, which holds for every tensor; None: it is not given
+    given:     the hook's `batch_dim`, which holds for every tensor; None: it is not given
     target:    the hook's target, which the paths begin with
     """
 
     followers: Followers | None = None
-    said: int | None = None
+    given: int | None = None
     target: str = ""
 
     @property
     def is_known(self) -> bool:
         """Whether the trial run or the hook says which dimensions follow the batch."""
-        return self.said is not None or bool(self.followers)
+        return self.given is not None or bool(self.followers)
 
     @property
     def is_first(self) -> bool:
         """Whether it is dimension 0 of every tensor."""
-        if self.said is not None or not self.followers:
-            return self.said == 0
+        if self.given is not None or not self.followers:
+            return self.given == 0
         return all(dims[:1] == (0,) for dims in self.followers.values())
 
     @property
     def is_uniform(self) -> bool:
         """Whether it is known, and the same for all tensors."""
-        return self.said is not None or len(set((self.followers or {}).values())) == 1
+        return self.given is not None or len(set((self.followers or {}).values())) == 1
 
     def of(self, path: str) -> int | None:
         """The batch dimension of the tensor at this path below the target; None: no dimension follows the batch.
@@ -50,8 +50,8 @@ class BatchDims:
         It is 0 where nothing is known. Where all tensors of the trial run agree, a tensor at a path that it did not
         have is as they are.
         """
-        if self.said is not None or not self.followers:
-            return self.said or 0
+        if self.given is not None or not self.followers:
+            return self.given or 0
         dims = self.followers.get(joined(self.target, path))
         if dims is None:
             dims = next(iter(self.followers.values())) if self.is_uniform else ()

@@ -284,8 +284,8 @@ def _shapes_of_tensors(value: Any) -> dict[str, Sequence[int]]:
     """The shape of each ordinary tensor of a value, by its path."""
     with suppress(Uncopyable):  # what is in known containers has paths all the same
         value = value if isinstance(value, Tensor) else opened(value)
-    found = dict[str, Sequence[int]]()
+    shapes = dict[str, Sequence[int]]()
     for path, leaf in leaves(value):
         if isinstance(leaf, Tensor) and not leaf.is_nested:
-            found[path] = tuple(leaf.shape)
-    return found
+            shapes[path] = tuple(leaf.shape)
+    return shapes

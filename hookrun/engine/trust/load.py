@@ -142,12 +142,12 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
 
 def load_class(text: str, base: type, kind: Kind, where: str) -> type:
     """The subclass of `base` that `text` names. Raises SpecError as `load` does, and for anything else."""
-    found = load(text, kind, where).target
-    if isinstance(found, type) and issubclass(found, base):
-        return found
+    target = load(text, kind, where).target
+    if isinstance(target, type) and issubclass(target, base):
+        return target
     raise spec_error(
         where,
-        f"'{text}' is {_kind_of(found)}, not a subclass of {base.__module__}.{base.__qualname__}",
+        f"'{text}' is {_kind_of(target)}, not a subclass of {base.__module__}.{base.__qualname__}",
         kind.returns,
     )
 
@@ -162,8 +162,8 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
 
     `python -m` puts the current directory on the path, and anybody may have left package metadata there.
     """
-    here = Path.cwd().resolve()
-    path = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+    folder = Path.cwd().resolve()
+    path = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     points = list[importlib.metadata.EntryPoint]()
     for distribution in importlib.metadata.distributions(path=path):
         points += [point for point in distribution.entry_points if point.group in _GROUPS]
@@ -200,16 +200,16 @@ def _current_directory(importable: bool) -> Iterator[None]:
     importable: False for a package that is trusted because it is installed: another package of the same name in the
                 current directory must not take its place
     """
-    here = str(Path.cwd())
-    if not importable or "" in sys.path or here in sys.path:
+    folder = str(Path.cwd())
+    if not importable or "" in sys.path or folder in sys.path:
         yield
         return
-    sys.path.insert(0, here)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        if here in sys.path:
-            sys.path.remove(here)
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _imported(module: str, where: str) -> ModuleType:

@@ -234,17 +234,17 @@ def read_value(
             return dict.fromkeys(places, value.tensor)
     if not _is_by_module(value):
         return dict.fromkeys(places, _read(value, (), runs))
-    found = dict[str, Source]()
+    values = dict[str, Source]()
     lacking = defaultdict[str, list[str]](list)
     for path, names in places.items():
         try:
-            found[path] = _read(value, names, runs)
+            values[path] = _read(value, names, runs)
         except NotCaptured as error:
             lacking[str(error)].append(path or "(root)")
     if lacking:
         texts = [f"{listed(paths)} {text}" for text, paths in lacking.items()]
         raise HookrunError("; ".join(texts) + "; name one for all with `module`, or narrow `select`")
-    return found
+    return values
 
 
 def _is_by_module(value: FileValue | RunValue) -> bool:
@@ -337,16 +337,16 @@ def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
 
 
 def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCapture:
-    found = run.captures[value.capture][module]
+    capture = run.captures[value.capture][module]
     if value.path is not None:
-        if isinstance(found, StoredCapture):
+        if isinstance(capture, StoredCapture):
             raise HookrunError(f"{named} is one tensor: leave `path` out")
-        found = found[value.path]
-    if not isinstance(found, StoredCapture):
-        raise HookrunError(f"{named} holds several tensors, name one with `path`: {', '.join(found)}")
-    if not len(found):
+        capture = capture[value.path]
+    if not isinstance(capture, StoredCapture):
+        raise HookrunError(f"{named} holds several tensors, name one with `path`: {', '.join(capture)}")
+    if not len(capture):
         raise HookrunError(f"{named} has no rows")
-    return found
+    return capture
 
 
 def _mean(capture: StoredCapture) -> Tensor:

@@ -131,10 +131,10 @@ def _checkpoint(run: Run, named: RunWeights) -> str:
     path = folder / f"{named.checkpoint}{_SUFFIX}"
     if path.is_file():
         return str(path)
-    there = sorted(file.stem for file in folder.glob(f"*{_SUFFIX}"))
+    kept = sorted(file.stem for file in folder.glob(f"*{_SUFFIX}"))
     raise spec_error(
         f"{WHERE}.checkpoint",
-        f"the run {run.path} kept no checkpoint {named.checkpoint!r}; it has {listed(there, 6) or 'none'}",
+        f"the run {run.path} kept no checkpoint {named.checkpoint!r}; it has {listed(kept, 6) or 'none'}",
         "a run keeps what its train.checkpoint.save says",
     )
 
