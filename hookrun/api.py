@@ -13,6 +13,7 @@ from hookrun.engine.runtime import Installation
 from hookrun.engine.spec import Spec, parse_spec
 from hookrun.errors import HookrunError, shortened, spec_error
 from hookrun.integrations.recording import Recording, run_folder
+from hookrun.run.experiment.run_values import RunValues
 from hookrun.run.tasks import parse_experiment
 from hookrun.store.config.interpolations import guarded, resolved
 from hookrun.store.config.yaml_files import parsed, reading
@@ -80,7 +81,7 @@ def compile(
     whole = spec if isinstance(spec, Spec) else parse_spec(spec)
     if not isinstance(model, Module):
         raise HookrunError(f"model: found {shortened(repr(model))}, expected a torch.nn.Module")
-    return compile_plan(whole, model, example=example, training=training)
+    return compile_plan(whole, model, values=RunValues(), example=example, training=training)
 
 
 def hooked(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from by_torch import statistics_by_torch
 from quick_hydra import quick_hydra
 from quick_torch import quick_torch
 from readable_ids import readable_id
@@ -106,17 +107,7 @@ def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def by_torch() -> Callable[[Any], dict[str, float]]:
     """Every statistic of a tensor, computed by torch in float64."""
-
-    def by_torch(x: Any) -> dict[str, float]:
-        x = x.detach().double()
-        found = {
-            name: getattr(x, name)().item() for name in ("mean", "std", "var", "min", "max", "norm", "sum")
-        }
-        of_absolute = {"abs_mean": x.abs().mean().item(), "abs_max": x.abs().max().item()}
-        counts = {"nans": x.isnan().sum().item(), "infs": x.isinf().sum().item()}
-        return {**found, **of_absolute, **counts, "zeros": (x == 0).double().mean().item()}
-
-    return by_torch
+    return statistics_by_torch
 
 
 @pytest.fixture

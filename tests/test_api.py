@@ -150,3 +150,9 @@ def test_its_errors_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert type(model) is nn.Flatten
     monkeypatch.setenv("HOOKRUN_TRUST", "built_models")
     assert type(hookrun.build(overrides=own)[0]) is nn.Flatten
+
+
+def test_an_example_that_is_one_tensor_is_refused() -> None:
+    spec = {"h": {"select": "", "hook": "forward", "action": "capture"}}
+    with pytest.raises(hookrun.HookrunError, match=r"expected \(args, kwargs\)"):
+        hookrun.compile(spec, nn.Identity(), example=torch.zeros(2, 1))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.source import Source
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer
 from hookrun.data.tokens import PaddingArgs, TokenLayout, TokenSamples, TokenSequence, next_tokens
-from hookrun.engine.spec.when import typed
+from hookrun.engine.spec.when import MOST_CHARACTERS, MOST_FIELDS, typed
 from hookrun.errors import SpecError, nearest, reason, refused_at, spec_error
 
 MOST_LINE = 2**20
@@ -79,10 +79,6 @@ def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
     return value
 
 
-MOST_FIELDS = 64
-"""The largest number of names of fields in a file that are kept."""
-MOST_CHARACTERS = 256
-"""Characters of a field that is kept: of its name and its value."""
 _MOST_VALUES = 1000
 
 

@@ -130,9 +130,9 @@ def names_in(package: str, name: str) -> list[str]:
     Empty where the modules have been installed without their source.
     """
     spec = importlib.util.find_spec(package)
-    found = set[str]()
+    names = set[str]()
     for info in pkgutil.iter_modules(None if spec is None else spec.submodule_search_locations):
         module = info.module_finder.find_spec(info.name, None)
         source = getattr(None if module is None else module.loader, "get_source", lambda _: None)(info.name)
-        found.update(re.findall(rf'^ +{name} = "(\w+)"$', source or "", re.MULTILINE))
-    return sorted(found)
+        names.update(re.findall(rf'^ +{name} = "(\w+)"$', source or "", re.MULTILINE))
+    return sorted(names)

@@ -76,18 +76,19 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
     model: the model of the section at the key path `where`
     """
     by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
-    for each in error.errors(include_url=False):
-        detail: ErrorDetails = {**each, "loc": tuple(part for part in each["loc"] if part not in _TAGS)}
+    for raw in error.errors(include_url=False):
+        location = tuple(part for part in raw["loc"] if part not in _TAGS)
+        detail: ErrorDetails = {**raw, "loc": location}
         by_key.setdefault(_key(detail, model), []).append(detail)
     return [_problem(details, key, where, model) for key, details in by_key.items()]
 
 
 def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:
     """The parameters of `target` that can be given by name; None if its signature does not list all of them."""
-    known = _signature(target)
-    if known is None or any(p.kind is p.VAR_KEYWORD for p in known):
+    signature = _signature(target)
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature):
         return None
-    return _by_name(known)
+    return _by_name(signature)
 
 
 def _signature(target: Callable[..., object]) -> list[inspect.Parameter] | None:
@@ -98,9 +99,9 @@ def _signature(target: Callable[..., object]) -> list[inspect.Parameter] | None:
         return None
 
 
-def _by_name(known: Iterable[inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name."""
-    return {p.name: p for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+def _by_name(signature: Iterable[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """The parameters that can be given by name."""
+    return {p.name: p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def unknown_arguments(
@@ -159,11 +160,11 @@ def wrong_call(
     where: the key path of the given arguments
     also:  arguments that hookrun passes by name if the function has them
     """
-    known = _signature(target)
-    if known is None:
+    signature = _signature(target)
+    if signature is None:
         return []
-    kinds = {p.kind for p in known}
-    in_order = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    kinds = {p.kind for p in signature}
+    in_order = [p for p in signature if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(in_order) < first and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes_count = counted(len(in_order), "positional argument")
         return [
@@ -171,10 +172,12 @@ def wrong_call(
                 where, f"'{owner}' takes {takes_count}, and is called with {first}", "change its signature"
             )
         ]
-    taken = {*(p.name for p in in_order[:first]), *also}
-    own = {name: p for name, p in _by_name(known).items() if name not in taken}
-    unknown = [name for name in given if name in taken] if inspect.Parameter.VAR_KEYWORD in kinds else given
-    return [*unknown_arguments(unknown, own, where, owner), *missing_arguments(given, own, where, owner)]
+    taken = {p.name for p in in_order[:first]} | set(also)
+    free = {name: p for name, p in _by_name(signature).items() if name not in taken}
+    checked = given
+    if inspect.Parameter.VAR_KEYWORD in kinds:  # which takes any other name
+        checked = [name for name in given if name in taken]
+    return [*unknown_arguments(checked, free, where, owner), *missing_arguments(given, free, where, owner)]
 
 
 def unknown_key(where: str, key: object, keys: Collection[str], deeper: Collection[str] = ()) -> Problem:
@@ -197,14 +200,14 @@ def paths_to(key: str, section: Any) -> list[str]:
     """Up to three of the shortest key paths below a section of this type that end in `key`: ``optimizer.lr``."""
     sections: list[tuple[str, Any]] = [("", section)]
     for _ in range(_DEEPEST):
-        inner = [
-            (f"{path}{name}.", field)
-            for path, annotation in sections
-            for name, field in _fields(annotation).items()
-            if _fields(field.annotation)
-        ]
-        if found := [path + key for path, field in inner if key in _all_keys(field)]:
-            return found[:3]
+        inner = list[tuple[str, FieldInfo]]()
+        for path, annotation in sections:
+            for name, field in _fields(annotation).items():
+                if _fields(field.annotation):
+                    inner.append((f"{path}{name}.", field))
+        paths = [path + key for path, field in inner if key in _all_keys(field)]
+        if paths:
+            return paths[:3]
         sections = [(path, field.annotation) for path, field in inner]
     return []
 
@@ -232,8 +235,8 @@ def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
     for depth, part in enumerate(location):
         annotation = _under(annotation, part)
         if annotation is None:
-            last = depth == len(location) - 1
-            return location if last and detail["type"] == "extra_forbidden" else location[:depth]
+            is_unknown_key = depth == len(location) - 1 and detail["type"] == "extra_forbidden"
+            return location if is_unknown_key else location[:depth]
     return location
 
 
@@ -251,18 +254,24 @@ def _under(annotation: Any, key: int | str) -> Any:
 
 def _fields(annotation: Any) -> dict[Any, FieldInfo]:
     """The fields of all models in the annotation; empty if it contains none."""
-    models = [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
-    return {field.alias or name: field for each in models for name, field in each.model_fields.items()}
+    fields = dict[Any, FieldInfo]()
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            fields |= {field.alias or name: field for name, field in member.model_fields.items()}
+    return fields
 
 
 def _members(annotation: Any) -> list[Any]:
     """The types in a union; the type itself if it is not a union."""
-    origin, inner = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
     if origin is Annotated:
-        return _members(inner[0])
-    if origin in (Union, UnionType):
-        return [member for each in inner for member in _members(each)]
-    return [annotation]
+        return _members(get_args(annotation)[0])
+    if origin not in (Union, UnionType):
+        return [annotation]
+    members = list[Any]()
+    for part in get_args(annotation):
+        members += _members(part)
+    return members
 
 
 def _problem(
@@ -301,11 +310,16 @@ _GROUPS = ("task", "model", "data", "train", "compute")
 
 def _merged(details: Sequence[ErrorDetails]) -> str:
     """``expected a valid integer or a valid list; list should have at most 2 items``."""
-    prefix = "Input should be "
-    messages = dict.fromkeys(_message(detail) for detail in details)
-    expected = [each.removeprefix(prefix) for each in messages if each.startswith(prefix)]
-    others = [each[:1].lower() + each[1:] for each in messages if not each.startswith(prefix)]
-    return "; ".join([*(["expected " + " or ".join(expected)] if expected else []), *others])
+    expected = list[str]()
+    others = list[str]()
+    for message in dict.fromkeys(map(_message, details)):
+        if message.startswith("Input should be "):
+            expected.append(message.removeprefix("Input should be "))
+        else:
+            others.append(message[:1].lower() + message[1:])
+    if expected:
+        others.insert(0, "expected " + " or ".join(expected))
+    return "; ".join(others)
 
 
 def _message(detail: ErrorDetails) -> str:

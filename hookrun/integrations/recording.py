@@ -24,6 +24,7 @@ from hookrun.engine.spec import Spec, parse_spec
 from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError, HookrunWarning, listed, reason
 from hookrun.report import try_report
+from hookrun.run.experiment.run_values import RunValues
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.endings import ending, hook_facts, model_facts, print_failure, set_failed
 from hookrun.run.passes.sink import RunSink
@@ -437,7 +438,7 @@ class LoopFollower:
         """
         if self.following is not None:
             self.end(HookrunError("another run began before this one had ended"))
-        plan = compile_plan(self.spec, model)
+        plan = compile_plan(self.spec, model, values=RunValues())
         hooks = Recording(
             plan,
             model,

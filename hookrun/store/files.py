@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import gc
 import os
 import re
 import stat
@@ -406,18 +405,6 @@ def decoded_lines(
             except ValueError as error:
                 value = error
             yield line, value
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause Python's garbage collector, which would examine all objects many times while many are made."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def os_reason(error: OSError) -> str:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, StackDataset
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.data.settings import Data
+from hookrun.engine.collector import collector_paused
 from hookrun.errors import HookrunError, Lookup, listed
 from hookrun.store.captures.read import (
     Leaf,
@@ -30,7 +31,7 @@ from hookrun.store.captures.read import (
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.config.stored import data_used, read_yaml
-from hookrun.store.files import StoreError, by_number, collector_paused, os_reason, read_whole, replacing
+from hookrun.store.files import StoreError, by_number, os_reason, read_whole, replacing
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,

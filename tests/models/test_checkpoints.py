@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 import torch
 from language_models import batch, made, problem, random_model
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import hookrun
 from hookrun.cli import main
 from hookrun.errors import Problem, SpecError
-from hookrun.models import build, load_weights
+from hookrun.models import applied_hooks, build, load_weights
 from hookrun.models.settings import Model
 from hookrun.models.weights import require_weights
+from hookrun.store.states.files import save_weights
 
 WEIGHTS, PREFIX = "model.weights", "model.strip_prefix"
 
@@ -343,3 +346,15 @@ def test_a_file_of_an_old_version_of_torch_is_read(tmp_path: Path) -> None:
     torch.save(source.state_dict(), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     assert load_weights(model, str(tmp_path / "old.bin")) == {}
     assert equal(model.state_dict(), source.state_dict())
+
+
+def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path) -> None:
+    ones = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
+    seen = {"select": "0", "hook": "forward", "action": "print"}
+    plan = hookrun.compile({"ones": ones, "seen": seen}, net())
+    path = tmp_path / "last.safetensors"
+    save_weights(net(), path, applied=plan.applied())
+    assert applied_hooks(str(path)) == {plan.hooks[0].spec.identity}
+    assert set(load_file(path)) == set(net().state_dict())
+    save_weights(net(), path)
+    assert applied_hooks(str(path)) == frozenset()

@@ -114,7 +114,7 @@ def _stored_sweep(command: Composition, flags: argparse.Namespace, resume: Resum
 
 def _run(command: Composition, cfg: DictConfig, trust: frozenset[str], is_plan: bool) -> int:
     """Check the configuration of a single run, which needs few modules; then show it or run it."""
-    from hookrun.store.files import collector_paused
+    from hookrun.engine.collector import collector_paused
 
     with collector_paused():  # what imports create stays
         from hookrun.command.compose.compose import parsed_run

@@ -21,6 +21,7 @@ from hookrun.command.compose.compose import plain
 from hookrun.command.sweeps.composed_jobs import hash_of
 from hookrun.command.sweeps.exit_codes import DONE, FAILED, REFUSED, exit_code, report
 from hookrun.command.sweeps.resumed import refuse_links
+from hookrun.engine.collector import collector_paused
 from hookrun.engine.keys import key_of
 from hookrun.engine.trust import read_once
 from hookrun.errors import HookrunError, SpecError, spec_error
@@ -30,7 +31,7 @@ from hookrun.run.experiment.settings import Need
 from hookrun.run.ranks import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.store.config.interpolations import literal, unguarded
-from hookrun.store.files import collector_paused, replacing, write_json
+from hookrun.store.files import replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.objective import Goal

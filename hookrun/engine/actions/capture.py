@@ -14,7 +14,7 @@ from hookrun.engine.actions.fields import ByteLimit, Count, KeptSamples, OneOf, 
 from hookrun.engine.values.tensors import as_real, holds_data, on_device, widened
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 Dimensions = Annotated[
     tuple[Annotated[int, Field(strict=True)], ...],
@@ -82,7 +82,8 @@ class Capture(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function that stores the value of each firing."""
-        keep, changes = site.keep(), self._changes(site)
+        keep = site.keep()
+        changes = self._changes(site)
         if self.keep is None and not changes:
             return keep
         import torch
@@ -114,37 +115,47 @@ class Capture(Action):
         """What is done with each tensor before it is stored: reduced, then converted."""
         import torch
 
-        changes: list[Callable[[Any], Any]] = []
+        changes = list[Callable[[Any], Any]]()
         if self.reduce is not None:
-            dims, count, width = self.reduce.mean or self.reduce.norm, self.reduce.topk, self.reduce.project
-            over = torch.mean if "mean" in self.reduce.model_fields_set else torch.linalg.vector_norm
-
-            def reduced(x: Tensor) -> Tensor:
-                if not dims:
-                    return over(x, dim=tuple(range(1, x.dim()))) if x.dim() > 1 else x
-                if beyond := [dim for dim in dims if not -x.dim() <= dim < x.dim()]:
-                    raise ValueError(f"reduce: the shape {list(x.shape)} has no dimension {beyond[0]}")
-                return over(x, dim=dims)
-
-            change = reduced if count is None else partial(_largest, count)
-            changes.append(widened)
-            changes.append(change if width is None else _projection(width, site.seed))
-        device = (
-            None if site.stores_rows else self.device
-        )  # a run writes rows of any device, without waiting for it
+            changes += [widened, _reducer(self.reduce, site.seed)]
+        # a run writes rows of any device, without waiting for it
+        device = None if site.stores_rows else self.device
         if device is not None or self.dtype is not None:
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
-
-            def converted(x: Any) -> Any:
-                if isinstance(x, Largest):
-                    return Largest(*map(converted, x))
-                if not (x.is_floating_point() or x.is_complex()):
-                    return x.to(device or x.device)
-                real, restored = as_real(x)
-                return restored(real.to(device=device or x.device, dtype=dtype or real.dtype))
-
-            changes.append(converted)
+            changes.append(partial(_converted, dtype, device))
         return changes
+
+
+def _reducer(reduction: Reduction, seed: int) -> Callable[[Tensor], Any]:
+    """A function that reduces a tensor."""
+    import torch
+
+    if reduction.topk is not None:
+        return partial(_largest, reduction.topk)
+    if reduction.project is not None:
+        return _projection(reduction.project, seed)
+    dims = reduction.mean or reduction.norm
+    over = torch.mean if "mean" in reduction.model_fields_set else torch.linalg.vector_norm
+
+    def reduced(x: Tensor) -> Tensor:
+        if not dims:
+            return over(x, dim=tuple(range(1, x.dim()))) if x.dim() > 1 else x
+        for dim in dims:
+            if not -x.dim() <= dim < x.dim():
+                raise ValueError(f"reduce: the shape {list(x.shape)} has no dimension {dim}")
+        return over(x, dim=dims)
+
+    return reduced
+
+
+def _converted(to: dtype | None, device: str | None, x: Any) -> Any:
+    """The tensor in a dtype and on a device; None: its own. Of integers and booleans the dtype stays."""
+    if isinstance(x, Largest):
+        return Largest(_converted(to, device, x.values), _converted(to, device, x.indices))
+    if not (x.is_floating_point() or x.is_complex()):
+        return x.to(device or x.device)
+    real, restored = as_real(x)
+    return restored(real.to(device=device or x.device, dtype=to or real.dtype))
 
 
 class Largest(NamedTuple):
@@ -156,11 +167,13 @@ class Largest(NamedTuple):
 
 def _largest(count: int, x: Tensor) -> Any:
     """x [..., n] -> its `count` largest elements. ValueError if n < count."""
-    if x.dim() and x.shape[-1] < count:
+    if not x.dim():
+        return x
+    if x.shape[-1] < count:
         raise ValueError(
             f"reduce: topk: the last dimension of shape {list(x.shape)} has fewer than {count} elements"
         )
-    return Largest(*x.topk(count)) if x.dim() else x
+    return Largest(*x.topk(count))
 
 
 def _projection(width: int, seed: int) -> Callable[[Tensor], Tensor]:
@@ -172,7 +185,8 @@ def _projection(width: int, seed: int) -> Callable[[Tensor], Tensor]:
     def project(x: Tensor) -> Tensor:
         flat = x.flatten(1) if x.dim() > 1 else x.reshape(1, -1)
         key = (flat.shape[1], flat.dtype, flat.device)
-        if (matrix := matrices.get(key)) is None:
+        matrix = matrices.get(key)
+        if matrix is None:
             generator = torch.Generator().manual_seed(seed)
             drawn = torch.randn(flat.shape[1], width, generator=generator) / math.sqrt(width)
             matrix = drawn.to(dtype=flat.dtype, device=flat.device)

@@ -51,13 +51,17 @@ class Check(Action):
         """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN."""
         import torch
 
-        low, high = self._bounds(self.min, -math.inf), self._bounds(self.max, math.inf)
-        message, policy, report = self.requirement(), self.policy, site.check_result
+        low = self._bounds(self.min, -math.inf)
+        high = self._bounds(self.max, math.inf)
+        message = self.requirement()
+        policy = self.policy
+        report = site.check_result
 
         def check(x: Tensor) -> None:
             x = elements(x.detach())
             if x.numel():
-                x = x.abs() if x.is_complex() else x
+                if x.is_complex():
+                    x = x.abs()
                 least, largest = widened(x).aminmax()
                 dtype = x.dtype if x.dtype in low else torch.float32
                 report((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)
@@ -72,8 +76,9 @@ class Check(Action):
         import torch
 
         wanted = none if bound is None else bound
-        endless = not self.finite and math.isinf(wanted)
-        numbers = dict.fromkeys(nearest_finite(0), wanted) if endless else nearest_finite(wanted)
+        numbers = nearest_finite(wanted)
+        if not self.finite and math.isinf(wanted):
+            numbers = dict.fromkeys(numbers, wanted)
         return {
             dtype: widened(torch.tensor(number, dtype=dtype, device="cpu"))
             for dtype, number in numbers.items()
@@ -81,13 +86,13 @@ class Check(Action):
 
     def requirement(self) -> str:
         """For messages: ``expected every element to be finite, at least 0 and at most 1``."""
-        words = [
-            "finite" if self.finite else "",
-            "" if self.min is None else f"at least {self.min:.12g}",
-            "" if self.max is None else f"at most {self.max:.12g}",
-        ]
-        *first, last = filter(None, words)
-        return "expected every element to be " + (f"{', '.join(first)} and {last}" if first else last)
+        words = ["finite"] if self.finite else []
+        if self.min is not None:
+            words.append(f"at least {self.min:.12g}")
+        if self.max is not None:
+            words.append(f"at most {self.max:.12g}")
+        text = words[-1] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+        return f"expected every element to be {text}"
 
 
 @dataclass
@@ -121,8 +126,13 @@ def verdict(record: Mapping[str, Any]) -> str:
 
     ``expected every element to be finite, found nan; last good: layer2 (Sequential)``
     """
-    least, largest = float(record["least"]), float(record["largest"])
-    found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    rows = listed(list(map(str, record["samples"])), _SHOWN) if record.get("samples") else ""
-    said = f"{record['message']}, found {found}" + (f" among the samples {rows}" if rows else "")
-    return f"{said}; last good: {before}" if (before := record.get("last_good")) else said
+    least = float(record["least"])
+    largest = float(record["largest"])
+    text = f"{record['message']}, found {least:.6g}"
+    if least != largest and not math.isnan(least):
+        text += f" to {largest:.6g}"
+    if record.get("samples"):
+        text += f" among the samples {listed(map(str, record['samples']), _SHOWN)}"
+    if record.get("last_good"):
+        text += f"; last good: {record['last_good']}"
+    return text

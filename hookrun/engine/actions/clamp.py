@@ -39,16 +39,16 @@ class Clamp(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function x -> clamped x."""
-        bounds: tuple[Any, Any] = (self.min, self.max)
-        if all(bound is None or (isinstance(bound, float) and not _may_overflow(bound)) for bound in bounds):
-            # A whole number as an int: 1.9 instead of 2.3 µs on small CPU tensors.
-            low, high = (
-                int(bound) if bound is not None and bound.is_integer() else bound for bound in bounds
-            )
+        if _is_plain(self.min) and _is_plain(self.max):
+            low = _quick(self.min)
+            high = _quick(self.max)
             if high is None:
                 return lambda x: x.clamp_min(low)
-            return (lambda x: x.clamp_max(high)) if low is None else lambda x: x.clamp(low, high)
-        lows, highs = self._bound("min", site), self._bound("max", site)
+            if low is None:
+                return lambda x: x.clamp_max(high)
+            return lambda x: x.clamp(low, high)
+        lows = self._bound("min", site)
+        highs = self._bound("max", site)
         return lambda x: x.clamp(lows(x), highs(x))
 
     def _bound(self, field: str, site: HookSite) -> Edit:
@@ -76,6 +76,16 @@ def _within(dtype: Any, value: Any) -> Any:
 
     top = torch.finfo(dtype).max
     return torch.where(value.isinf(), value, value.clamp(-top, top))
+
+
+def _is_plain(bound: Any) -> bool:
+    """Whether it is the same number for every dtype, or there is none."""
+    return bound is None or (isinstance(bound, float) and not _may_overflow(bound))
+
+
+def _quick(bound: Any) -> Any:
+    """A whole number as an int: 1.9 instead of 2.3 µs on small CPU tensors."""
+    return int(bound) if bound is not None and bound.is_integer() else bound
 
 
 def _may_overflow(bound: Any) -> bool:

@@ -63,7 +63,8 @@ class ClipNorm(Action):
         import torch
         from torch.linalg import vector_norm
 
-        max_norm, order = self.max_norm, self.norm_type
+        max_norm = self.max_norm
+        order = self.norm_type
 
         def clip(tensors: list[Tensor]) -> list[Tensor]:
             full = [x for x in tensors if x.numel()]  # an empty tensor has no largest element
@@ -81,4 +82,6 @@ class ClipNorm(Action):
             # The factor has the widest dtype of all: a tensor of no dimensions would take it over.
             return [(x * factor.to(x.device)).to(x.dtype) for x in tensors]
 
-        return clip if self.per != "tensor" else lambda tensors: [clip([tensor])[0] for tensor in tensors]
+        if self.per != "tensor":
+            return clip
+        return lambda tensors: [clip([tensor])[0] for tensor in tensors]

@@ -45,13 +45,13 @@ class Quantize(Action):
     def _goes_together(self) -> Quantize:
         if self.symmetric and self.bits == 1:
             raise ValueError("1 bit has no positive number around 0: use bits: 2 or symmetric: false")
-        for key, needs, given in (
-            ("group_size", "per: group", self.per == "group"),
-            ("dim", "per: channel", self.per == "channel"),
-            ("percentile", "observer: percentile", self.observer == "percentile"),
-        ):
-            if key in self.model_fields_set and not given:
-                raise ValueError(f"`{key}` goes with `{needs}`")
+        given = self.model_fields_set
+        if "group_size" in given and self.per != "group":
+            raise ValueError("`group_size` goes with `per: group`")
+        if "dim" in given and self.per != "channel":
+            raise ValueError("`dim` goes with `per: channel`")
+        if "percentile" in given and self.observer != "percentile":
+            raise ValueError("`percentile` goes with `observer: percentile`")
         if self.per == "group" and self.group_size is None:
             raise ValueError("`per: group` needs `group_size`")
         return self
@@ -65,8 +65,10 @@ class Quantize(Action):
         """A function x -> the nearest number of the range to each element."""
         import torch
 
-        size, low_end = 2**self.bits, -(2 ** (self.bits - 1)) if self.symmetric else 0
-        high_end, limits = low_end + size - 1, torch.finfo(torch.float32)
+        size = 2**self.bits
+        low_end = -(2 ** (self.bits - 1)) if self.symmetric else 0
+        high_end = low_end + size - 1
+        limits = torch.finfo(torch.float32)
 
         def quantize(x: Tensor) -> Tensor:
             require_real(x)
@@ -91,7 +93,8 @@ class Quantize(Action):
 
     def _shared(self, x: Tensor, site: HookSite) -> tuple[Tensor, tuple[int, ...]]:
         """The tensor, and the dimensions along which elements share a scale. ValueError if it has no such dimension."""
-        dims, batch = x.dim(), site.hook_type.batch
+        dims = x.dim()
+        batch = site.hook_type.batch
         if self.per == "tensor":
             return x, tuple(range(dims))
         if self.per == "group":
@@ -110,17 +113,18 @@ class Quantize(Action):
     def _range(self, seen: Tensor, over: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """The ends of the range, which contains 0, with size 1 in the dimensions `over`."""
         if self.observer == "minmax":
-            low, high = seen.amin(over, keepdim=True), seen.amax(over, keepdim=True)
+            low = seen.amin(over, keepdim=True)
+            high = seen.amax(over, keepdim=True)
+            return low.clamp_max(0), high.clamp_min(0)
+        ends = [1 if dim in over else size for dim, size in enumerate(seen.shape)]
+        kept = [dim for dim in range(seen.dim()) if dim not in over]
+        rows = seen.permute((*kept, *over)).flatten(len(kept))
+        count = rows.shape[-1]
+        rank = math.ceil(round(self.percentile * count / 100, 6))
+        if self.symmetric:
+            high = rows.abs().kthvalue(rank).values.view(ends)
+            low = -high
         else:
-            ends = [1 if dim in over else size for dim, size in enumerate(seen.shape)]
-            kept = [dim for dim in range(seen.dim()) if dim not in over]
-            rows = seen.permute((*kept, *over)).reshape(*(seen.shape[dim] for dim in kept), -1)
-            count = rows.shape[-1]
-            rank = math.ceil(round(self.percentile * count / 100, 6))
-            if self.symmetric:
-                high = rows.abs().kthvalue(rank).values.view(ends)
-                low = -high
-            else:
-                low = rows.kthvalue(count + 1 - rank).values.view(ends)
-                high = rows.kthvalue(rank).values.view(ends)
+            low = rows.kthvalue(count + 1 - rank).values.view(ends)
+            high = rows.kthvalue(rank).values.view(ends)
         return low.clamp_max(0), high.clamp_min(0)

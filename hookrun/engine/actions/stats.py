@@ -67,7 +67,9 @@ class Stats(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function that records the statistics of each tensor as tensors [], without waiting for the device."""
-        measure, emit, of = measuring(self.of), site.emit, tuple(self.of)
+        measure = measuring(self.of)
+        emit = site.emit
+        of = tuple(self.of)
 
         def stats(x: Tensor) -> None:
             emit(Measured(x, of, measure))
@@ -75,37 +77,38 @@ class Stats(Action):
         return stats
 
 
-class Known(dict[str, Any]):
+class LazyStatistics(dict[str, Any]):
     """A tensor `x`, its `numel`, and its statistics so far; another one is computed when it is asked for."""
 
-    def __init__(self, steps: Mapping[str, Step], sizes: Mapping[str, int], x: Tensor) -> None:
+    def __init__(self, formulas: Mapping[str, Formula], sizes: Mapping[str, int], x: Tensor) -> None:
         super().__init__(sizes, x=x)
-        self._steps = steps
+        self._formulas = formulas
 
     def __missing__(self, name: str) -> Any:
-        value = self[name] = self._steps[name](self["x"], self["numel"], self)
+        value = self._formulas[name](self["x"], self["numel"], self)
+        self[name] = value
         return value
 
 
-Step = Callable[["Tensor", int, Known], Any]
+Formula = Callable[["Tensor", int, LazyStatistics], Any]
 """(the tensor, its number of elements, others) -> a statistic."""
 
-_STEPS: Mapping[str, Step] = {
-    "flat": lambda x, n, known: x.reshape(-1),
-    "sum": lambda x, n, known: x.sum(),
-    "mean": lambda x, n, known: x.mean(),
+_FORMULAS: Mapping[str, Formula] = {
+    "flat": lambda x, n, others: x.reshape(-1),
+    "sum": lambda x, n, others: x.sum(),
+    "mean": lambda x, n, others: x.mean(),
     # torch warns about the deviation of one element
-    "var": lambda x, n, known: x.var() if n > 1 else known["sum"] * math.nan,
-    "std": lambda x, n, known: x.std() if n > 1 else known["sum"] * math.nan,
-    "norm": lambda x, n, known: _sum_of_squares(known["flat"], n).sqrt(),
-    "extremes": lambda x, n, known: x.aminmax(),
-    "min": lambda x, n, known: known["extremes"].min,
-    "max": lambda x, n, known: known["extremes"].max,
-    "abs_max": lambda x, n, known: known["extremes"].max.maximum(-known["extremes"].min),
-    "abs_mean": lambda x, n, known: x.abs().mean(),
-    "zeros": lambda x, n, known: (n - x.count_nonzero()) / n,
-    "nans": lambda x, n, known: x.isnan().count_nonzero(),
-    "infs": lambda x, n, known: x.isinf().count_nonzero(),
+    "var": lambda x, n, others: x.var() if n > 1 else others["sum"] * math.nan,
+    "std": lambda x, n, others: x.std() if n > 1 else others["sum"] * math.nan,
+    "norm": lambda x, n, others: _sum_of_squares(others["flat"], n).sqrt(),
+    "extremes": lambda x, n, others: x.aminmax(),
+    "min": lambda x, n, others: others["extremes"].min,
+    "max": lambda x, n, others: others["extremes"].max,
+    "abs_max": lambda x, n, others: others["extremes"].max.maximum(-others["extremes"].min),
+    "abs_mean": lambda x, n, others: x.abs().mean(),
+    "zeros": lambda x, n, others: (n - x.count_nonzero()) / n,
+    "nans": lambda x, n, others: x.isnan().count_nonzero(),
+    "infs": lambda x, n, others: x.isinf().count_nonzero(),
 }
 _EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
 
@@ -133,12 +136,16 @@ def measuring(of: Sequence[str]) -> Measure:
             return {name: sizes[name] for name in names}
         require_whole(x)
         x = x.detach()
-        if x.dtype not in exact:
-            x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
-        known = Known(_STEPS, sizes, x)
+        if x.is_quantized:
+            x = x.dequantize()
+        elif x.is_complex():
+            x = x.abs()
+        elif x.dtype not in exact:
+            x = x.float()
+        statistics = LazyStatistics(_FORMULAS, sizes, x)
         if readable and x.device.type == "cpu":
-            known.update(on_cpu(x.reshape(-1), names))
-        return {name: known[name] for name in names}
+            statistics.update(on_cpu(x.reshape(-1), names))
+        return {name: statistics[name] for name in names}
 
     return measure
 
@@ -146,8 +153,8 @@ def measuring(of: Sequence[str]) -> Measure:
 def _sum_of_squares(flat: Tensor, n: int) -> Tensor:
     """The sum of x² over a tensor of one dimension and n elements."""
     if n > BLOCK:
-        first, *others = (part.dot(part) for part in flat.chunk(-(-n // BLOCK)))
-        return sum(others, first)
+        squares = [part.dot(part) for part in flat.chunk(math.ceil(n / BLOCK))]
+        return sum(squares[1:], squares[0])
     return flat.dot(flat)
 
 
@@ -161,28 +168,33 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
     """
     import torch
 
-    n, parts = flat.numel(), flat.split(CPU_BLOCK)
+    n = flat.numel()
     variance_wanted = "std" in names or "var" in names
     squares_wanted = variance_wanted or "norm" in names
     extremes_wanted = "min" in names or "max" in names or "abs_max" in names
-    total, squares, lows, highs = 0.0, 0.0, list["Tensor"](), list["Tensor"]()
-    for part in parts:
+    total = 0.0
+    squares = 0.0
+    lows = list["Tensor"]()
+    highs = list["Tensor"]()
+    for part in flat.split(CPU_BLOCK):
         total += part.sum().item()
         if squares_wanted:
             squares += sum(piece.dot(piece).item() for piece in part.split(_MOST_SQUARES))
         if extremes_wanted:
             lows.append(part.amin())  # amin and amax together are faster than aminmax
             highs.append(part.amax())
-    known: dict[str, Any] = {"flat": flat, "sum": total, "mean": total / n}
+    statistics: dict[str, Any] = {"flat": flat, "sum": total, "mean": total / n}
     if squares_wanted:
-        known["norm"] = math.sqrt(squares)
+        statistics["norm"] = math.sqrt(squares)
     if variance_wanted:
         spread = squares - total * total / n
         if not n * LEAST_SQUARE < squares < MOST_LOST * spread:
             deviation = flat.std(correction=0).item()
             spread = deviation * deviation * n
-        known["var"] = spread / (n - 1) if n > 1 else math.nan
-        known["std"] = math.sqrt(known["var"])
+        statistics["var"] = spread / (n - 1) if n > 1 else math.nan
+        statistics["std"] = math.sqrt(statistics["var"])
     if extremes_wanted:
-        known["extremes"] = torch.return_types.aminmax((torch.stack(lows).amin(), torch.stack(highs).amax()))
-    return known
+        statistics["extremes"] = torch.return_types.aminmax(
+            (torch.stack(lows).amin(), torch.stack(highs).amax())
+        )
+    return statistics

@@ -136,20 +136,20 @@ def untrainable(own: Any, *, reached: bool) -> tuple[str, str] | None:
     from torch.nn.parameter import is_lazy
 
     kept = dict(kept_tensors(own))
-    if not reached and (names := [name for name, _ in parameters_of(own)]):
-        what = f"has the parameter {names[0]!r}, which is trained on forward and forward_pre only"
-        return what, "use one of them; what is not trained may be a buffer"
-    if lazy := [name for name, tensor in kept.items() if is_lazy(tensor)]:
-        return f"has {lazy[0]!r} without a shape", "give the sizes: args: {in_features: 64}"
-    if beside := sorted(own.state_dict().keys() - kept.keys()):
-        what = f"keeps {beside[0]!r} beside its parameters and buffers, which a checkpoint would not have"
+    if not reached:
+        for name, _ in parameters_of(own):
+            what = f"has the parameter {name!r}, which is trained on forward and forward_pre only"
+            return what, "use one of them; what is not trained may be a buffer"
+    for name, tensor in kept.items():
+        if is_lazy(tensor):
+            return f"has {name!r} without a shape", "give the sizes: args: {in_features: 64}"
+    for name in sorted(own.state_dict().keys() - kept.keys()):
+        what = f"keeps {name!r} beside its parameters and buffers, which a checkpoint would not have"
         return what, "make it a parameter or a buffer"
     added = added_names(own, "").values()
     if len(set(added)) < len(added):
-        return (
-            "has parameters or buffers whose names differ in . and _ only",
-            "rename one: a parameter's name has no dot",
-        )
+        what = "has parameters or buffers whose names differ in . and _ only"
+        return what, "rename one: a parameter's name has no dot"
     return None
 
 
@@ -157,17 +157,19 @@ def parameters_of(target: Any) -> list[tuple[str, Parameter]]:
     """The parameters of a user's own module by all of their names; of other objects none."""
     from torch.nn import Module
 
-    is_module = isinstance(target, Module)  # which may redefine `named_parameters`
-    return list(Module.named_parameters(target, remove_duplicate=False)) if is_module else []
+    if not isinstance(target, Module):
+        return []
+    return list(Module.named_parameters(target, remove_duplicate=False))  # it may redefine `named_parameters`
 
 
 def kept_tensors(target: Any) -> list[tuple[str, Tensor]]:
     """The parameters and persistent buffers of a user's own module by all of their names; of other objects none."""
     from torch.nn import Module
 
+    if not isinstance(target, Module):
+        return []
     kept: list[tuple[str, Tensor]] = [*parameters_of(target)]
-    parts = Module.named_modules(target, remove_duplicate=False) if isinstance(target, Module) else ()
-    for path, part in parts:
+    for path, part in Module.named_modules(target, remove_duplicate=False):
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
                 kept.append((join(path, name), buffer))
@@ -217,7 +219,8 @@ def on_tensor(
     """
     import torch
 
-    other, kinds = ("a number", torch.Tensor | int | float) if computes else ("None", torch.Tensor | None)
+    other = "a number" if computes else "None"
+    kinds = torch.Tensor | int | float if computes else torch.Tensor | None
 
     def states(x: Tensor) -> list[Tensor]:
         """Those of the global generators that may be drawn from; eight bytes at a time compare faster."""
@@ -281,9 +284,8 @@ def only_without_data(failed: UserCodeError) -> str | None:
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
         real = torch.empty(tuple(fake.shape), dtype=fake.dtype, device=fake.device).zero_()
         if real.is_floating_point():
-            real.normal_(generator=torch.Generator(real.device).manual_seed(0)).requires_grad_(
-                fake.requires_grad
-            )
+            real.normal_(generator=torch.Generator(real.device).manual_seed(0))
+            real.requires_grad_(fake.requires_grad)
         try:
             failed.call(real)
         except Exception as again:  # the user's own code may raise anything

@@ -205,9 +205,10 @@ class OutsideValue(Section, ABC):
         if minus is not None and not isinstance(minus, dict | OutsideValue):
             raise ValueError(f"minus: found {minus!r}, expected a mapping such as {{run: another}}")
         if isinstance(minus, dict):
-            is_other_kind = ("file" if "run" in raw else "run") in minus
-            of_source = () if is_other_kind else ("run", "capture", "module", "path", "file", "key")
-            raw["minus"] = {**{key: raw[key] for key in ("index", "at", *of_source) if key in raw}, **minus}
+            shared = ["index", "at"]
+            if ("file" if "run" in raw else "run") not in minus:  # it is of the same kind
+                shared += ["run", "capture", "module", "path", "file", "key"]
+            raw["minus"] = {key: raw[key] for key in shared if key in raw} | minus
         return raw
 
     @classmethod
@@ -238,11 +239,15 @@ class OutsideValue(Section, ABC):
         return self._text() if self.at is None else f"{self._text()} at the same place"
 
     def _text(self) -> str:
-        text = self.source + ("" if self.index is None else f"[{self.index}]")
+        text = self.source
+        if self.index is not None:
+            text += f"[{self.index}]"
         if self.minus is not None:
-            text = f"{text} minus {self.minus._text()}"
+            text += f" minus {self.minus._text()}"
+        if self.factor == 1:
+            return text
         factor = f"({self.factor})" if isinstance(self.factor, Ramp) else f"{self.factor:g}"
-        return text if self.factor == 1 else f"{factor} * ({text})"
+        return f"{factor} * ({text})"
 
 
 class FileValue(OutsideValue):
@@ -296,9 +301,9 @@ class RunValue(OutsideValue):
     @property
     def source(self) -> str:
         """Text for the plan that names the capture and the rows."""
-        what = f"sample {self.sample}" if isinstance(self.sample, int) else self.sample
+        rows = f"sample {self.sample}" if isinstance(self.sample, int) else self.sample
         module = "(the same module)" if self.module is None else self.module
-        return f"{what} of {self.capture}/{module}{self.path or ''} in {self.run}"
+        return f"{rows} of {self.capture}/{module}{self.path or ''} in {self.run}"
 
 
 class PassValue(Section):
@@ -362,29 +367,32 @@ def _value(raw: Any) -> Any:
             shape_of(raw)
             return _frozen(raw)
         case dict():
-            if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
-                expected = "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
-                fields = {
-                    field.alias or name
-                    for kind in _MAPPINGS.values()
-                    for name, field in kind.model_fields.items()
-                }
-                typo = next((key for key in raw if key not in fields), None)
-                hint = "" if typo is None else f"; {typo}: {nearest(str(typo), fields)}"
-                raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}{hint}")
-            return _MAPPINGS[kind].model_validate(raw)
+            return _mapped(raw)
         case Ramp() | OutsideValue() | PassValue():
             return raw
-    if (python_value := as_python_value(raw)) is not None:
+    python_value = as_python_value(raw)
+    if python_value is not None:
         return python_value
-    hint = (
-        " (YAML writes infinity and not-a-number as .inf and .nan)"
-        if str(raw) in {"inf", "-inf", "nan"}
-        else ""
-    )
-    raise ValueError(
-        f"found {raw!r}, expected a number, a list of numbers, or a mapping with `file` or `run`{hint}"
-    )
+    text = f"found {raw!r}, expected a number, a list of numbers, or a mapping with `file` or `run`"
+    if str(raw) in {"inf", "-inf", "nan"}:
+        text += " (YAML writes infinity and not-a-number as .inf and .nan)"
+    raise ValueError(text)
+
+
+def _mapped(raw: dict[Any, Any]) -> Section:
+    """The value of a mapping, by the key that only one kind of value has."""
+    for key, kind in _MAPPINGS.items():
+        if key in raw:
+            return kind.model_validate(raw)
+    text = f"found the keys {', '.join(map(str, raw))}, "
+    text += "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
+    fields = set[str]()
+    for kind in _MAPPINGS.values():
+        fields |= {field.alias or name for name, field in kind.model_fields.items()}
+    typos = [key for key in raw if key not in fields]
+    if typos:
+        text += f"; {typos[0]}: {nearest(str(typos[0]), fields)}"
+    raise ValueError(text)
 
 
 def _frozen(raw: Any) -> Any:

@@ -30,7 +30,10 @@ _KNOWN = {
     *("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
     *("softcap", "position_bias", "sliding_window"),
 }
-_WIDTH, _LENGTH, _KEYS = 8, 5, 7  # of the tensors with which an attention is compared
+# Sizes of the tensors with which an attention is compared.
+_WIDTH = 8
+_LENGTH = 5
+_KEYS = 7
 
 
 class Point(nn.Module):
@@ -63,9 +66,8 @@ class HeadwiseProjection(nn.Module):
         self.bias: nn.Parameter | None
         self.register_parameter("bias", projection._parameters.get("bias"))
         self.heads = heads
-        self.in_rows = not isinstance(
-            projection, nn.Linear
-        )  # Conv1D of transformers multiplies from the right
+        # Conv1D of transformers multiplies from the right.
+        self.in_rows = not isinstance(projection, nn.Linear)
         self.result = result
 
     def forward(self, z: Tensor) -> Tensor:
@@ -94,13 +96,13 @@ def attention(
     At the points `q`, `k`, `v` and `z` a value is [batch, position, head, width], at `scores` and `pattern`
     [batch, head, query, key]. The scores are the input of the softmax: scaled, with bias and mask added.
     """
-    query, key, value = (
-        _at(module, name, x.transpose(1, 2)).transpose(1, 2)
-        for name, x in zip("qkv", (query, key, value), strict=True)
-    )
+    query = _at(module, "q", query.transpose(1, 2)).transpose(1, 2)
+    key = _at(module, "k", key.transpose(1, 2)).transpose(1, 2)
+    value = _at(module, "v", value.transpose(1, 2)).transpose(1, 2)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
-        key, value = _for_each_query_head(key, groups), _for_each_query_head(value, groups)
+        key = _for_each_query_head(key, groups)
+        value = _for_each_query_head(value, groups)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.matmul(query, key.transpose(2, 3)) * scale
     if softcap is not None:
@@ -225,7 +227,8 @@ def _upcast(module: nn.Module) -> bool:
     if eager is None:
         raise ValueError(f"{name} has no eager attention to compare hookrun's with")
     takes = set(inspect.signature(eager).parameters)
-    if unknown := takes - _KNOWN:
+    unknown = takes - _KNOWN
+    if unknown:
         raise ValueError(
             f"the attention of {name} depends on {', '.join(sorted(unknown))}, which hookrun's does not know"
         )
@@ -248,10 +251,14 @@ def _equal(
 
     groups = getattr(module, "num_key_value_groups", 1)
     heads = 2 * groups
-    query, key, value = (drawn(2, *shape, _WIDTH) for shape in ((heads, _LENGTH), (2, _KEYS), (2, _KEYS)))
+    query = drawn(2, heads, _LENGTH, _WIDTH)
+    key = drawn(2, 2, _KEYS, _WIDTH)
+    value = drawn(2, 2, _KEYS, _WIDTH)
     more: dict[str, Any] = {"scaling": 0.4, "dropout": 0.0}
-    more |= {"softcap": 0.7} if "softcap" in takes else {}
-    more |= {"position_bias": drawn(1, heads, _LENGTH, _KEYS)} if "position_bias" in takes else {}
+    if "softcap" in takes:
+        more["softcap"] = 0.7
+    if "position_bias" in takes:
+        more["position_bias"] = drawn(1, heads, _LENGTH, _KEYS)
     mask = drawn(2, 1, _LENGTH, _KEYS)
     plain = nn.Module()
     plain.add_module("pattern", Pattern(upcast))

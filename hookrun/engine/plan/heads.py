@@ -33,14 +33,22 @@ def head_count(model: nn.Module, path: str, heads: Heads) -> HeadCount | None:
     parents = [path.rsplit(".", up)[0] for up in range(path.count(".") + 1)] if path else []
     for module in [*map(model.get_submodule, parents), model]:
         for owner in (module, getattr(module, "config", None)):
-            if (count := _number(owner, _COUNTS)) is not None:
-                width, hidden = _number(owner, _WIDTHS), _number(owner, _HIDDEN)
-                if width is None and hidden is not None and hidden % count == 0:
-                    width = hidden // count
-                # An attention module has its configuration in an attribute.
-                keys = _number(owner, _KEY_COUNTS) or _number(getattr(owner, "config", None), _KEY_COUNTS)
-                return HeadCount(tuple(dict.fromkeys([count, keys or count])), width)
+            count = _number(owner, _COUNTS)
+            if count is not None:
+                return _head_count_of(owner, count)
     return None
+
+
+def _head_count_of(owner: Any, count: int) -> HeadCount:
+    """The head count of a module or configuration that says how many query heads there are."""
+    width = _number(owner, _WIDTHS)
+    hidden = _number(owner, _HIDDEN)
+    if width is None and hidden is not None and hidden % count == 0:
+        width = hidden // count
+    # An attention module has its configuration in an attribute.
+    keys = _number(owner, _KEY_COUNTS) or _number(getattr(owner, "config", None), _KEY_COUNTS)
+    counts = (count,) if keys in (None, count) else (count, keys)
+    return HeadCount(counts, width)
 
 
 def _number(owner: Any, names: tuple[str, ...]) -> int | None:
@@ -59,7 +67,8 @@ def last_dimension_holds_heads(model: nn.Module, path: str, *, of_input: bool) -
     projections, and of a module of an attention module that has no parameters; and in the input of an attention
     module's output projection. Elsewhere, as in the residual stream, it is a sum over the heads.
     """
-    module, nearest = model.get_submodule(path), path.split(".")[-2:]  # the projection may be in a wrapper
+    module = model.get_submodule(path)
+    nearest = path.split(".")[-2:]  # the projection may be in a wrapper
     holding = [name for name, part in module.named_modules() if part._parameters or part._buffers]
     classes = " ".join(type(part).__name__ for part in module.modules()).lower()
     into_heads = any(map(_is_into_heads, nearest))
@@ -86,11 +95,9 @@ def _in_attention(model: nn.Module, path: str) -> bool:
     for up in (1, 2):
         owner = ".".join(path.split(".")[:-up])
         module = model.get_submodule(owner)
-        named = f"{owner.rpartition('.')[2]} {type(module).__name__}".lower()
-        if (
-            any(word in named for word in _ATTENTION)
-            or any(_makes_heads(name) for name, _ in module.named_children())
-            or _number(module, _COUNTS) is not None
-        ):
+        names = f"{owner.rpartition('.')[2]} {type(module).__name__}".lower()
+        if any(word in names for word in _ATTENTION) or _number(module, _COUNTS) is not None:
+            return True
+        if any(_makes_heads(name) for name, _ in module.named_children()):
             return True
     return False

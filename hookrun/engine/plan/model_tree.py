@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -89,7 +89,9 @@ def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
     lists = getattr(module, "parametrizations", None)
     members = lists.items() if isinstance(lists, nn.ModuleDict) else ()
     return {
-        name: each for name, each in members if isinstance(each, ParametrizationList) and each._parameters
+        name: computed
+        for name, computed in members
+        if isinstance(computed, ParametrizationList) and computed._parameters
     }
 
 
@@ -138,39 +140,40 @@ class ModelNames:
         self.added = defaultdict[str, list[str]](list)
         self.added_by = dict[str, list[str]]()
         self.frozen = set[str]()
-        self._trees = dict[
-            bool, Tree
-        ]()  # of parameters, of readings; reset when a planned hook adds parameters
+        # of parameters, of readings; reset when a planned hook adds parameters
+        self._trees = dict[bool, Tree]()
 
     @cached_property
     def tree(self) -> Tree:
         """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
-        modules = self.modules.items()
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
-        # a module may redefine `parameters`
-        sizes = {path: sum(map(_numel, nn.Module.parameters(module))) for path, module in modules}
-        nodes = {
-            path: Node(path, types[type(module)], not module._modules, sizes[path])
-            for path, module in modules
-        }
-        children = {path: list(filter(str.isdecimal, module._modules.keys())) for path, module in modules}
-        numbered = {path: names for path, names in children.items() if names}
-        # calling them raises: a list or dict of modules or parameters, or a class without a forward
-        forwards = {path: getattr(module, "forward", None) for path, module in modules}
-        silent = {
-            path for path, own in forwards.items() if getattr(own, "__func__", None) is nn.Module.forward
-        }
+        nodes = dict[str, Node]()
+        numbered = dict[str, list[str]]()
+        silent = set[str]()
+        for path, module in self.modules.items():
+            size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine `parameters`
+            nodes[path] = Node(path, types[type(module)], not module._modules, size)
+            children = list(filter(str.isdecimal, module._modules.keys()))
+            if children:
+                numbered[path] = children
+            # calling it raises: a list or dict of modules or parameters, or a class without a forward
+            forward = getattr(module, "forward", None)
+            if getattr(forward, "__func__", None) is nn.Module.forward:
+                silent.add(path)
         return Tree(nodes, numbered, self._first_names(self.modules), silent)
 
     @cached_property
     def own(self) -> set[int]:
         """The ids of the model's parameters and buffers, without those that hooks have added."""
-        return {
-            id(tensor)
-            for module in self.modules.values()
-            for name, tensor in chain(module._parameters.items(), module._buffers.items())
-            if not was_added(module, name)
-        }
+        ids = set[int]()
+        for module in self.modules.values():
+            tensors = chain(module._parameters.items(), module._buffers.items())
+            ids |= {id(tensor) for name, tensor in tensors if not was_added(module, name)}
+        return ids
+
+    def owner_of(self, parameter: str) -> nn.Module:
+        """The module that has the parameter of this name."""
+        return self.modules[parameter.rpartition(".")[0]]
 
     def tree_of(self, spec: HookSpec) -> Tree:
         """The modules as the hook sees them: without a forward they still have parameters and can be changed."""
@@ -182,65 +185,64 @@ class ModelNames:
         readings: the same as modules read them: each reader of a shared parameter by itself, and parametrized ones
         """
         if readings not in self._trees:
-            every = [*self.parameters]
-            every += [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
-            first = self._first_names(self.parameters)
+            names = [*self.parameters, *_names_in(self.added)]
             if readings:
-                every += [
-                    f"{path}.{name}".lstrip(".")
-                    for path, owner in self.modules.items()
-                    for name in parametrized(owner)
-                ]
-                first = {name: main for name in every if (main := self._first_reading(name)) != name}
-            nodes = dict[str, Node]()
-            numbered = {path: [*children] for path, children in self.tree.numbered.items()}
-            for name in dict.fromkeys(every):
-                container, _, last = name.rpartition(".")
-                owner = self.tree.nodes[container]
-                size = _numel(self.parameters[name]) if name in self.parameters else 0
-                nodes[name] = Node(name, owner.types, owner.leaf, size)
-                if last.isdecimal():
-                    numbered.setdefault(container, []).append(last)
-            self._trees[readings] = Tree(nodes, numbered, first, modules=self.tree.whole)
+                names += _names_in({path: parametrized(module) for path, module in self.modules.items()})
+                first: Mapping[str, str] = {name: self._first_reading(name) for name in names}
+            else:
+                first = self._first_names(self.parameters)
+            self._trees[readings] = self._tree_of_parameters(names, first)
         return self._trees[readings]
+
+    def _tree_of_parameters(self, names: Iterable[str], first: Mapping[str, str]) -> Tree:
+        nodes = dict[str, Node]()
+        numbered = {path: [*children] for path, children in self.tree.numbered.items()}
+        for name in dict.fromkeys(names):
+            container, _, last = name.rpartition(".")
+            owner = self.tree.nodes[container]
+            size = _numel(self.parameters[name]) if name in self.parameters else 0
+            nodes[name] = Node(name, owner.types, owner.leaf, size)
+            if last.isdecimal():
+                numbered.setdefault(container, []).append(last)
+        return Tree(nodes, numbered, first, modules=self.tree.whole)
 
     def _first_reading(self, name: str) -> str:
         """The name of a parameter at the first name of its module."""
-        path, _, own = name.rpartition(".")
-        return f"{self.first_name(path)}.{own}".lstrip(".")
+        path, _, parameter = name.rpartition(".")
+        return f"{self.first_name(path)}.{parameter}".lstrip(".")
 
     def _first_names(self, objects: Mapping[str, object]) -> Mapping[str, str]:
-        """Each name that is not the first of its object -> the first one."""
-        return {name: main for name, named in objects.items() if (main := self._names[id(named)][0]) != name}
+        """Each name -> the first one of its object."""
+        return {name: self._names[id(named)][0] for name, named in objects.items()}
 
     def matches(self, spec: HookSpec) -> tuple[Match, ...]:
         """The modules or parameters that the hook's selector matches: by first names, once per object, in order."""
-        selector, reading = spec.keys.select, spec.hook_type.on == "reading"
+        selector = spec.keys.select
+        reading = spec.hook_type.on == "reading"
         if spec.hook_type.on_parameters:
             names = self.select_parameters(selector, readings=reading)
             return tuple(self.match(name, on_parameters=True, reading=reading) for name in names)
-        own = self._own_parameters(spec)
         paths = map(self.first_name, selector.select(self.tree_of(spec)))
-        return tuple(
-            replace(self.match(path, on_parameters=False), own=own.get(path, ()))
-            for path in dict.fromkeys((*paths, *own))
-        )
+        if not spec.takes_parameters:
+            return tuple(self.match(path, on_parameters=False) for path in dict.fromkeys(paths))
+        parameters = self._matched_parameters(selector)
+        matches = list[Match]()
+        for path in dict.fromkeys((*paths, *parameters)):
+            match = self.match(path, on_parameters=False)
+            matches.append(replace(match, matched_parameters=tuple(parameters.get(path, ()))))
+        return tuple(matches)
 
-    def _own_parameters(self, spec: HookSpec) -> dict[str, tuple[str, ...]]:
-        """First path of a module that the selector does not match -> those of its parameters that it matches.
-
-        Only where the selector may match both.
-        """
-        own = defaultdict[str, list[str]](list)
-        if spec.takes_parameters:
-            selector, tree = spec.keys.select, self.parameter_tree()
-            modules = set(map(self.first_name, selector.select(self.tree.whole)))
-            for name in selector.select(tree):
-                owner, _, last = name.rpartition(".")
-                around = map(self.first_name, ancestors(name))
-                if modules.isdisjoint(around) and last not in own[self.first_name(owner)]:
-                    own[self.first_name(owner)].append(last)
-        return {path: tuple(names) for path, names in own.items()}
+    def _matched_parameters(self, selector: Selector) -> dict[str, list[str]]:
+        """First path of a module that the selector does not match -> those of its parameters that it matches."""
+        parameters = defaultdict[str, list[str]](list)
+        modules = set(map(self.first_name, selector.select(self.tree.whole)))
+        for name in selector.select(self.parameter_tree()):
+            owner, _, last = name.rpartition(".")
+            enclosing = map(self.first_name, ancestors(name))
+            of_owner = parameters[self.first_name(owner)]
+            if modules.isdisjoint(enclosing) and last not in of_owner:
+                of_owner.append(last)
+        return {path: names for path, names in parameters.items() if names}
 
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
@@ -258,19 +260,20 @@ class ModelNames:
         """The Match of the module or parameter with this first name; `reading`: of one module that reads it."""
         if not on_parameters:
             module = self.modules[path]
-            return Match(
-                path, tuple(self._names[id(module)]), class_name(module), self.tree.nodes[path].parameters
-            )
-        container, _, own = path.rpartition(".")
-        module = self.modules[container]
-        parameter, names = self.parameters.get(path), [path]
+            names = self._names[id(module)]
+            return Match(path, tuple(names), class_name(module), self.tree.nodes[path].parameters)
+        container, _, last = path.rpartition(".")
+        owner = self.modules[container]
+        parameter = self.parameters.get(path)
+        names = [path]
         if reading:
-            names = [f"{each}.{own}".lstrip(".") for each in self._names[id(module)]]
+            names = [f"{name}.{last}".lstrip(".") for name in self._names[id(owner)]]
         elif parameter is not None:
             names = self._names[id(parameter)]
-        shape = None if parameter is None or is_lazy(parameter) else str(list(parameter.shape))
-        size = 0 if parameter is None else _numel(parameter)
-        return Match(path, tuple(names), class_name(module), size, shape)
+        match = Match(path, tuple(names), class_name(owner), 0)
+        if parameter is None or is_lazy(parameter):
+            return match
+        return replace(match, parameters=parameter.numel(), shape=str(list(parameter.shape)))
 
     def trains(self, name: str) -> bool:
         """Whether the parameter will require a gradient when the hooks planned so far are installed."""
@@ -283,60 +286,72 @@ class ModelNames:
             return "carries no gradient: it does not require one"
         return LAZY if name in self.parameters and is_lazy(self.parameters[name]) else None
 
-    def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...], own: Iterable[str] = ()) -> None:
+    def plan_effects(
+        self, spec: HookSpec, matches: tuple[Match, ...], parameters: Iterable[str] = ()
+    ) -> None:
         """Record what a planned hook will add to its modules and freeze in them.
 
-        own: the names of the parameters of the user's own module
+        parameters: the names of those of the user's own module
         """
         name = spec.action.adds(spec.name)
-        names = self.added_by[spec.name] = [*own] if name is None else [name]
+        names = [*parameters] if name is None else [name]
+        self.added_by[spec.name] = names
         for match in matches:
-            if new := [name for name in names if name not in self.added[match.path]]:
+            new = [name for name in names if name not in self.added[match.path]]
+            if new:
                 self.added[match.path] += new
                 self._trees.clear()
             if spec.action.does == "freeze":
-                named = getattr(spec.action_on(match.own), "parameters", None)
-                of_module = self.modules[match.path].named_parameters()
-                frozen = {id(parameter) for each, parameter in of_module if named is None or each in named}
-                self.frozen |= {
-                    name for name, parameter in self.parameters.items() if id(parameter) in frozen
-                }
+                chosen = getattr(spec.action_on(match.matched_parameters), "parameters", None)
+                for last, parameter in self.modules[match.path].named_parameters():
+                    if chosen is None or last in chosen:
+                        self.frozen.update(self._names.get(id(parameter), ()))
 
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire; found in the whole model."""
         reasons = dict[int, Unhookable]()
         for path, module in self.modules.items():  # the outermost first: it is the one that is named
-            if (reason := unhookable(module)) is not None:
-                named = reason._replace(what=f"{path}: {reason.what}") if path else reason
-                for inside in islice(module.modules(), 0 if reason.itself else 1, None):
-                    reasons.setdefault(id(inside), named)
+            reason = unhookable(module)
+            if reason is None:
+                continue
+            if path:
+                reason = reason._replace(what=f"{path}: {reason.what}")
+            for inside in module.modules():
+                if inside is not module or reason.itself:
+                    reasons.setdefault(id(inside), reason)
         return reasons
 
     def inside(self) -> dict[str, Match]:
         """Path -> each module that only a compiled or scripted module calls; its shape says that it takes no hooks."""
-        paths = [path for path in self.modules if id(self.modules[path]) in self.unhookable]
-        return {
-            path: replace(
-                self.match(path, on_parameters=False),
-                shape=f"no hooks: {self.unhookable[id(self.modules[path])].what}",
-            )
-            for path in dict.fromkeys(map(self.first_name, paths))
-        }
+        matches = dict[str, Match]()
+        for path, module in self.modules.items():
+            why = self.unhookable.get(id(module))
+            if why is not None and path == self.first_name(path):
+                match = self.match(path, on_parameters=False)
+                matches[path] = replace(match, shape=f"no hooks: {why.what}")
+        return matches
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""
-        if beside := selector.select(self.tree.whole):
+        beside = selector.select(self.tree.whole)
+        if beside:
             lack = "that have none" if on_parameters else "without a forward, around which no hook fires"
             return f"it matches modules {lack}: {listed([path or '(root)' for path in beside], 4)}"
-        classes = set(map(class_name, self.model.modules()))
+        classes = tuple(set(map(class_name, self.model.modules())))
         parameters = tuple(self.parameters) if on_parameters else ()
-        near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
-        points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)
+        near = selector.nearest(Names(tuple(self.modules), parameters, classes))
+        last = str(selector).rpartition(".")[2]
+        points = set(re.findall(r"\w+", last)).intersection(POINTS)
         if points and not on_parameters and any(map(lacks_points, self.modules.values())):
             added = listed(sorted(points), len(POINTS))
             near += f"; model.args.attention=points, or hookrun.points(model), adds {added} to each attention module"
         return near
+
+
+def _names_in(parameters: Mapping[str, Iterable[str]]) -> list[str]:
+    """The names in the model of the parameters of each module, which are given by its path."""
+    return [f"{path}.{name}".lstrip(".") for path, names in parameters.items() for name in names]
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:
@@ -355,10 +370,11 @@ def _parametrized_name(name: str) -> str | None:
 
 
 def _type_names(cls: type) -> frozenset[str]:
-    bases = [base for base in cls.__mro__ if base is not object]
-    return frozenset(
-        [base.__name__ for base in bases] + [f"{base.__module__}.{base.__qualname__}" for base in bases]
-    )
+    names = set[str]()
+    for base in cls.__mro__:
+        if base is not object:
+            names |= {base.__name__, f"{base.__module__}.{base.__qualname__}"}
+    return frozenset(names)
 
 
 def _numel(parameter: nn.Parameter) -> int:

@@ -14,12 +14,11 @@ import torch
 from hookrun.engine.actions.values import InlineFunction, PassValue, is_by_sample
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.plan.batch import BatchDims, Followers
+from hookrun.engine.plan.outside import Source, UsedRun, digest_of
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.trust.callables import Code
 from hookrun.engine.trust.load import Trusted
 from hookrun.errors import Problem, listed
-from hookrun.run.experiment.run_values import Source, digest_of
-from hookrun.store.records import UsedRunRecord
 
 SHOWN = 4
 """How many modules of a hook are named if there is other output beside them."""
@@ -41,7 +40,7 @@ class Match:
     called:      whether the example called it; None: not known
     bytes:       size of what one firing captures with the example; None: it captures nothing, or not known
     per_sample:  `bytes` is the size for one sample, in all calls of one forward
-    own:         on `apply`: the parameters of the module that were matched; empty: the module itself was
+    matched_parameters: on `apply`: the parameters of the module that were matched; empty: the module itself was
     batch:       which dimensions of the tensors that the hook sees follow the batch; None: not known
     captured:    the same of the tensors that it captures, where these are not what it sees
     """
@@ -54,13 +53,13 @@ class Match:
     called: bool | None = None
     bytes: float | None = None
     per_sample: bool = False
-    own: tuple[str, ...] = ()
+    matched_parameters: tuple[str, ...] = ()
     batch: Followers | None = field(default=None, hash=False)
     captured: Followers | None = field(default=None, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
-        return {
+        plain: dict[str, Any] = {
             "path": self.path,
             "names": list(self.names),
             "class": self.type,
@@ -68,13 +67,12 @@ class Match:
             "shape": self.shape,
             "bytes": self.bytes,
             "per_sample": self.per_sample,
-            **({"own": list(self.own)} if self.own else {}),
-            **(
-                {}
-                if self.batch is None
-                else {"batch": {path: list(dims) for path, dims in self.batch.items()}}
-            ),
         }
+        if self.matched_parameters:
+            plain["own"] = list(self.matched_parameters)
+        if self.batch is not None:
+            plain["batch"] = {path: list(dims) for path, dims in self.batch.items()}
+        return plain
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,8 @@ class PlannedHook:
     heads:     path of a match -> how many heads its value has, if the hook has `heads`
     texts:     text in its `tokens` -> the ways in which it may be tokens
     tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
-    own:       the parameters of the user's own module that each match gets: name -> shape
-    buffers:   its buffers that each match gets: name -> shape
+    new_parameters: the parameters of the user's own module that each match gets: name -> shape
+    new_buffers:    its buffers that each match gets: name -> shape
     """
 
     spec: HookSpec
@@ -111,23 +109,26 @@ class PlannedHook:
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
     texts: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
-    own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
-    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    new_parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    new_buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def added(self) -> list[str]:
         """The names of the parameters and buffers that it adds to each module."""
         name = self.spec.action.adds(self.spec.name)
-        return [*self.own, *self.buffers] if name is None else [name]
+        return [*self.new_parameters, *self.new_buffers] if name is None else [name]
 
     def batch_of(self, path: str) -> BatchDims:
         """Which dimension of what the hook sees at a match is the batch, as its `batch_dim` or the trial run says."""
         keys = self.spec.keys
         match = self._match_at.get(path)
-        # output_grad is attached to the target itself
-        is_inside = keys.target is not None and self.spec.hook_type is not OUTPUT_GRAD
         seen = None if match is None else match.batch
-        return BatchDims(seen, keys.batch_dim, str(keys.target) if is_inside else "")
+        inside = ""
+        if (
+            keys.target is not None and self.spec.hook_type is not OUTPUT_GRAD
+        ):  # which is attached to the target
+            inside = str(keys.target)
+        return BatchDims(seen, keys.batch_dim, inside)
 
     def captured_of(self, path: str) -> BatchDims:
         """The same of what the hook captures at a match."""
@@ -152,12 +153,11 @@ class PlannedHook:
         """Hashes of the tensors that came from files or other runs."""
         digests = dict[str, str]()
         for key, values in self.values.items():
-            # One value for all modules, or each module's own.
-            different = [
-                digest_of(value) for value in {id(value): value for value in values.values()}.values()
-            ]
-            several = hashlib.sha256(" ".join(different).encode()).hexdigest()
-            digests[key] = different[0] if len(different) == 1 else several
+            different = [digest_of(value) for value in each_once(values.values())]
+            if len(different) == 1:
+                digests[key] = different[0]
+            else:
+                digests[key] = _sha(" ".join(different))
         return digests
 
     @cached_property
@@ -170,6 +170,15 @@ class PlannedHook:
         """Names and hashes of the user's own functions; empty without any."""
         codes = {key: function.code.to_dict() for key, function in self.functions.items()}
         return {"code": codes} if codes else {}
+
+
+def each_once(values: Iterable[Source]) -> list[Source]:
+    """The different objects among the values of a hook's modules: one for all of them, or each module's own."""
+    return list({id(value): value for value in values}.values())
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -193,7 +202,7 @@ class ResolvedPlan:
     batch_as_sequence: tuple[str, ...] = ()
     samples: int | None = None
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
-    runs: tuple[UsedRunRecord, ...] = ()
+    runs: tuple[UsedRun, ...] = ()
 
     @property
     def batch_fits(self) -> bool:
@@ -203,63 +212,50 @@ class ResolvedPlan:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical JSON of what the plan does; it does not depend on whether shapes are known."""
-        what = {
-            "model": self.model,
-            "seed": self.seed,
-            "hooks": [
-                {
-                    "name": hook.spec.name,
-                    **hook.spec.to_dict(),
-                    "targets": [
-                        [match.path, match.type, list(match.names), *match.own] for match in hook.matches
-                    ],
-                    "values": hook.digest,
-                    **hook.code,
-                }
-                for hook in self.hooks
-            ],
-            **self._code(),
-        }
-        canonical = json.dumps(what, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        hooks = list[dict[str, Any]]()
+        for hook in self.hooks:
+            targets = [
+                [match.path, match.type, list(match.names), *match.matched_parameters]
+                for match in hook.matches
+            ]
+            hooks.append(_plain(hook, targets) | {"values": hook.digest})
+        content = {"model": self.model, "seed": self.seed, "hooks": hooks, **self._code()}
+        return _sha(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
-        return {
+        plain: dict[str, Any] = {
             "hash": self.hash,
             "model": self.model,
             "seed": self.seed,
             "unchecked": self.unchecked,
-            **({} if self.batch_unknown is None else {"batch_unknown": self.batch_unknown}),
-            **({} if self.no_output is None else {"no_output": self.no_output}),
-            "hooks": [
-                {
-                    "name": hook.spec.name,
-                    **hook.spec.to_dict(),
-                    "targets": [match.to_dict() for match in hook.matches],
-                    **hook.code,
-                }
-                for hook in self.hooks
-            ],
-            "runs": [run.model_dump() for run in self.runs],
-            **self._code(),
         }
+        if self.batch_unknown is not None:
+            plain["batch_unknown"] = self.batch_unknown
+        if self.no_output is not None:
+            plain["no_output"] = self.no_output
+        plain["hooks"] = [_plain(hook, [match.to_dict() for match in hook.matches]) for hook in self.hooks]
+        plain["runs"] = [run.model_dump() for run in self.runs]
+        return plain | self._code()
 
     def _code(self) -> dict[str, Any]:
-        return {"code": {where: code.to_dict() for where, code in self.code.items()}} if self.code else {}
+        if not self.code:
+            return {}
+        return {"code": {where: code.to_dict() for where, code in self.code.items()}}
 
     @property
     def no_output(self) -> str | None:
         """One sentence if a hook stops the forward, after which there is no output; else None."""
-        stops = [
-            f"{hook.spec.name} stops the forward after {match.path or '(root)'}"
-            for hook in self.hooks
-            if hook.spec.action.does == "stop"
-            for match in hook.matches
-        ]
-        return (
-            f"{listed(stops, SHOWN)}: there is no output, and there are no metrics of it" if stops else None
-        )
+        stops = list[str]()
+        for hook in self.hooks:
+            if hook.spec.action.does == "stop":
+                stops += [
+                    f"{hook.spec.name} stops the forward after {match.path or '(root)'}"
+                    for match in hook.matches
+                ]
+        if not stops:
+            return None
+        return f"{listed(stops, SHOWN)}: there is no output, and there are no metrics of it"
 
     def applied(self) -> list[str]:
         """The identities of the hooks that change the model at installation, which checkpoints record."""
@@ -268,18 +264,30 @@ class ResolvedPlan:
     def added(self) -> Iterator[tuple[str, str]]:
         """Module path and name of every parameter and buffer that the plan adds."""
         for hook in self.hooks:
-            yield from ((match.path, name) for match in hook.matches for name in hook.added)
+            for match in hook.matches:
+                yield from ((match.path, name) for name in hook.added)
+
+
+def _plain(hook: PlannedHook, targets: list[Any]) -> dict[str, Any]:
+    """The hook with its targets as plain data for JSON."""
+    return {"name": hook.spec.name, **hook.spec.to_dict(), "targets": targets, **hook.code}
 
 
 def lies_in(names: Iterable[str], modules: Collection[str]) -> bool:
     """Whether each of these names of one module or parameter lies in one of the modules."""
-    return all(any(not path or name.startswith(f"{path}.") for path in modules) for name in names)
+    inside = tuple(f"{path}." if path else "" for path in modules)
+    return all(name.startswith(inside) for name in names)
 
 
 def passed_on(hooks: Iterable[PlannedHook]) -> set[tuple[str, str | None]]:
     """(capture hook, module) of each value that a hook takes from another one in the same forward."""
-    values = (value for hook in hooks for values in hook.values.values() for value in values.values())
-    return {(value.hook, value.module) for value in values if isinstance(value, PassValue)}
+    places = set[tuple[str, str | None]]()
+    for hook in hooks:
+        for values in hook.values.values():
+            places |= {
+                (value.hook, value.module) for value in values.values() if isinstance(value, PassValue)
+            }
+    return places
 
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:
@@ -291,30 +299,34 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
     """Every hook that an exported program, which only computes outputs, cannot contain."""
     problems = uncompilable(plan)
     for hook in plan.hooks:
-        spec, kind, when = hook.spec, hook.spec.hook_type, hook.spec.keys.when
-        of_training = kind.phase in ("backward", "step") and kind.refused_by_graph is None
-        what = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
-        in_program = kind.of_rows or kind.in_graph
-        of_keys = [
-            ("", what, f"leave it out: ~{spec.where}", of_training),
-            *(
-                (f".when.{key}", f"an exported program has no {key}", f"leave `{key}` out", in_program)
-                for key in ("step", "epoch")
-                if getattr(when, key) is not None
-            ),
-            *(
-                (f".{key}", "an exported program has no step", "give a number", kind.in_graph)
-                for key in spec.action.ramps()
-            ),
-        ]
-        problems += [Problem(spec.where + key, what, hint) for key, what, hint, holds in of_keys if holds]
+        problems += _program_problems(hook.spec)
     return problems
+
+
+def _program_problems(spec: HookSpec) -> Iterator[Problem]:
+    """A problem for each part of the hook that a graph can contain, and an exported program cannot."""
+    kind = spec.hook_type
+    if kind.phase in ("backward", "step") and kind.refused_by_graph is None:
+        yield Problem(
+            spec.where,
+            f"hook type {kind.name!r} belongs to training: an exported program computes outputs only",
+            f"leave it out: ~{spec.where}",
+        )
+    if kind.of_rows or kind.in_graph:
+        for key in ("step", "epoch"):
+            if getattr(spec.keys.when, key) is not None:
+                what = f"an exported program has no {key}"
+                yield Problem(f"{spec.where}.when.{key}", what, f"leave `{key}` out")
+    if kind.in_graph:
+        for key in spec.action.ramps():
+            yield Problem(f"{spec.where}.{key}", "an exported program has no step", "give a number")
 
 
 def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
     """A problem for each part of the hook that a graph cannot contain."""
     spec = hook.spec
-    action, kind, when = spec.action, spec.hook_type, spec.keys.when
+    action = spec.action
+    kind = spec.hook_type
     plainly = f"run it without compiling, or leave it out: ~{spec.where}"
 
     def problem(key: str, why: str, hint: str = plainly) -> Problem:
@@ -324,38 +336,47 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         yield problem("", *kind.refused_by_graph)
     elif not kind.in_graph:
         return
-    of_action = {
-        "runs your own Python, which may not work inside a graph": action.own_functions(),
-        "passes values to Python at each firing, which breaks the graph": action.observes,
-        "ends the forward by an exception, which a graph cannot contain": action.does == "stop",
-        "decides at each call whether the forward runs, but in a graph only once": (
-            action.does == "skip" and not when.always
-        ),
-        "draws from a generator of its own, which a graph cannot contain": action.draws,
-        "edits a parameter, which a graph cannot contain in torch 2.12: after the call the module has lost it": (
-            kind.on == "reading" and _LOSES_PARAMETERS
-        ),
-    } | {
-        f"edits {match.path}, which is parametrized or has no shape yet: a graph cannot contain that": True
-        for match in hook.matches
-        if kind.on == "reading" and match.shape is None
-    }
-    if kind.in_graph and (why := next((why for why, holds in of_action.items() if holds), None)) is not None:
+    why = _why_not_in_a_graph(hook) if kind.in_graph else None
+    if why is not None:
         yield problem(".when" if action.does == "skip" else "", why)
-    cannot, once = "which a graph cannot do", "is evaluated at each call, but in a graph only once"
-    of_keys = [
-        *(
-            (key, f"takes rows of another run at each call, {cannot}", is_by_sample(value))
-            for key, value in action.outside_values().items()
-        ),
-        *(
-            (key, f"calls a function of yours at each call, {cannot}", isinstance(value, InlineFunction))
-            for key, value in action.outside_values().items()
-        ),
-        ("tokens", f"are determined for each call, {cannot}", spec.keys.tokens is not None),
-        ("when.rank", "is not read inside a graph", when.rank is not None),
-        ("when.call", once, when.call is not None),
-        ("when.data", once, when.data is not None),
-        ("when.probability", once, when.probability < 1),
-    ]
-    yield from (problem(f".{key}", why) for key, why, holds in of_keys if holds)
+    for key, value in action.outside_values().items():
+        if is_by_sample(value):
+            yield problem(f".{key}", "takes rows of another run at each call, which a graph cannot do")
+        if isinstance(value, InlineFunction):
+            yield problem(f".{key}", "calls a function of yours at each call, which a graph cannot do")
+    if spec.keys.tokens is not None:
+        yield problem(".tokens", "are determined for each call, which a graph cannot do")
+    when = spec.keys.when
+    if when.rank is not None:
+        yield problem(".when.rank", "is not read inside a graph")
+    once = "is evaluated at each call, but in a graph only once"
+    if when.call is not None:
+        yield problem(".when.call", once)
+    if when.data is not None:
+        yield problem(".when.data", once)
+    if when.probability < 1:
+        yield problem(".when.probability", once)
+
+
+def _why_not_in_a_graph(hook: PlannedHook) -> str | None:
+    """The first reason why a graph cannot contain what the hook's action does, or None."""
+    action = hook.spec.action
+    reads = hook.spec.hook_type.on == "reading"
+    if action.own_functions():
+        return "runs your own Python, which may not work inside a graph"
+    if action.observes:
+        return "passes values to Python at each firing, which breaks the graph"
+    if action.does == "stop":
+        return "ends the forward by an exception, which a graph cannot contain"
+    if action.does == "skip" and not hook.spec.keys.when.always:
+        return "decides at each call whether the forward runs, but in a graph only once"
+    if action.draws:
+        return "draws from a generator of its own, which a graph cannot contain"
+    if reads and _LOSES_PARAMETERS:
+        return "edits a parameter, which a graph cannot contain in torch 2.12: after the call the module has lost it"
+    for match in hook.matches:
+        if reads and match.shape is None:
+            return (
+                f"edits {match.path}, which is parametrized or has no shape yet: a graph cannot contain that"
+            )
+    return None

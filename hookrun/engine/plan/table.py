@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import is_by_sample
-from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan
+from hookrun.engine.plan.outside import Source, form
+from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, each_once
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.trust.callables import Code
 from hookrun.errors import first_lines, listed, printable
-from hookrun.run.experiment.run_values import Source, form
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,23 +39,27 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
     from rich.table import Table
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"]
-    for name in names if more is None else [*names, more[0]]:
-        drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
+    drawn.add_column("#", justify="right", no_wrap=True)
+    for name in ("hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+        drawn.add_column(name, no_wrap=True)
+    if more is not None:
+        drawn.add_column(more[0], no_wrap=True)
     for order, hook in enumerate(plan.hooks):
-        spec, matches = hook.spec, hook.matches
-        drawn.add_row(
+        spec = hook.spec
+        cells = [
             str(order),
             spec.name,
-            "\n".join(_limited([shown_name(match) for match in matches], limit)),
-            "\n".join(_limited([match.type for match in matches], limit)),
+            "\n".join(_limited([shown_name(match) for match in hook.matches], limit)),
+            "\n".join(_limited([match.type for match in hook.matches], limit)),
             spec.hook_type.name,
             spec.action.action_name,
             _parameters(spec),
             str(spec.keys.when),
-            "\n".join(_limited([match.shape or "-" for match in matches], limit)),
-            *([] if more is None else [more[1].get(spec.name, "")]),
-        )
+            "\n".join(_limited([match.shape or "-" for match in hook.matches], limit)),
+        ]
+        if more is not None:
+            cells.append(more[1].get(spec.name, ""))
+        drawn.add_row(*cells)
     return drawn
 
 
@@ -82,15 +86,16 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: C
     width = console.measure(drawn, options=console.options.update(width=_ANY)).maximum
     is_limited = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
     if plan.hooks and (not is_limited or width <= console.width):
-        narrow, console.width = console.width, max(width, console.width)
+        narrow = console.width
+        console.width = max(width, console.width)
         # without the edge above the headings, which is blank
         console.print(SegmentLines(console.render_lines(drawn)[1:], new_lines=True))
         console.width = narrow
     else:
         for order, hook in enumerate(plan.hooks):
             console.print("\n".join(_card(order, hook, limit)), soft_wrap=True)
-            if more is not None and (said := more[1].get(hook.spec.name)):
-                console.print(f"   {more[0]}: {said}", soft_wrap=True)
+            if more is not None and more[1].get(hook.spec.name):
+                console.print(f"   {more[0]}: {more[1][hook.spec.name]}", soft_wrap=True)
     for line in notes(plan):
         console.print(line, soft_wrap=True)
 
@@ -105,54 +110,60 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
-    of_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
+    lines = list[str]()
+    acting_on_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
+    for hook in plan.hooks:
+        lines += _hook_notes(hook, plan.samples, acting_on_calls)
     is_unknown = plan.unchecked is not None or plan.batch_unknown is not None
-    codes: dict[str, Code] = {
-        f"{hook.spec.where}.{field}": function.code
-        for hook in plan.hooks
-        for field, function in hook.functions.items()
-    }
-    return [
-        *(line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)),
-        *(line for hook in plan.hooks for line in _batch_notes(hook, is_unknown=is_unknown)),
-        *([] if plan.no_output is None else [plan.no_output]),
-        *(
-            f"own Python: {where} {code.name} ({code.sha256[:12]})"
-            for where, code in {**codes, **plan.code}.items()
-        ),
-        *([f"shapes unchecked: {plan.unchecked}"] if plan.unchecked else []),
-        *(
-            [
-                f"{listed(plan.batch_as_sequence, SHOWN)}: batch_first is false, and dimension 0 of the input has the "
-                "samples: a batch is taken for one sequence"
-            ]
-            if plan.batch_as_sequence
-            else []
-        ),
-        *([f"batch dimensions unknown: {plan.batch_unknown}"] if plan.batch_unknown else []),
-        *([] if plan.hooks else ["no hooks"]),
-        f"plan {plan.hash[:12]}",
-    ]
+    for hook in plan.hooks:
+        lines += _batch_notes(hook, is_unknown=is_unknown)
+    if plan.no_output is not None:
+        lines.append(plan.no_output)
+    lines += _code_notes(plan)
+    if plan.unchecked:
+        lines.append(f"shapes unchecked: {plan.unchecked}")
+    if plan.batch_as_sequence:
+        lines.append(
+            f"{listed(plan.batch_as_sequence, SHOWN)}: batch_first is false, and dimension 0 of the input has the "
+            "samples: a batch is taken for one sequence"
+        )
+    if plan.batch_unknown:
+        lines.append(f"batch dimensions unknown: {plan.batch_unknown}")
+    if not plan.hooks:
+        lines.append("no hooks")
+    lines.append(f"plan {plan.hash[:12]}")
+    return lines
+
+
+def _code_notes(plan: ResolvedPlan) -> Iterator[str]:
+    """A line for each of the user's own functions."""
+    codes = dict[str, Code]()
+    for hook in plan.hooks:
+        codes |= {f"{hook.spec.where}.{key}": function.code for key, function in hook.functions.items()}
+    for where, code in (codes | dict(plan.code)).items():
+        yield f"own Python: {where} {code.name} ({code.sha256[:12]})"
 
 
 def shown_name(match: Match) -> str:
     """The path of a match with the parameters and other names; ``(root)`` for the root module, whose path is empty."""
+    shown = match.path or "(root)"
+    if match.matched_parameters:
+        shown += f" ({', '.join(match.matched_parameters)})"
     others = [name for name in match.names if name != match.path]
-    own = f" ({', '.join(match.own)})" if match.own else ""
-    return (match.path or "(root)") + own + (f" (also {', '.join(others)})" if others else "")
+    return f"{shown} (also {', '.join(others)})" if others else shown
 
 
 def _parameters(spec: HookSpec) -> str:
-    given = {key: str(getattr(spec.keys, key) or "") for key in ("target", "tokens", "heads", "index")}
-    given["batch_dim"] = "" if spec.keys.batch_dim is None else str(spec.keys.batch_dim)
-    parts = [
-        *(
-            f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}"
-            for key, text in given.items()
-            if text
-        ),
-        *(f"{field}={argument(value)}" for field, value in spec.action.said(spec.hook_type).items()),
-    ]
+    parts = list[str]()
+    for key in ("target", "tokens", "heads", "index", "batch_dim"):
+        given = getattr(spec.keys, key)
+        text = "" if given is None else str(given)
+        if len(text) > MOST_TEXT:
+            text = text[: MOST_TEXT - 1] + "…"
+        if text:
+            parts.append(f"{key}={text}")
+    for key, value in spec.action.said(spec.hook_type).items():
+        parts.append(f"{key}={argument(value)}")
     return " ".join(parts)
 
 
@@ -162,39 +173,55 @@ def argument(value: object) -> str:
         case float():
             return f"{value:g}"
         case tuple() | list():
-            text = "[" + ", ".join(map(argument, value)) + "]"
-            return text if len(text) <= 32 else text[:29] + "..."
+            return _cut("[" + ", ".join(map(argument, value)) + "]", 32)
         case dict():
-            text = "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
-            return text if len(text) <= 60 else text[:57] + "..."
+            return _cut("{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}", 60)
         case Tensor():
             return f"tensor{list(value.shape)}"
     return str(value)
 
 
-def _limited(items: Sequence[str], limit: int | None) -> list[str]:
-    return list(items) if limit is None or len(items) <= limit else first_lines(items, limit - 1)
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> Iterator[str]:
-    sizes = [match for match in hook.matches if match.bytes is not None]
-    if sizes:
-        each = sum(match.bytes or 0 for match in sizes)
-        unit = "sample" if all(match.per_sample for match in sizes) else "firing"
-        line = f"{hook.spec.name}: captures {size(each)} per {unit}"
-        if (kept := hook.spec.action.value_of(Meaning.SAMPLES)) is not None:
-            line += f" of the kept ones ({kept})"
-        elif samples is not None and unit == "sample":
-            line += f", {size(each * samples)} per run of {samples} samples"
-        yield line
-    if own := {**hook.own, **hook.buffers}:
-        added = listed([f"{name} {list(shape)}" for name, shape in own.items()], SHOWN)
-        yield f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, own.values())):,} elements"
-    yield from (_value_note(hook, field, values) for field, values in hook.values.items() if values)
+def _limited(items: list[str], limit: int | None) -> list[str]:
+    if limit is None or len(items) <= limit:
+        return items
+    return first_lines(items, limit - 1)
+
+
+def _hook_notes(hook: PlannedHook, samples: int | None, acting_on_calls: Sequence[str]) -> Iterator[str]:
+    name = hook.spec.name
+    captured = _captured_size(hook, samples)
+    if captured:
+        yield f"{name}: captures {captured}"
+    added = {**hook.new_parameters, **hook.new_buffers}
+    if added:
+        shown = listed([f"{name} {list(shape)}" for name, shape in added.items()], SHOWN)
+        yield f"{name}: adds {shown} to each module, {sum(map(prod, added.values())):,} elements"
+    for key, values in hook.values.items():
+        if values:
+            yield _value_note(hook, key, values)
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
-        under = f" under {listed(of_calls, SHOWN)}" if of_calls else ""
-        yield f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}"
+        under = f" under {listed(acting_on_calls, SHOWN)}" if acting_on_calls else ""
+        yield f"{name}: the example did not reach {listed(missed, SHOWN)}{under}"
+
+
+def _captured_size(hook: PlannedHook, samples: int | None) -> str:
+    """How much the hook captures, as text; empty if it captures nothing, or that is not known."""
+    storing = [match for match in hook.matches if match.bytes is not None]
+    if not storing:
+        return ""
+    total = sum(match.bytes or 0 for match in storing)
+    unit = "sample" if all(match.per_sample for match in storing) else "firing"
+    kept = hook.spec.action.value_of(Meaning.SAMPLES)
+    if kept is not None:
+        return f"{size(total)} per {unit} of the kept ones ({kept})"
+    if samples is not None and unit == "sample":
+        return f"{size(total)} per sample, {size(total * samples)} per run of {samples} samples"
+    return f"{size(total)} per {unit}"
 
 
 def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
@@ -207,19 +234,19 @@ def _batch_notes(hook: PlannedHook, *, is_unknown: bool) -> Iterator[str]:
     stores_batches = hook.spec.action.captures and not hook.spec.works_by_sample
     places = defaultdict[str, list[str]](list)
     for match in hook.matches:
-        path, seen = match.path or "(root)", hook.batch_of(match.path)
+        path = match.path or "(root)"
+        seen = hook.batch_of(match.path)
         shown = hook.captured_of(match.path) if stores_batches else seen
         if stores_batches and not shown.is_known and (is_unknown or seen.is_known):
             places[_UNKNOWN_BATCH].append(path)
         followers = shown.followers or {}
-        are_alike = len(set(followers.values())) == 1
+        if len(set(followers.values())) == 1:
+            followers = {"": next(iter(followers.values()))}
         for inside, dims in followers.items():
             if dims != (0,):
-                places[_batch_text(dims)].append(path if are_alike else f"{path} {inside}")
-            if are_alike:
-                break
-    for said, paths in places.items():
-        yield f"{hook.spec.name}: {said}, on {listed(paths, SHOWN)}"
+                places[_batch_text(dims)].append(f"{path} {inside}".rstrip())
+    for text, paths in places.items():
+        yield f"{hook.spec.name}: {text}, on {listed(paths, SHOWN)}"
 
 
 _UNKNOWN_BATCH = (
@@ -235,21 +262,22 @@ def _batch_text(followers: Sequence[int]) -> str:
     return f"batch dimension {followers[0]} (dimension {followers[1]} follows the batch too: name another by batch_dim)"
 
 
-def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> str:
+def _value_note(hook: PlannedHook, key: str, values: Mapping[str, Source]) -> str:
     """The shape and size of a value from a file or a run: one for all modules, or one for each module."""
-    different = {id(value): value for value in values.values()}.values()
-    unit = " per sample" if is_by_sample(hook.spec.action.outside_values()[field]) else ""
-    forms = [form(value) for value in different]
-    if len(forms) == 1:
-        shape, count = forms[0]
-        return f"{hook.spec.name}.{field}: a value {shape}" + (f", {size(count)}{unit}" if count else "")
-    each = [
-        " ".join([path or "(root)", shape, *([size(count)] if count else [])])
-        for path, (shape, count) in ((path, form(value)) for path, value in values.items())
-    ]
-    total = sum(count for _, count in forms)
-    of_all = f", {size(total)}{unit}" if total else ""
-    return f"{hook.spec.name}.{field}: one for each of {len(values)} modules{of_all}: {listed(each, SHOWN)}"
+    different = each_once(values.values())
+    total = sum(form(value)[1] for value in different)
+    total_size = f", {size(total)}" if total else ""
+    if total and is_by_sample(hook.spec.action.outside_values()[key]):
+        total_size += " per sample"
+    where = f"{hook.spec.name}.{key}"
+    if len(different) == 1:
+        return f"{where}: a value {form(different[0])[0]}{total_size}"
+    shown = list[str]()
+    for path, value in values.items():
+        shape, count = form(value)
+        text = f"{path or '(root)'} {shape}"
+        shown.append(f"{text} {size(count)}" if count else text)
+    return f"{where}: one for each of {len(values)} modules{total_size}: {listed(shown, SHOWN)}"
 
 
 def size(count: float) -> str:

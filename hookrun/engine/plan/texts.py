@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from hookrun.data.info import DataInfo
-from hookrun.data.text_files import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.engine.spec.tokens import Tokens
-from hookrun.engine.spec.when import Wanted, text_of, typed
+from hookrun.engine.spec.when import MOST_CHARACTERS, MOST_FIELDS, Scalar, Wanted, text_of, typed
 from hookrun.engine.validation import parameters
 from hookrun.errors import Problem, nearest, reason, shown
 
 Tokenizer = Any
 """An object with `encode` and `decode`, such as a tokenizer of transformers, of tokenizers or of hookrun's data."""
+
+
+class DescribedData(Protocol):
+    """What is known of the samples before a run."""
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of samples of tokens; None for other samples."""
+
+    @property
+    def spans(self) -> tuple[str, ...]:
+        """The names of the spans that samples may have."""
+
+    @property
+    def known_fields(self) -> Mapping[str, Collection[tuple[bool, Scalar]] | None]:
+        """The name of every field of a sample -> its values, as `typed` has them; None: not all are known."""
 
 
 class FoundTokenizer(NamedTuple):
@@ -81,59 +99,58 @@ def texts_of(
 
     owner: the key path of the hook or task with the clause
     """
-    found, problems = dict[str, tuple[Ids, ...]](), list[Problem]()
-    texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
+    ids = dict[str, tuple[Ids, ...]]()
+    texts = [text for part in clause.filters for text in part.texts] if clause is not None else []
     if not texts:
-        return found, problems
+        return ids, []
     where = f"{owner}.tokens"
-    tokenizer = found_tokenizer.tokenizer
-    if tokenizer is None:
-        return found, [
-            Problem(
-                where,
-                f"`text` needs a tokenizer, and {found_tokenizer.why}",
-                "name the tokens by number: {id: […]}, or set model.tokenizer",
-            )
-        ]
+    if found_tokenizer.tokenizer is None:
+        what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
+        return ids, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
+    encode = _encoder(found_tokenizer.tokenizer)
+    problems = list[Problem]()
+    for text in texts:
+        try:
+            ids[text] = _ways(encode, text)
+        except Exception as error:  # a tokenizer that is not ours may raise anything
+            what = f"the tokenizer does not take {shown(text)}: {reason(error)}"
+            hint = "write it as the data does, or name tokens by number: id"
+            problems.append(Problem(f"{where}.text", what, hint))
+            continue
+        if not all(ids[text]):
+            problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
+    return ids, problems
+
+
+def _encoder(tokenizer: Tokenizer) -> Callable[[str], Ids]:
+    """A function text -> token ids, without those that a tokenizer puts around every sequence."""
     special = "special" if "special" in (parameters(tokenizer.encode) or {}) else "add_special_tokens"
 
     def encode(text: str) -> Ids:
-        encoded = tokenizer.encode(text, **{special: False})  # no tokens around every sequence
+        encoded = tokenizer.encode(text, **{special: False})
         return tuple(getattr(encoded, "ids", encoded))
 
-    for text in texts:
-        try:
-            found[text] = _ways(encode, text)
-        except Exception as error:  # a tokenizer that is not ours may raise anything
-            problems.append(
-                Problem(
-                    f"{where}.text",
-                    f"the tokenizer does not take {shown(text)}: {reason(error)}",
-                    "write it as the data does, or name tokens by number: id",
-                )
-            )
-        else:
-            if not all(found[text]):
-                problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
-    return found, problems
+    return encode
 
 
 def _ways(encode: Callable[[str], Ids], text: str) -> tuple[Ids, ...]:
     """The tokens of a text at the start of a text, and those behind a bracket with which it shares no token."""
     ways = {encode(text)}
     with suppress(Exception):  # a tokenizer that is not ours may raise anything
-        bracket, both = encode("("), encode("(" + text)
+        bracket = encode("(")
+        both = encode("(" + text)
         if both[: len(bracket)] == bracket and len(both) > len(bracket):
             ways.add(both[len(bracket) :])
     return tuple(ways)
 
 
-def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> Iterator[Problem]:
+def unknown_spans(clause: Tokens | None, owner: str, data: DescribedData | None) -> Iterator[Problem]:
     """Problems of spans in the clause that no sample has. data: None if the data is not known."""
     if clause is None or data is None:
         return
     where = f"{owner}.tokens.span"
-    for name in dict.fromkeys(name for each in clause.filters for name in each.spans):
+    named = [name for part in clause.filters for name in part.spans]
+    for name in dict.fromkeys(named):
         if not data.spans:
             yield Problem(
                 where,
@@ -141,37 +158,43 @@ def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> I
                 "name tokens by position, id or text, or give the samples of data=prompts spans",
             )
         elif name not in data.spans:
-            yield Problem(
-                where,
-                f"the data '{data.name}' has no span {name!r}; {nearest(name, [each[:80] for each in data.spans])}",
-            )
+            near = nearest(name, [span[:80] for span in data.spans])
+            yield Problem(where, f"the data '{data.name}' has no span {name!r}; {near}")
 
 
-def unknown_fields(wanted: Wanted, where: str, data: DataInfo) -> Iterator[Problem]:
+def unknown_fields(wanted: Wanted, where: str, data: DescribedData) -> Iterator[Problem]:
     """Problems of fields that the data does not have, and of values that none of its samples has."""
-    known = data.known_fields
+    fields = data.known_fields
     for field, values in wanted.items():
-        if field not in known:
+        if field not in fields:
             yield Problem(
                 f"{where}.{field}",
-                f"the data '{data.name}' has no field {field!r}; {nearest(field, known)}",
+                f"the data '{data.name}' has no field {field!r}; {nearest(field, fields)}",
                 "own fields are those of a .jsonl file that is not packed: numbers, booleans and texts, of at most "
                 f"{MOST_FIELDS} names, name and value of at most {MOST_CHARACTERS} characters",
             )
-        elif (there := known[field]) is not None:
-            for text in (text_of(value) for value in values if typed(value) not in there):
-                what = f"no sample of the data '{data.name}' has the value {text}"
-                near = nearest(text, (text_of(value) for _, value in there))
-                yield Problem(f"{where}.{field}", f"{what}; {near}")
-        elif data.tokenizer is None and field in _TYPES:  # data of tokens has own fields, of any type
-            kind, needed = _TYPES[field]
-            for text in (text_of(value) for value in values if type(value) is not kind):
-                yield Problem(f"{where}.{field}", f"found {text}, and no sample has it: {needed}")
+            continue
+        present = fields[field]
+        for value in values:
+            text = text_of(value)
+            what = ""
+            if present is not None and typed(value) not in present:
+                near = nearest(text, (text_of(other) for _, other in present))
+                what = f"no sample of the data '{data.name}' has the value {text}; {near}"
+            elif present is None and data.tokenizer is None:  # data of tokens has own fields, of any type
+                what = _wrong_type(field, value)
+            if what:
+                yield Problem(f"{where}.{field}", what)
 
 
-_TYPES = {
-    "class": (str, "the names of classes are texts; `label` is the number"),
-    "file": (str, "the names of files are texts"),
-    "sample": (int, "samples are numbered"),
-}
-"""Type of the values of a field, which are not known before the run."""
+def _wrong_type(field: str, value: Scalar) -> str:
+    """What is wrong with a value of a field whose values are not known before the run; empty if nothing is."""
+    if field in ("class", "file") and type(value) is not str:
+        needed = "the names of files are texts"
+        if field == "class":
+            needed = "the names of classes are texts; `label` is the number"
+    elif field == "sample" and type(value) is not int:
+        needed = "samples are numbered"
+    else:
+        return ""
+    return f"found {text_of(value)}, and no sample has it: {needed}"

@@ -81,10 +81,15 @@ def may_have_steps_first(module: nn.Module, model: nn.Module, call: Arguments, s
     """
     if any(map(has_steps_first, module.modules())) or not any(map(has_steps_first, model.modules())):
         return False
-    first = next((tensor for tensor in tensors(call) if tensor.dim()), None)
+    first = _first_with_rows(call)
     if first is None or first.dim() < 2 or (first.dim() == 2 and first.is_floating_point()):
         return False
     return samples is None or samples == first.shape[1]
+
+
+def _first_with_rows(call: Arguments) -> Tensor | None:
+    """The first tensor that is not a single number."""
+    return next((tensor for tensor in tensors(call) if tensor.dim()), None)
 
 
 def one_more_sample(
@@ -96,12 +101,13 @@ def one_more_sample(
     dim_of_others: with the second dimension: which one of another tensor is tried first, if both are as long
     samples:       how many samples the example has; None: as many as the first tensor has there
     """
-    first = next((tensor for tensor in tensors(example) if tensor.dim()), None)
+    first = _first_with_rows(example)
     if samples is None and first is not None and first.dim() > dim:
         samples = first.shape[dim]
     if samples is None:
         return None
-    rows, grown = samples, list[Tensor]()
+    rows = samples
+    grown = list[Tensor]()
 
     def longer(leaf: Any) -> Any:
         dims = (dim,) if leaf is first or dim == 0 else (dim_of_others, 1 - dim_of_others)
@@ -122,7 +128,8 @@ def one_more_sample(
 @contextmanager
 def noting_calls(modules: Mapping[str, nn.Module]) -> Iterator[CallsByPath]:
     """Within the block, note arguments and output of each call of these modules, which are given by their paths."""
-    calls, numbers = CallsByPath(), Counter[str]()
+    calls = CallsByPath()
+    numbers = Counter[str]()
 
     def note(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         calls[path, numbers[path]] = arguments(args, kwargs), output
@@ -162,7 +169,9 @@ class BatchRuns:
 
         larger: a copy of the arguments in `two`
         """
-        self._large, self.why_unknown, self.again = CallsByPath(), None, None
+        self._large = CallsByPath()
+        self.why_unknown = None
+        self.again = None
         watched = self._watched(model)
         if larger is not None and self.two is not None:
             again = rebuild(larger, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
@@ -184,14 +193,12 @@ class BatchRuns:
         for hook in self.plan.hooks:
             matches = [replace(match, batch=self._followers(hook, match.path)) for match in hook.matches]
             hooks.append(replace(hook, matches=tuple(matches)))
-        against, unknown = self._against_layout(), self.why_unknown
-        if (
-            self.two is not None
-            and self.two.dim
-            and not self._steps_first & {path for path, _ in self._large}
-        ):
+        against = tuple(self._against_layout())
+        unknown = self.why_unknown
+        called = {path for path, _ in self._large}
+        if self.two is not None and self.two.dim and called.isdisjoint(self._steps_first):
             unknown = "no module of torch that ran has the steps of a sequence first"
-        return replace(self.plan, hooks=tuple(hooks), batch_unknown=unknown, batch_as_sequence=tuple(against))
+        return replace(self.plan, hooks=tuple(hooks), batch_unknown=unknown, batch_as_sequence=against)
 
     def run_hooked(self, model: nn.Module, backward: Callable[[Any], None] | None) -> None:
         """Run the hooked copy with the larger batch; a failure leaves unknown what it would show.
@@ -225,9 +232,10 @@ class BatchRuns:
         for path in self._steps_first:
             if self.two is None or (path, 0) not in self._small.keys() & self._large.keys():
                 continue
-            given = (_shapes_of_tensors(calls[path, 0][0]) for calls in (self._small, self._large))
-            seen = followers_of([(next(given), next(given))], self.two.sizes)
-            if next(iter(seen.values()), ()) == (0,):  # of the first argument
+            few = _shapes_of_tensors(self._small[path, 0][0])
+            more = _shapes_of_tensors(self._large[path, 0][0])
+            of_arguments = list(followers_of([(few, more)], self.two.sizes).values())
+            if of_arguments and of_arguments[0] == (0,):
                 against.append(path)
         return sorted(against)
 
@@ -276,8 +284,8 @@ def _shapes_of_tensors(value: Any) -> dict[str, Sequence[int]]:
     """The shape of each ordinary tensor of a value, by its path."""
     with suppress(Uncopyable):  # what is in known containers has paths all the same
         value = value if isinstance(value, Tensor) else opened(value)
-    found = dict[str, Sequence[int]]()
+    shapes = dict[str, Sequence[int]]()
     for path, leaf in leaves(value):
         if isinstance(leaf, Tensor) and not leaf.is_nested:
-            found[path] = tuple(leaf.shape)
-    return found
+            shapes[path] = tuple(leaf.shape)
+    return shapes

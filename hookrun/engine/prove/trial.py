@@ -25,8 +25,10 @@ from torch.nn.parameter import is_lazy
 from hookrun.engine.actions.base import Keeper, Measured, Packed, TokenRows
 from hookrun.engine.actions.user_code import UserCodeError, only_without_data
 from hookrun.engine.actions.values import InlineFunction
+from hookrun.engine.collector import collector_paused
 from hookrun.engine.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
 from hookrun.engine.plan.batch import Shapes, followers_of
+from hookrun.engine.plan.outside import NoValues, Values
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.plan.table import text
@@ -60,11 +62,10 @@ from hookrun.errors import (
     Problem,
     SpecError,
     at_module,
+    compile_error,
     listed,
     reason,
 )
-from hookrun.run.experiment.run_values.runs import RunReferences, with_origins
-from hookrun.store.files import collector_paused
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -113,7 +114,7 @@ def compile_plan(
     spec: Spec,
     model: nn.Module,
     *,
-    runs: RunReferences | None = None,
+    values: Values | None = None,
     example: Example | None = None,
     two: TwoSizes | Literal["grown"] | None = "grown",
     training: bool | None = None,
@@ -122,6 +123,7 @@ def compile_plan(
 ) -> Plan:
     """Match the hooks against the model, then check them with the example, if there is one.
 
+    values:   reads the values that come from files and other runs; None: there are none
     two:      the arguments of a call with more samples, which show what dimension of each tensor is the batch; `grown`:
               the example with one more row in its tensors' first dimension; None: each call has one sample
     backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
@@ -130,23 +132,21 @@ def compile_plan(
     Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others;
     SpecError if the output has no such score.
     """
-    runs = runs or RunReferences()
-    plan, problems = resolve(spec, model, runs)
+    values = values or NoValues()
+    plan, problems = resolve(spec, model, values)
     mistakes = Mistakes(problems=problems)
     if example is not None:
         proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
-        proven: ResolvedPlan | None = None
+        trials = list[ResolvedPlan]()
         for larger in larger_batches(model, example) if two == "grown" else (two,):
-            found = mistakes.tried(proving, larger) or plan
-            if proven is None or found.batch_fits:
-                proven = found
-            if found.batch_fits:
+            trials.append(mistakes.tried(proving, larger) or plan)
+            if trials[-1].batch_fits:
                 break
-        plan = proven or plan
+        plan = trials[-1] if trials[-1].batch_fits else trials[0]
     if mistakes.problems:
-        mistakes.problems = with_origins(mistakes.problems, spec, runs)
+        mistakes.problems = values.with_origins(mistakes.problems, spec)
         mistakes.refuse()
-    return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
+    return Plan(**{part.name: getattr(plan, part.name) for part in fields(ResolvedPlan)})
 
 
 def prove(
@@ -178,27 +178,31 @@ def prove(
         located = plan if two is None else batches.located()
         return _run_hooked(located, copied, args, kwargs, backward, around, batches, see)
 
-    found = on_a_copy(
+    proven = on_a_copy(
         model,
         example,
         run,
         before=batches.run,
         larger=None if two is None else two.larger,
         training=training,
-        with_data=not any(
-            hook.spec.action.own_functions()  # a user's own code
-            or hook.spec.hook_type is SAVED_TENSORS  # which may be stored
-            or any(isinstance(value, InlineFunction) for of in hook.values.values() for value in of.values())
-            for hook in plan.hooks
-        ),
+        with_data=not any(map(_may_show_data, plan.hooks)),
         is_whole=lambda proven: proven.unchecked is None,
     )
-    if not isinstance(found, str):
-        return found
+    if not isinstance(proven, str):
+        return proven
     if two is not None:
         runs = BatchRuns(plan, two)
-        plan = runs.located() if _run_with_data(runs, model, example, two, training=training) else plan
-    return replace(plan, unchecked=found)
+        if _run_with_data(runs, model, example, two, training=training):
+            plan = runs.located()
+    return replace(plan, unchecked=proven)
+
+
+def _may_show_data(hook: PlannedHook) -> bool:
+    """Whether the hook runs a user's own code, or may store saved tensors, which then get no real data."""
+    if hook.spec.action.own_functions() or hook.spec.hook_type is SAVED_TENSORS:
+        return True
+    given = hook.spec.action.outside_values().values()
+    return any(isinstance(value, InlineFunction) for value in given)
 
 
 _LARGEST_COPY = 2**26
@@ -212,7 +216,7 @@ def _run_with_data(
 
     What a model does may depend on its numbers, so that it does not run with fake tensors.
     """
-    held = [*nn.Module.parameters(model), *nn.Module.buffers(model)]  # a model may redefine them
+    held = _tensors_of(model)
     if any(is_lazy(tensor) or tensor.is_meta for tensor in held):
         return False
     if sum(tensor.numel() for tensor in held) > _LARGEST_COPY:
@@ -227,6 +231,11 @@ def _run_with_data(
         except Exception:  # the call itself reports what is wrong
             return False
     return True
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a model, which may redefine `parameters` and `buffers`."""
+    return [*nn.Module.parameters(model), *nn.Module.buffers(model)]
 
 
 def locate_batch(hooks: Installation, module: nn.Module, entry: str, call: Example) -> int | None:
@@ -290,13 +299,14 @@ def on_a_copy(
     with_data: a small model may run with data; otherwise, and if that fails, the tensors of the copy are fake
     is_whole:  whether a result with data is complete
     """
-    # a model may redefine `named_parameters`
-    lazy = next((name for name, each in nn.Module.named_parameters(model) if is_lazy(each)), None)
-    if lazy is not None:
-        return f"{lazy} has no shape yet: a lazy module gets it at its first call"
-    elsewhere = next((name for name, each in nn.Module.named_parameters(model) if each.is_meta), None)
-    if elsewhere is not None and not all(tensor.is_meta for tensor in tensors(example)):
-        return f"{elsewhere} lies on the meta device: the forward gets its values from elsewhere"
+    parameters = dict(nn.Module.named_parameters(model))  # a model may redefine it
+    for name, parameter in parameters.items():
+        if is_lazy(parameter):
+            return f"{name} has no shape yet: a lazy module gets it at its first call"
+    is_meta_call = all(tensor.is_meta for tensor in tensors(example))
+    for name, parameter in parameters.items():
+        if parameter.is_meta and not is_meta_call:
+            return f"{name} lies on the meta device: the forward gets its values from elsewhere"
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
@@ -306,8 +316,9 @@ def on_a_copy(
         if with_data and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = _run_copy(model, call, larger, before, training)
-                if is_whole(found := run(copied, args, kwargs)):
-                    return found
+                result = run(copied, args, kwargs)
+                if is_whole(result):
+                    return result
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _quiet():
             try:
@@ -321,8 +332,10 @@ def on_a_copy(
 _KNOWN = ("torch.nn.modules.", "torchvision.", "hookrun.models.")
 """Packages whose modules change nothing but themselves when they run."""
 
-_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
-"""The most elements of all parameters and buffers, and of all arguments, for a run with data: a few milliseconds."""
+_SMALL_MODEL = 2**20
+"""The most elements of all parameters and buffers for a run with data, which takes a few milliseconds."""
+_SMALL_EXAMPLE = 2**14
+"""The most elements of all arguments for it."""
 
 
 def is_small(model: nn.Module, call: Any) -> bool:
@@ -330,30 +343,31 @@ def is_small(model: nn.Module, call: Any) -> bool:
 
     call: the arguments
     """
-    held = [*nn.Module.parameters(model), *nn.Module.buffers(model)]  # a model may redefine them
+    held = _tensors_of(model)
     given = list(tensors(call))
-    return (
-        sum(tensor.numel() for tensor in held) <= _SMALL_MODEL
-        and sum(tensor.numel() for tensor in given) <= _SMALL_EXAMPLE
-        and all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in (*held, *given))
-        and not any(
-            hooks
-            for name, hooks in vars(nn_module).items()
-            if name.startswith("_global_") and "hooks" in name
-        )
-        and all(map(_is_known, model.modules()))
-    )
+    if sum(tensor.numel() for tensor in held) > _SMALL_MODEL:
+        return False
+    if sum(tensor.numel() for tensor in given) > _SMALL_EXAMPLE:
+        return False
+    for tensor in (*held, *given):
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu":
+            return False
+    for name, hooks in vars(nn_module).items():
+        if name.startswith("_global_") and "hooks" in name and hooks:
+            return False
+    return all(map(_is_known, model.modules()))
 
 
 def _is_known(module: nn.Module) -> bool:
     """Whether the module has the forward of its class, which is known, and no hooks that a copy of it would have."""
-    attributes = vars(module)
-    hooks = [hook for name, each in attributes.items() if name.endswith("_hooks") for hook in each.values()]
-    return (
-        f"{type(module).__module__}.".startswith(_KNOWN)
-        and "forward" not in attributes
-        and all(isinstance(getattr(hook, "__self__", None), RegisteredHook) for hook in hooks)
-    )
+    if "forward" in vars(module) or not f"{type(module).__module__}.".startswith(_KNOWN):
+        return False
+    for name, hooks in vars(module).items():
+        if name.endswith("_hooks"):
+            for hook in hooks.values():
+                if not isinstance(getattr(hook, "__self__", None), RegisteredHook):
+                    return False
+    return True
 
 
 def _run_copy(
@@ -368,19 +382,18 @@ def _run_copy(
 
     mode: makes them fake
     """
-    call, larger = rebuild(  # copy.deepcopy takes only leaves of a graph
-        (call, larger),
-        lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
-    )
+    call, larger = rebuild((call, larger), _detached)
     # a generator cannot be copied in this mode, and fake tensors draw nothing from it
     same = {id(leaf): leaf for leaf in members(call) if isinstance(leaf, torch.Generator)}
     with nullcontext() if mode is None else FakeCopyMode(mode):
         copied = copy.deepcopy(model)
-        (args, kwargs), unused = copy.deepcopy(call, dict(same)), copy.deepcopy(call, dict(same))
+        args, kwargs = copy.deepcopy(call, dict(same))
+        unused = copy.deepcopy(call, dict(same))
         larger = copy.deepcopy(larger, dict(same))
-    own = {id(part): name for name, part in _parts(model)}
+    names = {id(part): name for name, part in _parts(model)}
     for _, part in _parts(copied):
-        if (name := own.get(id(part))) is not None:
+        name = names.get(id(part))
+        if name is not None:
             raise HookrunError(f"a deep copy of the model shares {name or 'its root'} with the model")
     copied.train(training)
     with nullcontext() if mode is None else mode:
@@ -389,6 +402,11 @@ def _run_copy(
         else:
             before(copied, args, kwargs, larger)
     return copied, unused
+
+
+def _detached(leaf: Any) -> Any:
+    """A tensor as a leaf of the graph, which copy.deepcopy takes; any other object as it is."""
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:
@@ -408,7 +426,8 @@ def _run_hooked(
     """Run the copy with its hooks. The plan with what was found, see `prove`."""
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
-    findings, unchecked = TrialSink(), None
+    findings = TrialSink()
+    unchecked = None
     with ExitStack() as stack:
         try:
             stack.enter_context(Installation(plan, model, sink=findings, around=around))
@@ -436,51 +455,62 @@ def _run_hooked(
         return replace(plan, unchecked=unchecked)
     for (hook, path), why in findings.without.items():
         unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
-    skips = [hook for hook in plan.hooks if hook.spec.action.does == "skip" and hook.spec.keys.when.always]
-    skipped = [name for hook in skips for match in hook.matches for name in match.names]
     sizes = None if batches.two is None else batches.two.sizes
-    hooks = tuple(
-        hook
-        if hook.spec.hook_type.on_parameters
-        else replace(
-            hook,
-            matches=tuple(
-                _seen(hook, match, shapes, findings, sizes)
-                if not lies_in(match.names, skipped)
-                else replace(match, called=False)
-                for match in hook.matches
-            ),
-        )
-        for hook in plan.hooks
-    )
-    return replace(plan, hooks=hooks, unchecked=unchecked)
+    hooks = _with_shapes(plan, shapes, findings, sizes)
+    return replace(plan, hooks=tuple(hooks), unchecked=unchecked)
+
+
+def _with_shapes(
+    plan: ResolvedPlan,
+    shapes: Mapping[tuple[str, bool], str],
+    findings: TrialSink,
+    sizes: tuple[int, int] | None,
+) -> Iterator[PlannedHook]:
+    """The hooks with what was found of each of their matches, see `_seen`."""
+    skipped = list[str]()
+    for hook in plan.hooks:
+        if hook.spec.action.does == "skip" and hook.spec.keys.when.always:
+            for match in hook.matches:
+                skipped += match.names
+    for hook in plan.hooks:
+        if hook.spec.hook_type.on_parameters:
+            yield hook
+            continue
+        matches = list[Match]()
+        for match in hook.matches:
+            if lies_in(match.names, skipped):
+                matches.append(replace(match, called=False))
+            else:
+                matches.append(_seen(hook, match, shapes, findings, sizes))
+        yield replace(hook, matches=tuple(matches))
 
 
 def _unproven(error: HookError) -> str:
     """Why a user's own function cannot run on the fake model at installation. CompileError for other failures."""
-    own = error.__cause__
-    if not isinstance(own, UserCodeError):
+    cause = error.__cause__
+    if not isinstance(cause, UserCodeError):
         raise error
-    if (why := only_without_data(own)) is None:
-        raise CompileError([Problem(f"hooks.{own.hook}", str(error))]) from error
-    return f"{own.hook} cannot run without data: {why}"
+    why = only_without_data(cause)
+    if why is None:
+        raise compile_error(f"hooks.{cause.hook}", str(error)) from error
+    return f"{cause.hook} cannot run without data: {why}"
 
 
 def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[tuple[str, bool], str]:
     """(path of a hooked module, `_sees_arguments`) -> the shapes that its hooks see, filled in at its first call."""
-    shapes, modules = dict[tuple[str, bool], str](), dict(model.named_modules(remove_duplicate=False))
+    shapes = dict[tuple[str, bool], str]()
+    modules = dict(model.named_modules(remove_duplicate=False))
 
     def note(path: str, of_arguments: bool, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # arguments that no hook sees may be anything, also what has no end or cannot be read
         seen = unwrapped(arguments(args, kwargs)) if of_arguments else output
         shapes.setdefault((path, of_arguments), describe(seen))
 
-    for path, of_arguments in {
-        (match.path, _sees_arguments(hook))
-        for hook in plan.hooks
-        if not hook.spec.hook_type.on_parameters
-        for match in hook.matches
-    }:
+    watched = set[tuple[str, bool]]()
+    for hook in plan.hooks:
+        if not hook.spec.hook_type.on_parameters:
+            watched |= {(match.path, _sees_arguments(hook)) for match in hook.matches}
+    for path, of_arguments in watched:
         nn.Module.register_forward_hook(modules[path], partial(note, path, of_arguments), with_kwargs=True)
     return shapes
 
@@ -535,16 +565,21 @@ def _seen(
     if larger is not None and sizes is not None and _captures_part(hook):
         calls = zip(map(_shapes, firings), map(_shapes, larger), strict=False)
         match = replace(match, captured=followers_of(calls, sizes))
+    if sizes is None or not (hook.spec.works_by_sample or _has_rows(hook, match, firings)):
+        return replace(match, bytes=_bytes(firings[:1]), per_sample=False)
+    return replace(match, bytes=_bytes(firings) / sizes[0], per_sample=True)
+
+
+def _has_rows(hook: PlannedHook, match: Match, firings: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether every tensor that the hook captures at the match has a batch dimension."""
     dims = replace(hook, matches=(match,)).captured_of(match.path)
-    places = [path for firing in firings for path in firing]
-    by_sample = (
-        hook.spec.hook_type.batch and dims.is_known and all(dims.of(path) is not None for path in places)
-    )
-    per_sample = sizes is not None and (hook.spec.works_by_sample or by_sample)
-    counted = firings if per_sample else firings[:1]
-    total = sum(x.numel() * x.element_size() for firing in counted for x in firing.values())
-    samples = sizes[0] if sizes is not None else 1
-    return replace(match, bytes=total / samples if per_sample else total, per_sample=per_sample)
+    if not hook.spec.hook_type.batch or not dims.is_known:
+        return False
+    return all(dims.of(path) is not None for firing in firings for path in firing)
+
+
+def _bytes(firings: Sequence[Mapping[str, Tensor]]) -> int:
+    return sum(x.numel() * x.element_size() for firing in firings for x in firing.values())
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.engine.actions.base import remove_parameter, was_added
+from hookrun.engine.collector import collector_paused
 from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
@@ -29,7 +30,6 @@ from hookrun.engine.runtime.tokens.calls import CallTokens
 from hookrun.engine.runtime.wiring import Around, Wiring
 from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
-from hookrun.store.files import collector_paused
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

@@ -12,6 +12,7 @@ from torch import Tensor, distributed
 from hookrun.engine.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows
 from hookrun.engine.actions.user_code import Recorded
 from hookrun.engine.plan.attention_points import lacks_points
+from hookrun.engine.plan.outside import FaultList, PendingRun
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.faults import Draw, Faulty
 from hookrun.engine.runtime.part import TensorPart
@@ -20,7 +21,6 @@ from hookrun.engine.runtime.site_module import SiteModule
 from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.runtime.site_values import SiteValues
 from hookrun.errors import HookError, reason
-from hookrun.run.experiment.run_values import FaultList, PendingRun
 
 
 class HookSite(SiteRecords, SiteValues, SiteModule):
@@ -109,7 +109,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
         """
         self.found_nothing()
-        trained = list(self._hook.own)
+        trained = list(self._hook.new_parameters)
         action = self.spec.action
         if action.trains:
             trained.append(str(action.adds(self.hook_name)))

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.engine.actions.base import was_added
 from hookrun.engine.actions.user_code import on_tensor
 from hookrun.engine.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
+from hookrun.engine.plan.outside import PendingRun, Rows
 from hookrun.engine.runtime.checkpointing import require_no_checkpoint
 from hookrun.engine.runtime.part import no_batch
 from hookrun.engine.runtime.site_draws import SiteDraws
@@ -25,7 +26,6 @@ from hookrun.engine.values.tensors import (
     scalars,
 )
 from hookrun.errors import HookError
-from hookrun.run.experiment.run_values import PendingRun, Rows
 
 
 class SiteValues(SiteDraws):

@@ -240,7 +240,7 @@ class Wiring:
             for module in children_first(self._model):
                 if (match := matches.pop(id(module), None)) is None:  # a shared module comes several times
                     continue
-                spec = replace(hook.spec, action=hook.spec.action_on(match.own))
+                spec = replace(hook.spec, action=hook.spec.action_on(match.matched_parameters))
                 site = self._site(replace(hook, spec=spec), match.path, module)
                 site.zeros_of = partial(self._zeros_of, match.path, module)
                 AtInstallation.run(module, site, restored=restored)

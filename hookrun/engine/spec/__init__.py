@@ -26,11 +26,13 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     """
     if not isinstance(config, Mapping):
         raise spec_error("hooks", f"found {shown(config)}, expected a mapping from name to hook")
-    written = config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
-    refuse_beyond_limits(config, "" if written is config else "hooks")
+    has_hooks = "hooks" in config and not _is_hook(config["hooks"])
+    written = config if has_hooks else {"hooks": config}
+    refuse_beyond_limits(config, "" if has_hooks else "hooks")
     whole, problems = without_boolean_keys(written)
     hooks, wrong = parse_hooks(whole["hooks"])
-    problems += [*(unknown_root(key) for key in whole if key not in ROOT_KEYS), *wrong]
+    problems += [unknown_root(key) for key in whole if key not in ROOT_KEYS]
+    problems += wrong
     if problems:
         raise SpecError(in_file_order(problems, written))
     return Spec(tuple(hooks), seed=seed)
@@ -83,26 +85,32 @@ def refuse_beyond_limits(config: Any, where: str = "") -> None:
         value, path, depth = pending.pop()
         count += 1
         if count > MAX_VALUES:
-            raise spec_error(
-                path, f"the spec holds more than {MAX_VALUES:,} values", "keep tensors in a file"
-            )
+            what = f"the spec holds more than {MAX_VALUES:,} values"
+            raise spec_error(path, what, "keep tensors in a file")
         if depth > MAX_DEPTH:
             raise spec_error(path[:MAX_NAME], f"is nested more than {MAX_DEPTH} deep")
-        members = list[tuple[Any, Any]](value.items() if isinstance(value, Mapping) else ())
-        members += enumerate(value) if isinstance(value, list | tuple) else ()
-        for each in (value, *(name for name, _ in members)):
-            if isinstance(each, str) and len(each) > MAX_TEXT:
-                raise spec_error(
-                    path, f"found a text of {len(each):,} characters, expected at most {MAX_TEXT:,}"
-                )
-            if isinstance(each, int) and not -MAX_INTEGER < each < MAX_INTEGER:
-                raise spec_error(
-                    path, "found a whole number of more than 64 bits", "write it with an exponent: 1e30"
-                )
-        long = next((name for name, _ in members if isinstance(name, str) and len(name) > MAX_NAME), None)
-        if long is not None:
-            raise spec_error(path, f"found a name of {len(long):,} characters, expected at most {MAX_NAME}")
+        _refuse_large(value, path)
+        members = list[tuple[Any, Any]]()
+        if isinstance(value, Mapping):
+            members += value.items()
+        elif isinstance(value, list | tuple):
+            members += enumerate(value)
+        for name, _ in members:
+            _refuse_large(name, path)
+        for name, _ in members:
+            if isinstance(name, str) and len(name) > MAX_NAME:
+                what = f"found a name of {len(name):,} characters, expected at most {MAX_NAME}"
+                raise spec_error(path, what)
         pending += [(inner, join(path, str(name)), depth + 1) for name, inner in reversed(members)]
+
+
+def _refuse_large(value: Any, path: str) -> None:
+    """Raise SpecError for a text or a number that is too large."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise spec_error(path, f"found a text of {len(value):,} characters, expected at most {MAX_TEXT:,}")
+    if isinstance(value, int) and not -MAX_INTEGER < value < MAX_INTEGER:
+        what = "found a whole number of more than 64 bits"
+        raise spec_error(path, what, "write it with an exponent: 1e30")
 
 
 _ARGUMENTS = ("model.args", "data.args")
@@ -111,7 +119,8 @@ _ARGUMENTS = ("model.args", "data.args")
 
 def without_boolean_keys(config: Mapping[Any, Any], where: str = "") -> tuple[dict[Any, Any], list[Problem]]:
     """The mapping without boolean keys, at any depth, and a problem for each; values are shared, not copied."""
-    left, problems = dict[Any, Any](), list[Problem]()
+    left = dict[Any, Any]()
+    problems = list[Problem]()
     for key, value in config.items():
         path = join(where, str(key))
         if isinstance(key, bool):
@@ -129,10 +138,12 @@ def in_file_order(problems: Iterable[Problem], config: Mapping[Any, Any]) -> lis
     order = {path: number for number, path in enumerate(_paths(config, ""))}
 
     def position(problem: Problem) -> int:
-        path, end = problem.where, ""
+        path = problem.where
+        if path in order:
+            return order[path]
         while path not in order:
-            path, end = path.rpartition(".")[0], _END
-        return order[path + end]
+            path = path.rpartition(".")[0]
+        return order[path + _END]
 
     return sorted(dict.fromkeys(problems), key=position)
 

@@ -40,10 +40,11 @@ class Heads(Section):
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Heads:
-        if len(set(self.pick)) < len(self.pick):
-            twice = next(head for head in self.pick if self.pick.count(head) > 1)
-            raise ValueError(f"names head {twice} twice: name each head once")
-        if self.count is not None and (wrong := self.misfit(self.count)) is not None:
+        for head in self.pick:
+            if self.pick.count(head) > 1:
+                raise ValueError(f"names head {head} twice: name each head once")
+        wrong = None if self.count is None else self.misfit(self.count)
+        if wrong is not None:
             raise ValueError(wrong)
         return self
 
@@ -57,9 +58,13 @@ class Heads(Section):
         return None
 
     def __str__(self) -> str:
-        extra = [f"{key}: {value}" for key in ("count", "dim") if (value := getattr(self, key)) is not None]
-        picked = str(list(self.pick))
-        return "{" + ", ".join([*extra, f"pick: {picked}"]) + "}" if extra else picked
+        pick = str(list(self.pick))
+        if self.count is None and self.dim is None:
+            return pick
+        parts = [] if self.count is None else [f"count: {self.count}"]
+        if self.dim is not None:
+            parts.append(f"dim: {self.dim}")
+        return "{" + ", ".join([*parts, f"pick: {pick}"]) + "}"
 
 
 HeadsClause = Annotated[

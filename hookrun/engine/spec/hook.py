@@ -74,14 +74,15 @@ class HookSpec:
         """Whether the selector may also match parameters, which stand for their modules and the key `parameters`."""
         return self.hook_type is APPLY and "parameters" in type(self.action).model_fields
 
-    def action_on(self, own: tuple[str, ...]) -> Action:
+    def action_on(self, parameters: tuple[str, ...]) -> Action:
         """The action on a module of which the selector matches only these parameters; without any on the module."""
-        return self.action.model_copy(update={"parameters": own}) if own else self.action
+        return self.action.model_copy(update={"parameters": parameters}) if parameters else self.action
 
     @property
     def takes_part(self) -> bool:
         """Whether it acts on a part of each tensor only."""
-        return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
+        keys = self.keys
+        return keys.index is not None or keys.tokens is not None or keys.heads is not None
 
     @cached_property
     def works_by_sample(self) -> bool:
@@ -161,13 +162,13 @@ class HookSpec:
     def identity(self) -> str:
         """A hash by which checkpoints identify the hook: equal for equal name, modules, action and parameters."""
         plain = self.to_dict()
-        what = [self.name, plain["select"], plain["action"], plain["params"]]
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        content = [self.name, plain["select"], plain["action"], plain["params"]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """The hook as plain data for JSON."""
         keys = self.keys
-        return {
+        plain: dict[str, Any] = {
             "select": str(keys.select),
             "hook": keys.hook,
             "action": self.action.action_name,
@@ -175,15 +176,20 @@ class HookSpec:
             "when": keys.when.model_dump(mode="json"),
             "expect": str(keys.expect),
             "priority": keys.priority,
-            **({} if keys.batch_dim is None else {"batch_dim": keys.batch_dim}),
-            **{key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None},
-            **{
-                key: clause.model_dump(mode="json", exclude_unset=True)
-                for key in ("tokens", "heads")
-                if (clause := getattr(keys, key)) is not None
-            },
-            **{key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)},
         }
+        if keys.batch_dim is not None:
+            plain["batch_dim"] = keys.batch_dim
+        if keys.target is not None:
+            plain["target"] = str(keys.target)
+        if keys.index is not None:
+            plain["index"] = str(keys.index)
+        if keys.tokens is not None:
+            plain["tokens"] = keys.tokens.model_dump(mode="json", exclude_unset=True)
+        if keys.heads is not None:
+            plain["heads"] = keys.heads.model_dump(mode="json", exclude_unset=True)
+        for key in sorted(OWN_KEYS & self.hook_type.takes):
+            plain[key] = getattr(keys, key)
+        return plain
 
 
 @dataclass(frozen=True)
@@ -199,70 +205,79 @@ def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Pr
     if raw is None:
         return [], []
     if not isinstance(raw, Mapping):
-        return [], [
-            Problem(
-                where,
-                f"found a {type(raw).__name__}, expected a mapping from name to hook",
-                "write each hook as `name: {select: ..., hook: ..., action: ...}`",
-            )
-        ]
-    parsed = [_parse_hook(name, body, join(where, str(name))) for name, body in raw.items()]
-    hooks = [hook for hook in parsed if isinstance(hook, HookSpec)]
-    return hooks, [problem for wrong in parsed if not isinstance(wrong, HookSpec) for problem in wrong]
-
-
-def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
-    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
-        return [
-            Problem(where, f"found the name {shown(name)}, expected a letter, then letters, digits, _ or -")
-        ]
-    if not isinstance(body, Mapping):
-        return [Problem(where, f"found {shown(body)}, expected a mapping with select, hook and action")]
-    given = dict(body)
-    action_name = given.pop("action", None)
-    if callable(action_name):  # in Python the function itself
-        if "function" in given:
-            return [
-                Problem(
-                    join(where, "function"),
-                    "the action is a function itself, and `function` is given as well",
-                    "leave `function` out, or write action: python",
-                )
-            ]
-        given["function"], action_name = action_name, Python.action_name
-    action = actions().get(action_name) if isinstance(action_name, str) else None
-    hook_type = given["hook"] if isinstance(given.get("hook"), str) else None
-    common = hook_keys(hook_type)
-    possible = [action] if action else actions().values()  # without an action, keys of any may be meant
-    own = {key for each in possible for key in each.model_fields}
+        what = f"found a {type(raw).__name__}, expected a mapping from name to hook"
+        return [], [Problem(where, what, "write each hook as `name: {select: ..., hook: ..., action: ...}`")]
+    hooks = list[HookSpec]()
     problems = list[Problem]()
-    if action_name is None:
-        problems.append(Problem(join(where, "action"), "is missing", f"it is one of: {', '.join(actions())}"))
-    elif action is None:
-        text = f"found {shown(action_name)}, which is not an action"
-        hint = nearest(str(action_name), actions())
-        if action_name in short_names(FUNCTIONS):
-            hint = f"it is a function of an installed package: action: python, function: {action_name}"
-        problems.append(Problem(join(where, "action"), text, hint))
-    known = own | common | {"action"}
-    allowed = known if hook_type in HOOK_TYPES else known | OWN_KEYS
-    problems += [unknown_key(where, key, known) for key in given if key not in allowed]
-    if hook_type is not None and hook_type not in HOOK_TYPES:
-        problems.append(
-            Problem(
-                join(where, "hook"),
-                f"found {hook_type!r}, which is not a hook type",
-                nearest(hook_type, HOOK_TYPES),
-            )
-        )
-    keys, wrong = parse(HookKeys, {key: given[key] for key in given if key in common}, where)
-    of_action = {key: given[key] for key in given if key in own}
-    params, wrong_in_action = (None, []) if action is None else parse(action, of_action, where)
-    problems += [*wrong, *wrong_in_action]
-    return problems if problems or keys is None or params is None else HookSpec(name, keys, params)
+    for name, body in raw.items():
+        hook, wrong = _parse_hook(name, body, join(where, str(name)))
+        problems += wrong
+        if hook is not None:
+            hooks.append(hook)
+    return hooks, problems
 
 
-def hook_keys(hook_type: str | None) -> set[str]:
+def _parse_hook(name: Any, body: Any, where: str) -> tuple[HookSpec | None, list[Problem]]:
+    """The hook, or None and every mistake in it."""
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
+        what = f"found the name {shown(name)}, expected a letter, then letters, digits, _ or -"
+        return None, [Problem(where, what)]
+    if not isinstance(body, Mapping):
+        return None, [Problem(where, f"found {shown(body)}, expected a mapping with select, hook and action")]
+    given = dict(body)
+    if callable(given.get("action")):  # in Python the function itself
+        if "function" in given:
+            what = "the action is a function itself, and `function` is given as well"
+            hint = "leave `function` out, or write action: python"
+            return None, [Problem(join(where, "function"), what, hint)]
+        given |= {"action": Python.action_name, "function": given["action"]}
+    action_name = given.pop("action", None)
+    action = actions().get(action_name) if isinstance(action_name, str) else None
+    common = hook_keys(given.get("hook"))
+    problems = list[Problem]()
+    if action is None:
+        problems.append(_no_action(action_name, join(where, "action")))
+    problems += _wrong_keys(given, action, where)
+    keys, wrong_keys = parse(HookKeys, {key: given[key] for key in given if key in common}, where)
+    problems += wrong_keys
+    if action is None:
+        return None, problems
+    of_action = {key: given[key] for key in given if key in action.model_fields}
+    params, wrong_params = parse(action, of_action, where)
+    problems += wrong_params
+    if problems or keys is None or params is None:
+        return None, problems
+    return HookSpec(name, keys, params), []
+
+
+def _no_action(name: Any, where: str) -> Problem:
+    """The problem of a name that no action has."""
+    if name is None:
+        return Problem(where, "is missing", f"it is one of: {', '.join(actions())}")
+    hint = nearest(str(name), actions())
+    if name in short_names(FUNCTIONS):
+        hint = f"it is a function of an installed package: action: python, function: {name}"
+    return Problem(where, f"found {shown(name)}, which is not an action", hint)
+
+
+def _wrong_keys(given: Mapping[Any, Any], action: type[Action] | None, where: str) -> Iterator[Problem]:
+    """Problems of keys that no hook of this type with this action has, and of an unknown hook type."""
+    hook_type = given.get("hook")
+    keys = hook_keys(hook_type) | {"action"}
+    for possible in [action] if action else actions().values():  # without an action, keys of any may be meant
+        keys |= set(possible.model_fields)
+    is_known = isinstance(hook_type, str) and hook_type in HOOK_TYPES
+    allowed = keys if is_known else keys | OWN_KEYS
+    for key in given:
+        if key not in allowed:
+            yield unknown_key(where, key, keys)
+    if isinstance(hook_type, str) and not is_known:
+        what = f"found {hook_type!r}, which is not a hook type"
+        yield Problem(join(where, "hook"), what, nearest(hook_type, HOOK_TYPES))
+
+
+def hook_keys(hook_type: object) -> set[str]:
     """The keys of a hook of that type; keys of other hook types only may be parameters of the action."""
-    known = HOOK_TYPES.get(hook_type or "")
-    return set(HookKeys.model_fields) - (OWN_KEYS - (known.takes if known else frozenset()))
+    kind = HOOK_TYPES.get(hook_type) if isinstance(hook_type, str) else None
+    foreign = OWN_KEYS if kind is None else OWN_KEYS - kind.takes
+    return set(HookKeys.model_fields) - foreign

@@ -56,7 +56,7 @@ def parse_choice(raw: Any) -> Choice:
         return Choice((_member(raw, parser),))
     if not raw:
         raise ValueError("found an empty list, expected selectors or hook:NAME")
-    return Choice(tuple(_member(each, parser) for each in raw), is_list=True)
+    return Choice(tuple(_member(member, parser) for member in raw), is_list=True)
 
 
 def _member(raw: Any, parser: Parser) -> Selector | AddedBy:

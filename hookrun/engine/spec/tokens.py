@@ -172,7 +172,9 @@ class TokenSet(Section):
                 value = getattr(self, key)
                 if isinstance(value, tuple):
                     value = value[0] if len(value) == 1 else list(value)
-                parts.append(f"{key}: {str(value).lower() if isinstance(value, bool) else value}")
+                if isinstance(value, bool):
+                    value = str(value).lower()
+                parts.append(f"{key}: {value}")
         return "{" + ", ".join(parts) + "}"
 
 
@@ -214,9 +216,9 @@ class TokenFilter(TokenSet):
     @property
     def spans(self) -> Iterator[str]:
         """The names of every span in it."""
-        return (
-            tokens.span for tokens in (self, self.exclude) if tokens is not None and tokens.span is not None
-        )
+        for tokens in filter(None, (self, self.exclude)):
+            if tokens.span is not None:
+                yield tokens.span
 
 
 Axis = Annotated[
@@ -246,12 +248,10 @@ class Tokens(TokenFilter):
             return self
         others = self.model_fields_set - {"query", "key", "missing", "padding"}
         if others:
-            raise ValueError(
-                f"{sorted(others)[0]} does not go with query and key, whose dimensions are the last two: give it to "
-                "one of them, as in {query: {phase: prompt, position: -1}}"
-                if others != {"dim"}
-                else "dim does not go with query and key, whose dimensions are the last two"
-            )
+            text = f"{sorted(others)[0]} does not go with query and key, whose dimensions are the last two"
+            if others != {"dim"}:
+                text += ": give it to one of them, as in {query: {phase: prompt, position: -1}}"
+            raise ValueError(text)
         return self
 
     @property
@@ -262,7 +262,7 @@ class Tokens(TokenFilter):
     @property
     def filters(self) -> tuple[TokenFilter, ...]:
         """Itself, or the filters of queries and keys."""
-        return tuple(each for each in (self.query, self.key) if each is not None) or (self,)
+        return tuple(filter(None, (self.query, self.key))) or (self,)
 
 
 TokensClause = Annotated[Tokens, BeforeValidator(_as_mapping, json_schema_input_type=Short | Tokens)]

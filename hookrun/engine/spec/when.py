@@ -130,9 +130,18 @@ class ValueCondition(Section):
         return above if self.below is None else above & (statistic < self.below)
 
     def __str__(self) -> str:
-        above = "" if self.above is None else f"{self.above:g} < "
-        return f"{above}{self.of}" + ("" if self.below is None else f" < {self.below:g}")
+        text: str = self.of
+        if self.above is not None:
+            text = f"{self.above:g} < {text}"
+        if self.below is not None:
+            text = f"{text} < {self.below:g}"
+        return text
 
+
+MOST_FIELDS = 64
+"""The largest number of names of fields of samples in a file that are kept."""
+MOST_CHARACTERS = 256
+"""Characters of a field that is kept: of its name and its value."""
 
 Scalar = StrictBool | StrictInt | Finite | StrictStr
 """A value that a field of a sample may have."""
@@ -193,15 +202,18 @@ class When(Section):
     @property
     def of_samples(self) -> str:
         """The conditions that choose among the samples of a batch, in words; ``""`` if there are none."""
-        fields = [f"{name} {' or '.join(map(text_of, values))}" for name, values in (self.data or {}).items()]
-        return ", ".join(fields if self.value is None else [str(self.value), *fields])
+        conditions = [] if self.value is None else [str(self.value)]
+        for name, values in (self.data or {}).items():
+            conditions.append(f"{name} {' or '.join(map(text_of, values))}")
+        return ", ".join(conditions)
 
     def covers(self, other: When) -> bool:
         """Whether the mode, step and epoch of the other imply those of this one, which has no other conditions."""
-        alike = self.model_copy(update={"mode": "any", "step": None, "epoch": None, "call": None}).always
-        return alike and all(
-            getattr(self, name) in ("any", None, getattr(other, name)) for name in ("mode", "step", "epoch")
-        )
+        if not self.model_copy(update={"mode": "any", "step": None, "epoch": None, "call": None}).always:
+            return False
+        if self.mode not in ("any", other.mode):
+            return False
+        return self.step in (None, other.step) and self.epoch in (None, other.epoch)
 
     def holds_in(self, training: bool) -> bool:
         """Whether the condition on the mode allows this mode."""
@@ -215,23 +227,27 @@ class When(Section):
         """Which call it names that a module does not have, of which a forward has so many; None: there is none."""
         if self.call is None:
             return None
-        first = [self.call.start] if isinstance(self.call, Range) else sorted(self.call)
-        lacking = [number for number in first if number >= calls]
-        return f"there is no call {lacking[0]}, they count from 0" if lacking else None
+        numbers = [self.call.start] if isinstance(self.call, Range) else sorted(self.call)
+        for number in numbers:
+            if number >= calls:
+                return f"there is no call {number}, they count from 0"
+        return None
 
     def __str__(self) -> str:
-        counts = {name: getattr(self, name) for name in ("step", "epoch", "call", "rank")}
-        parts = [
-            "" if self.mode == "any" else self.mode,
-            *(
-                f"{name} {','.join(map(str, sorted(given))) if isinstance(given, frozenset) else given}"
-                for name, given in counts.items()
-                if given is not None
-            ),
-            f"p={self.probability:g}" if self.probability < 1 else "",
-            self.of_samples,
-        ]
-        return ", ".join(filter(None, parts)) or "always"
+        parts = list[str]()
+        if self.mode != "any":
+            parts.append(self.mode)
+        for name in ("step", "epoch", "call", "rank"):
+            counts = getattr(self, name)
+            if isinstance(counts, frozenset):
+                counts = ",".join(map(str, sorted(counts)))
+            if counts is not None:
+                parts.append(f"{name} {counts}")
+        if self.probability < 1:
+            parts.append(f"p={self.probability:g}")
+        if self.of_samples:
+            parts.append(self.of_samples)
+        return ", ".join(parts) or "always"
 
 
 @dataclass(frozen=True)
@@ -249,16 +265,20 @@ def parse_expect(raw: Any) -> Expect:
     """Parse ``3``, ``">=1"``, ``"<=4"`` or ``"0..2"``."""
     is_count = isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw <= MOST
     text = str(raw).strip() if is_count or isinstance(raw, str) else ""
-    if match := re.fullmatch(r"(>=|<=)?\s*(\d{1,20})", text, re.ASCII):
-        sign, number = match.group(1), int(match.group(2))
-        least, most = {">=": (number, None), "<=": (0, number)}.get(sign, (number, number))
+    bound = re.fullmatch(r"(>=|<=)?\s*(\d{1,20})", text, re.ASCII)
+    if bound is not None:
+        number = int(bound[2])
+        least = 0 if bound[1] == "<=" else number
+        most = None if bound[1] == ">=" else number
         return Expect(text, least, most)
-    if match := re.fullmatch(r"(\d{1,20})\s*\.\.\s*(\d{1,20})", text, re.ASCII):
-        least, most = int(match.group(1)), int(match.group(2))
-        if least > most:
-            raise ValueError(f"found {text!r}: {least} is more than {most}")
-        return Expect(text, least, most)
-    raise ValueError(f'found {shown(raw)}, expected a count: 3, ">=1", "<=4" or "0..2"')
+    between = re.fullmatch(r"(\d{1,20})\s*\.\.\s*(\d{1,20})", text, re.ASCII)
+    if between is None:
+        raise ValueError(f'found {shown(raw)}, expected a count: 3, ">=1", "<=4" or "0..2"')
+    least = int(between[1])
+    most = int(between[2])
+    if least > most:
+        raise ValueError(f"found {text!r}: {least} is more than {most}")
+    return Expect(text, least, most)
 
 
 AnyExpect = Annotated[

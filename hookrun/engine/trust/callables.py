@@ -15,7 +15,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 MOST_DEEP = 12
-"""How many levels of closures and globals the hash of a callable includes."""
+"""How many levels of closures and attributes the hash of a callable includes."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
@@ -57,26 +57,24 @@ def code_of_name(target: object, name: str) -> Code:
     qualified name and the version of the package.
     """
     defined = _unwrapped(target)
-    own = defined if hasattr(defined, "__module__") and hasattr(defined, "__qualname__") else type(defined)
-    module = sys.modules.get(module_name(own))
-    try:
-        text = inspect.getsource(module) if module is not None else inspect.getsource(own)
-    except (OSError, TypeError):
-        return _without_source(own, name)
-    return Code(name, _sha(text), f"the source of the module {module_name(own)}")
+    if not hasattr(defined, "__module__") or not hasattr(defined, "__qualname__"):
+        defined = type(defined)
+    text = _source_of_module(defined)
+    if text is None:
+        return _without_source(defined, name)
+    return Code(name, _sha(text), f"the source of the module {module_name(defined)}")
 
 
 def code_of_given(target: Callable[..., Any]) -> Code:
-    """A callable that was passed as an object, with a hash of its source and of the values in its closure.
+    """A callable that was passed as an object, with a hash of the source of its module and of what it holds.
 
-    The hash includes the globals that it uses: functions of its own package by source, plain values and tensors by
-    content, other objects by type only.
+    It holds the values in its closure, its defaults and its attributes: plain values, tensors and functions are
+    hashed by content, other objects by type and attributes. Of a lambda the bytecode is hashed as well.
     """
     defined = _unwrapped(target)
-    if not isinstance(defined, FunctionType | MethodType | functools.partial | type) and _is_builtin(defined):
+    if _is_builtin(defined):
         return _without_source(defined, qualified_name(defined))
-    package = module_name(defined).split(".")[0]
-    described = json.dumps(_described(target, package), sort_keys=True)
+    described = json.dumps(_described(target), sort_keys=True)
     return Code(qualified_name(target), _sha(described), "its source and the values that it uses")
 
 
@@ -130,6 +128,17 @@ def _is_builtin(target: object) -> bool:
     return inspect.isbuiltin(target) or inspect.ismethoddescriptor(target)
 
 
+def _source_of_module(target: object) -> str | None:
+    """The source of the module that defines it, else its own, as in a notebook; None without any."""
+    module = sys.modules.get(module_name(target))
+    for defined in (module, target):
+        try:
+            return inspect.getsource(defined)  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            continue
+    return None
+
+
 def _without_source(target: object, name: str) -> Code:
     package = module_name(target).split(".")[0]
     release = f"Python {sys.version.split()[0]}"
@@ -141,11 +150,10 @@ def _without_source(target: object, name: str) -> Code:
     return Code(name, _sha(f"{name} {release}"), f"its name and {release}: it has no Python source")
 
 
-def _described(value: Any, package: str, within: tuple[int, ...] = ()) -> Any:
+def _described(value: Any, within: tuple[int, ...] = ()) -> Any:
     """The value as plain data, which changes with its content.
 
-    package: functions of this package are described by their source, those of others by name and version
-    within:  the ids of the objects that hold it
+    within: the ids of the objects that hold it
     """
     if isinstance(value, _PLAIN):
         return [type(value).__name__, repr(value)]
@@ -153,7 +161,7 @@ def _described(value: Any, package: str, within: tuple[int, ...] = ()) -> Any:
         return ["again", type(value).__qualname__]
 
     def of(part: Any) -> Any:
-        return _described(part, package, (*within, id(value)))
+        return _described(part, (*within, id(value)))
 
     if is_tensor(value):
         readable = str(value.layout) == "torch.strided" and not value.is_meta
@@ -165,30 +173,25 @@ def _described(value: Any, package: str, within: tuple[int, ...] = ()) -> Any:
             return [type(value).__name__, list(map(of, value))]
         case set() | frozenset():
             return ["set", sorted(json.dumps(of(member)) for member in value)]
-        case ModuleType():
-            return ["module", value.__name__]
         case functools.partial():
-            return ["partial", list(map(of, (value.func, value.args, value.keywords)))]
+            return ["partial", of([value.func, value.args, value.keywords])]
         case MethodType():
             return ["method", of(value.__func__), of(value.__self__)]
-        case FunctionType() if module_name(value).split(".")[0] != package:
-            return ["function", qualified_name(value), code_of_name(value, qualified_name(value)).sha256]
+        case ModuleType():
+            return ["module", value.__name__]
+        case CodeType():  # of a lambda, beside which its line may have others
+            return ["code", value.co_code.hex(), of(value.co_names), of(value.co_consts)]
         case FunctionType():
-            cells = [_content_of(cell) for cell in value.__closure__ or ()]
-            used = sorted(set(_names(value.__code__)) & value.__globals__.keys())
-            return [
-                "function",
-                qualified_name(value),
-                _text_of(value),
-                of([value.__defaults__, value.__kwdefaults__, cells]),
-                {name: of(value.__globals__[name]) for name in used},
-                of(getattr(value, "__wrapped__", None)),
-            ]
+            source = _source_of_module(value)
+            held = [value.__defaults__, value.__kwdefaults__, *map(_content_of, value.__closure__ or ())]
+            if source is None or value.__name__ == "<lambda>":
+                held.append(value.__code__)
+            return ["function", qualified_name(value), source, of(held), of(vars(value))]
         case type():
-            return ["class", code_of_name(value, qualified_name(value)).sha256]
+            return ["class", qualified_name(value), _source_of_module(value)]
     if _is_builtin(value):
         return ["builtin", _without_source(value, qualified_name(value)).sha256]
-    return ["object", of(type(value)), of(dict(getattr(value, "__dict__", {})))]
+    return ["object", of(type(value)), of(getattr(value, "__dict__", {}))]
 
 
 def _content_of(cell: Any) -> Any:
@@ -196,24 +199,3 @@ def _content_of(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return None
-
-
-def _text_of(function: FunctionType) -> list[str]:
-    """The source; for a lambda, whose line may contain others, also the bytecode."""
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):
-        text = ""
-    return [text] if text and function.__name__ != "<lambda>" else [text, *_bytecode(function.__code__)]
-
-
-def _bytecode(code: CodeType) -> list[str]:
-    inner = [text for const in code.co_consts if isinstance(const, CodeType) for text in _bytecode(const)]
-    plain = [repr(const) for const in code.co_consts if not isinstance(const, CodeType)]
-    return [code.co_code.hex(), *plain, *code.co_names, *inner]
-
-
-def _names(code: CodeType) -> list[str]:
-    """The global names that it uses, including those of functions inside it."""
-    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
-    return [*code.co_names, *inner]

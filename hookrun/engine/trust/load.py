@@ -111,7 +111,9 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
         raise spec_error(
             where, f"'{full}' is not of the form package.module:function", f"write it as {kind.example}"
         )
-    package, name, module = match["package"], match["name"], full.partition(":")[0]
+    package = match["package"]
+    name = match["name"]
+    module = full.partition(":")[0]
     if package in sys.stdlib_module_names:
         raise spec_error(
             where,
@@ -140,12 +142,12 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
 
 def load_class(text: str, base: type, kind: Kind, where: str) -> type:
     """The subclass of `base` that `text` names. Raises SpecError as `load` does, and for anything else."""
-    found = load(text, kind, where).target
-    if isinstance(found, type) and issubclass(found, base):
-        return found
+    target = load(text, kind, where).target
+    if isinstance(target, type) and issubclass(target, base):
+        return target
     raise spec_error(
         where,
-        f"'{text}' is {_kind_of(found)}, not a subclass of {base.__module__}.{base.__qualname__}",
+        f"'{text}' is {_kind_of(target)}, not a subclass of {base.__module__}.{base.__qualname__}",
         kind.returns,
     )
 
@@ -160,14 +162,12 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
 
     `python -m` puts the current directory on the path, and anybody may have left package metadata there.
     """
-    here = Path.cwd().resolve()
-    path = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    return [
-        point
-        for distribution in importlib.metadata.distributions(path=path)
-        for point in distribution.entry_points
-        if point.group in _GROUPS
-    ]
+    folder = Path.cwd().resolve()
+    path = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    points = list[importlib.metadata.EntryPoint]()
+    for distribution in importlib.metadata.distributions(path=path):
+        points += [point for point in distribution.entry_points if point.group in _GROUPS]
+    return points
 
 
 def _installed_packages(kind: Kind) -> set[str]:
@@ -176,13 +176,13 @@ def _installed_packages(kind: Kind) -> set[str]:
 
 
 def _installed_as(short: str, kind: Kind, where: str) -> str:
-    found = {each.value for each in _entry_points() if each.group == kind.group and each.name == short}
-    if len(found) == 1:
-        return re.sub(r"\s|\[.*", "", found.pop())
-    if found:
+    values = {point.value for point in _entry_points() if point.group == kind.group and point.name == short}
+    if len(values) == 1:
+        return re.sub(r"\s|\[.*", "", values.pop())
+    if values:
         raise spec_error(
             where,
-            f"several installed packages give the name '{short}': {', '.join(sorted(found))}",
+            f"several installed packages give the name '{short}': {', '.join(sorted(values))}",
             "write the one that you mean in full",
         )
     raise spec_error(
@@ -200,16 +200,16 @@ def _current_directory(importable: bool) -> Iterator[None]:
     importable: False for a package that is trusted because it is installed: another package of the same name in the
                 current directory must not take its place
     """
-    here = str(Path.cwd())
-    if not importable or "" in sys.path or here in sys.path:
+    folder = str(Path.cwd())
+    if not importable or "" in sys.path or folder in sys.path:
         yield
         return
-    sys.path.insert(0, here)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        if here in sys.path:
-            sys.path.remove(here)
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _imported(module: str, where: str) -> ModuleType:
@@ -217,9 +217,8 @@ def _imported(module: str, where: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(
-                module, where, error
-            ) from error  # the module exists; something that it imports does not
+            # the module exists; something that it imports does not
+            raise _failed(module, where, error) from error
         parent, _, last = error.name.rpartition(".")
         if not parent:
             raise spec_error(
@@ -227,7 +226,8 @@ def _imported(module: str, where: str) -> ModuleType:
                 f"there is no package '{error.name}', neither installed nor in {Path.cwd()}",
                 "install it, or start from the folder that holds it",
             ) from error
-        inside = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", []))]
+        path = getattr(sys.modules[parent], "__path__", [])
+        inside = [info.name for info in pkgutil.iter_modules(path)]
         raise spec_error(
             where, f"'{parent}' has no module '{last}'; {nearest(last, inside)}", "correct the name"
         ) from error
@@ -256,7 +256,7 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
     if ours(value):
         return value
     if value is None:
-        options = [each for each, candidate in vars(module).items() if ours(candidate)]
+        options = [option for option, candidate in vars(module).items() if ours(candidate)]
         raise spec_error(
             where,
             f"'{module.__name__}' has no function or class '{name}'; {nearest(name, options)}",

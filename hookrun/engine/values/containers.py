@@ -75,7 +75,12 @@ def rebuild(
 def members(value: Any) -> list[Any]:
     """All members of a value that are not containers, in the order of `rebuild`."""
     inside = children(value)
-    return [leaf for _, member in inside for leaf in members(member)] if inside else [value]
+    if not inside:
+        return [value]
+    found: list[Any] = []  # torch.compile does not trace list[Any]()
+    for _, member in inside:
+        found += members(member)
+    return found
 
 
 def replaced(value: Any, changed: dict[Any, Any]) -> Any:
@@ -110,21 +115,25 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
-    own = [name for name in dict.fromkeys(names) if name not in ("__dict__", "__weakref__")]
-    return [(name, getattr(value, name)) for name in own if hasattr(value, name)]
+    return [
+        (name, getattr(value, name))
+        for name in dict.fromkeys(names)
+        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+    ]
 
 
 def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
     """A copy of the value with the member at the end of a path replaced; the original containers are not changed."""
     if not keys:
         return new
-    key, rest = keys[0], keys[1:]
+    key = keys[0]
     member = _member(value, key, ())
     if isinstance(key, int) and key < 0 and isinstance(value, tuple | list):
         key += len(value)
-    if isinstance(key, int) and isinstance(value, tuple) and (names := field_names(value)) is not None:
+    names = field_names(value) if isinstance(value, tuple) else None
+    if isinstance(key, int) and names is not None:
         key = names[key]
-    return replaced(value, {key: put(member, rest, new)})
+    return replaced(value, {key: put(member, keys[1:], new)})
 
 
 def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = False) -> Any:
@@ -132,15 +141,16 @@ def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = F
         return value[key]
     members = dict(children(value))
     if readonly and not members and not isinstance(value, Tensor | Module):
-        members = dict[Key, Any](
-            attributes(value)
-        )  # not for writing: other code may refer to the same object
+        # not for writing: other code may refer to the same object
+        members = dict[Key, Any](attributes(value))
     if key in members:
         return members[key]
-    at = path_text(before)
-    what = f"{path_text((key,))!r} is not in the {_kind(value)}" + (f" at {at!r}" if at else "")
-    there = [path_text((name,)) for name in members]
-    raise TargetError(f"{what}: " + (nearest(path_text((key,)), there) if there else "it has no members"))
+    text = path_text((key,))
+    what = f"{text!r} is not in the {_kind(value)}"
+    if before:
+        what += f" at {path_text(before)!r}"
+    near = nearest(text, [path_text((name,)) for name in members]) if members else "it has no members"
+    raise TargetError(f"{what}: {near}")
 
 
 def _kind(value: Any) -> str:
@@ -171,10 +181,10 @@ def reshaped(old: Tensor, new: Tensor) -> str | None:
     """An error text if `new`, which replaces `old`, differs in shape, dtype or device; else None."""
     if shapes_of(old) != shapes_of(new):
         return f"the action changes the shape from {shape_of(old)} to {shape_of(new)}"
-    for name in ("dtype", "device"):
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after:
-            return f"the action changes the {name} from {before} to {after}"
+    if old.dtype != new.dtype:
+        return f"the action changes the dtype from {old.dtype} to {new.dtype}"
+    if old.device != new.device:
+        return f"the action changes the device from {old.device} to {new.device}"
     return None
 
 
@@ -186,11 +196,15 @@ def form_changed(old: Any, new: Any) -> str | None:
         return reshaped(old, new)
     if type(old) is not type(new):
         return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
-    before, after = children(old), children(new)
+    before = children(old)
+    after = children(new)
     if [key for key, _ in before] != [key for key, _ in after]:
         return f"the action changes the members of the {type(old).__name__}"
-    pairs = zip(before, after, strict=True)
-    return next((text for (_, a), (_, b) in pairs if (text := form_changed(a, b)) is not None), None)
+    for (_, member), (_, replacement) in zip(before, after, strict=True):
+        text = form_changed(member, replacement)
+        if text is not None:
+            return text
+    return None
 
 
 def describe(value: Any) -> str:

@@ -31,7 +31,9 @@ class IndexRange(NamedTuple):
     every: int = 1
 
     def __str__(self) -> str:
-        bounds = (self.start, self.end) + ((self.every,) if self.every != 1 else ())
+        bounds: list[int | None] = [self.start, self.end]
+        if self.every != 1:
+            bounds.append(self.every)
         return ":".join("" if bound is None else str(bound) for bound in bounds)
 
 
@@ -57,7 +59,10 @@ class Index(Written):
     @property
     def positions(self) -> tuple[int, ...] | None:
         """The list of positions in it; None if it has none."""
-        return next((item for item in self.items if isinstance(item, tuple)), None)
+        for item in self.items:
+            if isinstance(item, tuple):
+                return item
+        return None
 
 
 def parse_index(raw: Any) -> Index:
@@ -116,9 +121,11 @@ def _item(part: str, text: str) -> Item:
             positions = tuple(whole(number.strip()) for number in part[1:-1].split(","))
         except ValueError:
             raise ValueError(f"{where}, expected a list of whole numbers like [1, 5, 6]") from None
-        if len(set(positions)) < len(positions):
-            twice = next(number for number in positions if positions.count(number) > 1)
-            raise ValueError(f"{where}: it holds {twice} twice, name each position once")
+        unique = set(positions)
+        for number in positions if len(unique) < len(positions) else ():
+            if number not in unique:
+                raise ValueError(f"{where}: it holds {number} twice, name each position once")
+            unique.remove(number)
         return positions
     place = number_or_range(part)
     if place is None:
@@ -185,7 +192,9 @@ def parse_target(raw: Any) -> Target:
         raise ValueError(
             f"found {shown(raw)}, expected a path in quotes, like '[0]', logits, hidden_states[-1] or ['a key'][1]"
         )
-    text, at, keys = text.strip(), 0, list[Key]()
+    text = text.strip()
+    at = 0
+    keys = list[Key]()
     if len(text) > MAX_TARGET:
         raise ValueError(f"found a text of {len(text):,} characters, expected at most {MAX_TARGET:,}")
     while at < len(text):
@@ -195,12 +204,11 @@ def parse_target(raw: Any) -> Target:
                 f"found {text!r}, which cannot be read from {text[at:]!r} on; "
                 "expected a path like [0], logits, hidden_states[-1] or ['a key'][1]"
             )
-        number, single, double, name = step.group("number", "single", "double", "name")
+        name = step["name"]
         if name is not None and at > 0 and not step.group().startswith("."):
             raise ValueError(f"found {text!r}: a dot is missing before {name!r}")
-        keys.append(
-            whole(number) if number is not None else next(k for k in (single, double, name) if k is not None)
-        )
+        kind = str(step.lastgroup)  # the one group that matched
+        keys.append(whole(step[kind]) if kind == "number" else step[kind])
         at = step.end()
     return Target(text, tuple(keys))
 
@@ -213,10 +221,12 @@ def path_text(keys: tuple[Key, ...]) -> str:
     """The text of a path, as `parse_target` reads it."""
     text = ""
     for key in keys:
-        if isinstance(key, str) and key.isidentifier():
-            text += f".{key}" if text else key
+        if not isinstance(key, str) or not key.isidentifier():
+            text += f"[{key!r}]"
+        elif text:
+            text += f".{key}"
         else:
-            text += f"[{key if isinstance(key, int) else repr(key)}]"
+            text = key
     return text
 
 

@@ -92,5 +92,5 @@ def _missing(where: str, names: str) -> list[str]:
         owner = resolve_name(where)
     except (ImportError, AttributeError):
         return names.split()
-    there = getattr(owner, "__annotations__", {})  # what a class sets in its objects only
-    return [name for name in names.split() if not hasattr(owner, name) and name not in there]
+    annotated = getattr(owner, "__annotations__", {})  # what a class sets in its objects only
+    return [name for name in names.split() if not hasattr(owner, name) and name not in annotated]

@@ -26,7 +26,10 @@ def shape_of(x: Tensor) -> list[int | None]:
     if not has_no_shape(x):
         return [size if isinstance(size, int) else None for size in x.shape]
     shapes = shapes_of(x)
-    return [len(shapes), *(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))]
+    shape: list[int | None] = [len(shapes)]
+    for sizes in zip(*shapes, strict=True):
+        shape.append(sizes[0] if len(set(sizes)) == 1 else None)
+    return shape
 
 
 def shapes_of(x: Tensor) -> Sequence[Any]:
@@ -64,7 +67,8 @@ def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
 
 def check_broadcast(value: Tensor, x: Tensor) -> None:
     """ValueError naming both shapes if adding `value` to `x` would change the shape of `x`, or is impossible."""
-    shape, onto = value.shape, x.shape
+    shape = value.shape
+    onto = x.shape
     # One comparison settles the usual case, a vector over the last dimension: this runs at every firing.
     if shape != onto[len(onto) - len(shape) :] and not broadcasts(shape, onto):
         raise ValueError(broadcast_error(shape, onto))
@@ -77,9 +81,14 @@ def broadcast_error(shape: Sequence[int], onto: Sequence[int]) -> str:
     dims = [dim for dim, size in enumerate(onto[:-1]) if dim and shape == (size,)]
     if len(dims) != 1:  # a list of numbers for one dimension that is not the last, as a channel is
         return text
-    nested = [shape[0], *[1] * (len(onto) - dims[0] - 1)]
-    example = "[" * len(nested) + "a" + "]" * (len(nested) - 1) + ", " + "[" * (len(nested) - 1)
-    return f"{text}: to give one number per index of dimension {dims[0]}, nest the list to shape {nested}: {example}b…"
+    inner = len(onto) - dims[0] - 1
+    nested = [shape[0], *[1] * inner]
+    opened = "[" * inner
+    closed = "]" * inner
+    return (
+        f"{text}: to give one number per index of dimension {dims[0]}, nest the list to shape {nested}: "
+        f"[{opened}a{closed}, {opened}b…"
+    )
 
 
 def scalars(value: float) -> Mapping[dtype, Tensor]:
@@ -204,12 +213,11 @@ def pins(kind: str) -> bool:
 
 def read_together(given: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, detached, in the CPU's memory; the host waits once for each device, not for each tensor."""
-    found = [x.detach() for x in given]
-    last = {
-        x.device: number for number, x in enumerate(found) if x.numel()
-    }  # nothing waits for an empty copy
+    detached = [x.detach() for x in given]
+    # nothing waits for an empty copy
+    last = {x.device: number for number, x in enumerate(detached) if x.numel()}
     # a device copies in order: when its last copy has arrived, all have
-    return [x.to("cpu", non_blocking=number != last.get(x.device)) for number, x in enumerate(found)]
+    return [x.to("cpu", non_blocking=number != last.get(x.device)) for number, x in enumerate(detached)]
 
 
 def require_whole(x: Tensor) -> None:

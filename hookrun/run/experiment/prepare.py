@@ -22,7 +22,7 @@ from hookrun.run.experiment.model_task import ModelTask, samples_of_a_pass
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH, Parts, Prepared, as_call
 from hookrun.run.experiment.proving import compiled
 from hookrun.run.experiment.rank_fit import check_ranks
-from hookrun.run.experiment.run_values import RunReferences, differences, other_runs
+from hookrun.run.experiment.run_values import RunValues, differences, other_runs
 from hookrun.run.experiment.sample_checks import leftover_problems, missing_spans, row_problems
 from hookrun.run.experiment.task import JobCache, max_rows_of, metrics_of, stopping
 
@@ -55,7 +55,7 @@ def prepare_under_hooks(
     info, loss, metrics = parts.data, parts.loss, parts.metrics
     # A part that is missing has been refused.
     assert plan is not None and info is not None and loss is not None and metrics is not None
-    runs = RunReferences.of(experiment, task.splits[0])
+    runs = RunValues.of(experiment, task.splits[0])
     notes += task.remarks(settings, experiment.hooks.hooks)
     notes += differences(experiment.hooks, settings, runs)
     notes += differing
@@ -169,8 +169,8 @@ def _resolve_unchecked(task: ModelTask, parts: Parts) -> None:
         parts.unchecked.append("the hooks were not checked, because the model is not valid")
         return
     parts.unchecked.append("shapes were not checked, because the data is not valid")
-    runs = RunReferences.of(parts.experiment, task.splits[0])
-    parts.tried(compile_plan, hooks, parts.model, runs=runs)
+    runs = RunValues.of(parts.experiment, task.splits[0])
+    parts.tried(compile_plan, hooks, parts.model, values=runs)
 
 
 def _check_plan(task: ModelTask, parts: Parts, plan: Plan) -> list[str]:
@@ -208,9 +208,9 @@ def prepare_alone(
     parts.refuse()
     info, model, experiment = parts.data, parts.model, parts.experiment
     assert info is not None and model is not None  # else there is a mistake
-    runs = RunReferences.of(experiment, split, info)
+    runs = RunValues.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model)
-    plan = compile_plan(hooks(model), model, runs=runs, example=example, two=None, training=True)
+    plan = compile_plan(hooks(model), model, values=runs, example=example, two=None, training=True)
     return parts.prepared(plan, experiment.notes)
 
 
@@ -234,7 +234,7 @@ def without_data(
         raise error from None
     experiment = parts.experiment
     parts.data = DataInfo(experiment.settings.data.name, {}, None, None, {"train": 0, "val": 0})
-    runs = RunReferences.of(experiment, split)
-    plan = compile_plan(hooks(parts.model), parts.model, runs=runs)
+    runs = RunValues.of(experiment, split)
+    plan = compile_plan(hooks(parts.model), parts.model, values=runs)
     why = "; ".join(f"{problem.where}: {problem.what}" for problem in error.errors)
     return parts.prepared(replace(plan, unchecked=why), experiment.notes)

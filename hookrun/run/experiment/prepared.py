@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookrun.data import DataInfo, Split
 from hookrun.data.samples import IGNORED, Samples
+from hookrun.engine.plan.outside import UsedRun
 from hookrun.engine.prove.trial import Plan
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.engine.runtime.wiring import Around
@@ -20,7 +21,6 @@ from hookrun.run.experiment.metrics.losses import TrainLoss
 from hookrun.run.experiment.metrics.metrics import Metric
 from hookrun.run.experiment.parameter_groups import Trained
 from hookrun.run.experiment.task import Ready
-from hookrun.store.records import UsedRunRecord
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
@@ -62,7 +62,7 @@ class Prepared(Ready):
     read: dict[Split, Samples] = field(default_factory=dict)
 
     @property
-    def runs(self) -> tuple[UsedRunRecord, ...]:
+    def runs(self) -> tuple[UsedRun, ...]:
         """The other runs from which hooks take values."""
         return self.plan.runs
 

@@ -17,7 +17,7 @@ from hookrun.engine.spec import Spec
 from hookrun.errors import CompileError
 from hookrun.run.experiment.metrics.fit import SeenOutput
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH, Parts, Score
-from hookrun.run.experiment.run_values import RunReferences
+from hookrun.run.experiment.run_values import RunValues
 from hookrun.run.experiment.task import JobCache, model_key
 
 
@@ -49,9 +49,8 @@ def compiled(
     Raises CompileError, and SpecError if the score cannot be computed from the model's output.
     """
     settings, hooks = parts.experiment.settings, parts.experiment.hooks
-    compiling = partial(
-        compile_plan, hooks, model, runs=RunReferences.of(parts.experiment, split, info), training=training
-    )
+    runs = RunValues.of(parts.experiment, split, info)
+    compiling = partial(compile_plan, hooks, model, values=runs, training=training)
     target = info.example_target(EXAMPLE_BATCH)
     backward = training if score is None else lambda output: score(output, target, None)
 

@@ -22,7 +22,7 @@ from hookrun.run.experiment.task_keys import BackwardPass
 from hookrun.store.objective import MOST_ROWS, Direction, MetricKeys
 
 if TYPE_CHECKING:
-    from hookrun.store.records import UsedRunRecord
+    from hookrun.engine.plan.outside import UsedRun
     from hookrun.store.run_dir import RunDir
 
 
@@ -121,7 +121,7 @@ class Ready:
     experiment: Experiment
 
     @property
-    def runs(self) -> tuple[UsedRunRecord, ...]:
+    def runs(self) -> tuple[UsedRun, ...]:
         """The other runs from which the experiment takes values."""
         return ()
 

@@ -41,7 +41,7 @@ from hookrun.studies.kit.passes import (
     Measuring,
     Prepared,
     RunContext,
-    RunReferences,
+    RunValues,
     Split,
     as_call,
     generator_states,
@@ -242,7 +242,7 @@ class Cells:
         self._reading = MetricReader(prepared, context.measuring, unembed)
         self._against = None
         if against is not None:
-            self._against = RunReferences.of(prepared.experiment).open(against)
+            self._against = RunValues.of(prepared.experiment).open(against)
         self._together = dict[str, bool]()
         self._done = 0
         self._over_split = self._reading.metric.over is not None

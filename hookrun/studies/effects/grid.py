@@ -45,7 +45,6 @@ from hookrun.studies.effects.replay import Scouted, scout
 from hookrun.studies.kit.passes import (
     EXAMPLE_BATCH,
     Prepared,
-    RunReferences,
     Split,
     as_call,
     data,
@@ -119,7 +118,7 @@ class SiteGrid:
         self.prepared = prepared
         self._split = split
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
-        self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
+        self._runs = RunValues.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
         seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen

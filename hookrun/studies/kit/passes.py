@@ -52,7 +52,7 @@ from hookrun.run.experiment.proving import (
     structure as structure,  # hooks without the numbers that do not matter for a trial
 )
 from hookrun.run.experiment.run_values import (
-    RunReferences as RunReferences,  # the other runs that an experiment names
+    RunValues as RunValues,  # the other runs that an experiment names
 )
 from hookrun.run.experiment.sample_checks import missing_spans as missing_spans  # why samples lack a span
 from hookrun.run.experiment.session import (

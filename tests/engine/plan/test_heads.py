@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from language_models import random_model
 from torch import Tensor, nn
 
 import hookrun
@@ -14,7 +13,6 @@ from hookrun.engine.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.engine.plan.plan import HeadCount
 from hookrun.engine.spec.heads import Heads
 from hookrun.errors import HookError
-from hookrun.models.decoder import Decoder
 
 PICK = Heads(pick=(0,))
 
@@ -58,28 +56,6 @@ def holding(model: nn.Module, *, of_input: bool) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "attention", "outputs", "projection"),
-    [
-        ("llama", "model.layers.0.self_attn.", ["q_proj", "k_proj", "v_proj"], "o_proj"),
-        ("gpt2", "transformer.h.0.attn.", [], "c_proj"),
-        (
-            "bert",
-            "bert.encoder.layer.0.attention.",
-            ["self", "self.query", "self.key", "self.value"],
-            "output.dense",
-        ),
-    ],
-)
-def test_heads_are_in_what_a_projection_to_them_gives_and_the_output_projection_takes(
-    name: str, attention: str, outputs: list[str], projection: str
-) -> None:
-    pytest.importorskip("transformers")
-    model = random_model(name, "eager")
-    assert holding(model, of_input=False) == {attention + output for output in outputs}
-    assert holding(model, of_input=True) == {attention + projection}
-
-
 class Wrapped(nn.Linear):
     """A projection with an adapter in it, as LoRA makes it."""
 
@@ -113,8 +89,6 @@ def test_heads_of_own_modules_are_found_by_usual_names_or_given_by_count() -> No
     assert holding(made, of_input=True) == {f"mix.{name}" for name in inputs}
     fused = nn.ModuleDict({"qkv": nn.Linear(8, 24), "z": nn.Identity()})
     assert "0.z" in holding(nn.Sequential(fused), of_input=False)
-    decoder = holding(Decoder(vocab_size=8, length=4, layers=1), of_input=False)
-    assert decoder == {f"blocks.0.attn.{name}" for name in ("q", "k", "v", "scores", "pattern", "z")}
     x = nn.Parameter(nn.Linear(8, 3).weight.detach())
     for select, kind in (
         ("mix.to_out", "forward"),

@@ -56,7 +56,6 @@ def test_a_disabled_hook_is_not_planned() -> None:
             {"select": "fc", "hook": "saved_tensors", "action": "offload", "to": "cpu", "index": "..., 0:2"},
             "index: cannot be used with offload, which packs the whole tensor\n    leave it out",
         ),
-        ({"select": "fc", "action": "scale", "factor": {"file": "none.safetensors"}}, "there is no file"),
         ({"select": "fc", "hook": "grad", "action": "add_bias", "value": 1, "trainable": True}, "trainable"),
     ],
 )

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter
 from torch import nn
 
-from hookrun.data.info import DataInfo
-from hookrun.data.tokenizer import Bytes
 from hookrun.engine.plan.texts import FoundTokenizer, decoder_of, texts_of, tokenizer_of, unknown_spans
 from hookrun.engine.spec.tokens import Tokens, TokensClause
 
 
 def clause(raw: Any) -> Tokens:
     return TypeAdapter[Tokens](TokensClause).validate_python(raw)
+
+
+class Bytes:
+    """A tokenizer of bytes."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
 
 
 class Odd:
@@ -77,7 +85,7 @@ def test_a_span_that_no_sample_has_is_reported_with_the_nearest() -> None:
     asked = clause({"span": "subjct"})
 
     def told(*spans: str) -> list[str]:
-        data = cast(DataInfo, SimpleNamespace(name="prompts", spans=spans))
+        data = SimpleNamespace(name="prompts", spans=spans, tokenizer=None, known_fields={})
         return [problem.what for problem in unknown_spans(asked, "hooks.h", data)]
 
     assert told("subject", "io") == ["the data 'prompts' has no span 'subjct'; did you mean 'subject'?"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,7 @@ from torchvision.models import resnet18
 import hookrun
 from hookrun.engine.prove import trial as proving
 from hookrun.engine.prove.trial import TrialSink, is_small
-from hookrun.errors import CompileError, HookrunError
-from hookrun.models.networks import CNN
+from hookrun.errors import CompileError
 
 
 def net() -> nn.Sequential:
@@ -255,8 +255,6 @@ def test_a_model_that_needs_data_is_unchecked() -> None:
 def test_an_example_of_the_wrong_shape_is_a_reason_too() -> None:
     plan = compile_one(net(), example=((torch.ones(1, 2),), {}), select="4", action="capture")
     assert plan.unchecked is not None
-    with pytest.raises(HookrunError, match=r"expected \(args, kwargs\)"):
-        compile_one(net(), example=torch.zeros(2, 1, 8, 8), select="4", action="capture")
 
 
 def test_a_module_that_the_example_does_not_reach_is_noted() -> None:
@@ -305,13 +303,25 @@ IMAGES = ((torch.zeros(2, 1, 8, 8),), {})
 PICTURES = ((torch.zeros(2, 3, 64, 64),), {})
 
 
+def pictured() -> nn.Module:
+    """A small model of images."""
+    torch.manual_seed(0)
+    layers = {
+        "conv": nn.Conv2d(1, 4, 3, padding=1),
+        "relu": nn.ReLU(),
+        "flat": nn.Flatten(),
+        "fc": nn.Linear(256, 10),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
 class OfTheUser(nn.Sequential):
     """Its forward may do anything."""
 
 
 def test_only_a_small_model_is_run_with_data() -> None:
-    assert is_small(CNN(1, (8, 8), 10), IMAGES)
-    assert not is_small(CNN(1, (8, 8), 10), ((torch.zeros(2, 1, 100, 100),), {}))
+    assert is_small(pictured(), IMAGES)
+    assert not is_small(pictured(), ((torch.zeros(2, 1, 100, 100),), {}))
     assert not is_small(resnet18(), PICTURES)
 
 
@@ -355,7 +365,7 @@ def test_the_plan_is_that_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> No
             return (str(error),)
         return plan.hooks, plan.unchecked
 
-    model = CNN(1, (8, 8), 10)
+    model = pictured()
 
     def outcomes() -> list[tuple[Any, ...]]:
         together = [[hook] for hook in HOOKS] + [HOOKS[:-2], HOOKS[-2:]]

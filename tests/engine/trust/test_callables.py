@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +55,31 @@ def test_any_change_of_its_code_changes_the_hash() -> None:
         (times, closing(2)),
     ]
     assert [pair for pair in changed if digest(pair[0]) == digest(pair[1])] == []
+
+
+def test_an_edited_helper_of_the_module_changes_the_hash(tmp_path: Path) -> None:
+    digests = list[str]()
+    for number, factor in enumerate((2, 30)):
+        path = tmp_path / str(number) / "edited.py"
+        path.parent.mkdir()
+        path.write_text(f"def helper(x):\n    return x * {factor}\n\n\ndef edit(x):\n    return helper(x)\n")
+        found = importlib.util.spec_from_file_location("edited", path)
+        assert found is not None and found.loader is not None
+        module = sys.modules["edited"] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        digests.append(digest(module.edit))
+    del sys.modules["edited"]
+    assert digests[0] != digests[1]
+
+
+def test_the_hash_is_the_same_in_another_process() -> None:
+    program = "f = lambda x: x in {'a', 'b', 'c'}; print(code_of_given(f).sha256)"
+    command = [sys.executable, "-c", f"from hookrun.engine.trust.callables import code_of_given\n{program}"]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    )
+    assert first.stdout == second.stdout != "", first.stderr
 
 
 def test_recursive_references_are_hashed_once() -> None:

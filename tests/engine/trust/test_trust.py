@@ -13,8 +13,7 @@ from hookrun import examples
 from hookrun.engine.spec import parse_spec
 from hookrun.engine.trust import of_environment, read_once
 from hookrun.engine.trust.load import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
-from hookrun.errors import Problem, SpecError
-from hookrun.store.files import read_json
+from hookrun.errors import Problem, SpecError, shortened
 
 PACKAGE = "hookrun_test_own"
 
@@ -99,8 +98,8 @@ def test_of_hookrun_s_modules_only_the_examples_need_no_trust(folder, monkeypatc
         "hookrun.examples.inner:soften", "hookrun.examples2:soften", "hookrun_examples:soften",
     ):  # fmt: skip
         assert "is not trusted" in problem(text).what, text
-    monkeypatch.setattr(examples, "read_json", read_json, raising=False)
-    for name, origin in (("Tensor", "torch"), ("read_json", "hookrun.store.files")):
+    monkeypatch.setattr(examples, "shortened", shortened, raising=False)
+    for name, origin in (("Tensor", "torch"), ("shortened", "hookrun.errors")):
         found = problem(f"hookrun.examples:{name}")
         assert f"comes from '{origin}', and only 'hookrun.examples' is trusted" in found.what
     assert "did you mean 'soften'?" in problem("hookrun.examples:softn").what

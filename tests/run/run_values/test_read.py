@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+import hookrun
+from hookrun.engine import compile_plan, parse_spec
 from hookrun.engine.actions.values import FileValue, RunValue
 from hookrun.engine.values.index import parse_index
 from hookrun.errors import HookrunError
@@ -215,3 +217,41 @@ def test_a_row_with_a_position_belongs_to_a_token() -> None:
         for positions in ([-1, -1], [-1, 0], [2, 3])
     ]
     assert found == [False, True, True]
+
+
+def hooked_by_file(path: Path, factor: Any = 1) -> dict[str, Any]:
+    value = {"file": str(path), "factor": factor}
+    return {"h": {"select": "0", "hook": "forward", "action": "add_bias", "value": value}}
+
+
+def test_the_hash_of_a_plan_follows_the_content_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    hashes = set[str]()
+    for number in (1.0, 2.0):
+        save_file({"k": torch.full((2,), number)}, path)
+        hashes.add(hookrun.compile(hooked_by_file(path), nn.Sequential(nn.Linear(2, 2))).hash)
+    assert len(hashes) == 2
+
+
+def test_a_missing_file_is_a_problem_of_its_key(tmp_path: Path) -> None:
+    with pytest.raises(hookrun.CompileError, match="there is no file") as refusal:
+        hookrun.compile(hooked_by_file(tmp_path / "none.safetensors"), nn.Sequential(nn.Linear(2, 2)))
+    assert [problem.where for problem in refusal.value.errors] == ["hooks.h.value"]
+
+
+def test_a_number_that_follows_the_clock_multiplies_the_tensor_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "v.safetensors"
+    vector = torch.tensor([1.0, -2.0])
+    save_file({"v": vector}, path)
+    model = nn.Sequential(nn.Identity())
+    plan = hookrun.compile(hooked_by_file(path, {"from": 0.5, "to": -2, "steps": [1, 5]}), model)
+    with plan.install(model) as hooks:
+        for factor in (0.5, 0.5, -0.125, -0.75, -1.375, -2.0, -2.0):
+            torch.testing.assert_close(model(torch.ones(3, 2)), 1 + vector.expand(3, 2) * factor)
+            hooks.step()
+
+
+def test_the_engine_alone_says_who_reads_files_and_runs(tmp_path: Path) -> None:
+    spec = parse_spec(hooked_by_file(tmp_path / "v.safetensors"))
+    with pytest.raises(hookrun.CompileError, match=r"is read by hookrun\.compile"):
+        compile_plan(spec, nn.Sequential(nn.Identity()))

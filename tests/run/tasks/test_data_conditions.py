@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.data.info import DataInfo, TensorInfo
-from hookrun.data.text_files import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.engine.plan.texts import unknown_fields
+from hookrun.engine.spec.when import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.errors import CompileError
 
 RECORDS: list[dict[str, Any]] = [

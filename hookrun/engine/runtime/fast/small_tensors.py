@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from hookrun.engine.actions.base import RECORD_KEYS
-from hookrun.engine.actions.stats import LEAST_SQUARE, MOST_LOST, Known, Step
+from hookrun.engine.actions.stats import LEAST_SQUARE, MOST_LOST, Formula, LazyStatistics
 from hookrun.engine.runtime.fast import private
 from hookrun.engine.values.tensors import holds_data
 
@@ -163,7 +163,7 @@ class _Buffer:
         self._waiting = []
         if not records:
             return
-        statistics = Known(_STEPS, self._known, self._rows[: len(records)])
+        statistics = LazyStatistics(_FORMULAS, self._known, self._rows[: len(records)])
         columns = [
             column.tolist() if isinstance(column, Tensor) else repeat(column, len(records))
             for column in map(statistics.__getitem__, self._of)
@@ -180,7 +180,7 @@ def _norm(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1)
 
 
-def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
+def _variance(rows: Tensor, n: int, known: LazyStatistics) -> Tensor:
     """[R]: the variance; where E[x²] - E[x]² loses digits, around the mean in float64.
 
     From Python's numbers: with so few rows a call of torch takes longer than the arithmetic.
@@ -197,7 +197,7 @@ def _variance(rows: Tensor, n: int, known: Known) -> Tensor:
     return spread / (n - 1)
 
 
-_STEPS: Mapping[str, Step] = {
+_FORMULAS: Mapping[str, Formula] = {
     "sum": lambda rows, n, known: rows.sum(1),
     "mean": lambda rows, n, known: rows.mean(1),
     "norm": lambda rows, n, known: _norm(rows),

@@ -49,27 +49,29 @@ class MappingSelector(Selector):
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
         _check_keys(raw)
-        keys = dict(raw)
-        for key in ("path", "type", "exclude"):
-            if key in keys:
-                try:
-                    keys[key] = _parse_types(keys[key], parser) if key == "type" else parser.parse(keys[key])
-                except ValueError as error:
-                    raise ValueError(f"{key}: {error}") from error
-        written = {
-            key: str(value).lower() if isinstance(value, bool) else value for key, value in keys.items()
-        }
-        return cls("{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}", **keys)
+        keys = dict[str, Any]()
+        texts = list[str]()
+        for key, given in raw.items():
+            keys[key] = _parse_condition(key, given, parser)
+            text = str(keys[key]).lower() if isinstance(given, bool) else str(keys[key])
+            texts.append(f"{key}: {text}")
+        return cls("{" + ", ".join(texts) + "}", **keys)
 
     def find(self, tree: Tree) -> set[str]:
-        parts = [part.paths(tree) for part in (self.path, self.type) if part is not None]
-        paths = set(tree.nodes).intersection(*parts) if parts else tree.nodes.keys() - tree.without_forward
+        paths = set(tree.nodes)
+        if self.path is None and self.type is None:
+            paths -= tree.without_forward
+        if self.path is not None:
+            paths &= self.path.paths(tree)
+        if self.type is not None:
+            paths &= self.type.paths(tree)
         if self.leaf is not None:
             paths = {path for path in paths if tree.nodes[path].leaf == self.leaf}
         if self.min_params is not None:
             paths = {path for path in paths if tree.nodes[path].parameters >= self.min_params}
-        # What is excluded need not be called.
-        return paths if self.exclude is None else tree.without(paths, self.exclude.paths(tree.whole))
+        if self.exclude is None:
+            return paths
+        return tree.without(paths, self.exclude.paths(tree.whole))  # what is excluded need not be called
 
     paths = find  # a condition on parameters holds for each of them, not for their module
 
@@ -98,6 +100,15 @@ def _check_keys(raw: Mapping[Any, Any]) -> None:
         least = raw["min_params"]
         if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least < 10**18:
             raise ValueError(f"min_params: found {shown(least)}, expected a whole number of elements")
+
+
+def _parse_condition(key: str, raw: Any, parser: Parser) -> Any:
+    if key not in ("path", "type", "exclude"):
+        return raw
+    try:
+        return _parse_types(raw, parser) if key == "type" else parser.parse(raw)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 def _parse_types(raw: Any, parser: Parser) -> Selector:

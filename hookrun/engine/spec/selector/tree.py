@@ -28,7 +28,7 @@ class Tree:
     """Every path of a model's modules, or of its parameters, in the model's order.
 
     numbered: path of a container -> the names of its numbered children, in the container's order
-    first: path -> the first name of the same object, for objects with several names
+    first: path -> the first name of the same object
     without_forward: paths that globs and conditions pass over; names, ``re:`` and ``type:`` find them
     modules: of parameters: the modules that they belong to, so that a selector of a module stands for its parameters
     """

@@ -1,15 +1,15 @@
 """The tensors of an action that come from a file or from what another run captured: one, or a row for each sample.
 
-`read_value` reads one, and `runs` finds the named runs and says how they differ from the run that uses them.
+`RunValues` reads them for the engine, and `runs` finds the named runs and says how they differ from the run that uses
+them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,33 +27,39 @@ from hookrun.engine.actions.values import (
     RunFaults,
     RunValue,
 )
-from hookrun.engine.spec import HookSpec
-from hookrun.engine.trust.callables import tensor_digest
+from hookrun.engine.plan.outside import FaultList, Found, PendingRun, Places, Rows, Source, digest_of, form
+from hookrun.engine.spec import HookSpec, Spec
 from hookrun.engine.values.index import Item
 from hookrun.engine.values.tensors import computable
-from hookrun.errors import HookrunError, counted, listed, nearest
+from hookrun.errors import HookrunError, Problem, listed, nearest
 from hookrun.run.experiment.run_values.runs import (
-    PendingRun,
     RunReferences,
     differences,
     other_runs,
+    padded_otherwise,
     require_same_model,
     require_same_split,
+    used_runs,
     with_found_weights,
+    with_origins,
 )
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 from hookrun.store.format import encode
 from hookrun.store.reader import ROWS_AT_ONCE, Run
-from hookrun.store.records import grouped
+from hookrun.store.records import UsedRunRecord, grouped
 
 __all__ = [
     "FaultList",
     "PendingRun",
     "Rows",
     "RunReferences",
+    "RunValues",
     "Source",
+    "computable",
     "differences",
+    "digest_of",
+    "form",
     "other_runs",
     "read_faults",
     "read_value",
@@ -61,16 +67,36 @@ __all__ = [
 ]
 
 
-Places = Mapping[str, tuple[str, ...]]
-"""Path of a module or parameter -> all its names."""
+class RunValues(RunReferences):
+    """Reads files and the named runs for the engine, see `hookrun.engine.plan.outside.Values`."""
+
+    @property
+    def of_run(self) -> bool:
+        """Whether a run uses the values; False: a user's own loop."""
+        return self.settings is not None
+
+    def read(self, value: FileValue | RunValue, places: Places) -> dict[str, Source]:
+        """Path -> the value for that module, see `read_value`."""
+        return read_value(value, places, self)
+
+    def faults(self, value: RunFaults, hook: HookSpec, places: Places) -> dict[str, FaultList | PendingRun]:
+        """Path -> the faults there, see `read_faults`."""
+        return read_faults(value, hook, places, self)
+
+    def padded_otherwise(self, value: object) -> str | None:
+        """Why a token of this run is at another position in the captures that the value is read from, or None."""
+        return padded_otherwise(value, self)
+
+    def used_runs(self, spec: Spec) -> tuple[UsedRunRecord, ...]:
+        """The runs that values of the enabled hooks come from; missing runs are left out."""
+        return used_runs(spec, self)
+
+    def with_origins(self, problems: list[Problem], spec: Spec) -> list[Problem]:
+        """The problems; where a hook takes values from other runs, its problems say which plans those have."""
+        return with_origins(problems, spec, self)
 
 
-def digest_of(source: Source) -> str:
-    """The hash of the value."""
-    return tensor_digest(source) if isinstance(source, Tensor) else source.digest
-
-
-class CaptureRows:
+class CaptureRows(Rows):
     """The rows of a capture by sample: each sample's own row, or that of another sample.
 
     Rows are read from disk when they are used.
@@ -79,24 +105,26 @@ class CaptureRows:
     """
 
     def __init__(self, capture: StoredCapture, name: str, part: Tensor, *, resample: bool) -> None:
+        self.draws = resample
+        self.shape = capture.shape[1:]
+        self.dtype = capture.dtype
         self._capture = capture
         self._name = name
-        self.draws: bool = resample
-        self.shape, self.dtype = capture.shape[1:], capture.dtype
         self._ids, order = capture.sample_ids[part].sort()
         self._order = part[order]
-        what = [name, resample, list(capture.shape), str(capture.dtype), self._ids.tolist()]
-        self.digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        content = [name, resample, list(capture.shape), str(capture.dtype), self._ids.tolist()]
+        self.digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
         """The rows [B, *shape] of the samples [B]."""
         places = self._places(samples)
-        known, count = self._ids[places] == samples, len(self._ids)
+        has_row = self._ids[places] == samples
         if self.draws:  # a row of another sample, if there is one
+            count = len(self._ids)
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
-            places = torch.where(known, (places + shift) % count, drawn)
-        elif not known.all():
+            places = torch.where(has_row, (places + shift) % count, drawn)
+        elif not has_row.all():
             raise HookrunError(self.lacking(samples))
         return self._capture[self._order[places]]
 
@@ -105,7 +133,9 @@ class CaptureRows:
         missing = samples[self._ids[self._places(samples)] != samples]
         if self.draws or not len(missing):
             return ""
-        shown = ", ".join(map(str, missing[:4].tolist())) + (", …" if len(missing) > 4 else "")
+        shown = ", ".join(map(str, missing[:4].tolist()))
+        if len(missing) > 4:
+            shown += ", …"
         return f"{self._name} has no row of sample {shown}: {ids_text(self._capture)}"
 
     def _places(self, samples: Tensor) -> Tensor:
@@ -118,7 +148,7 @@ def ids_text(capture: StoredCapture) -> str:
     return f"it has {len(ids)} samples from {int(ids.min())} to {int(ids.max())}"
 
 
-class MappedRows:
+class MappedRows(Rows):
     """Rows that a function computes from one or two values; a tensor is the same for each sample.
 
     change: [B, *shape of a row] of each value -> [B, ...], for any B
@@ -126,11 +156,13 @@ class MappedRows:
     """
 
     def __init__(self, values: Sequence[Tensor | Rows], change: Callable[..., Tensor], how: str) -> None:
-        self._values, self._change = values, change
+        self._values = values
+        self._change = change
         self._rows = [value for value in values if not isinstance(value, Tensor)]
         example = self._changed(lambda rows: torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
-        self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
-        self.draws: bool = any(rows.draws for rows in self._rows)
+        self.shape = tuple(example.shape[1:])
+        self.dtype = example.dtype
+        self.draws = any(rows.draws for rows in self._rows)
         self.digest = hashlib.sha256(how.format(*map(digest_of, values)).encode()).hexdigest()
 
     def _changed(self, read: Callable[[Rows], Tensor]) -> Tensor:
@@ -145,58 +177,12 @@ class MappedRows:
         return "; ".join(filter(None, (rows.lacking(samples) for rows in self._rows)))
 
 
-class FaultList:
-    """The faults of a hook at one module.
-
-    lines: of faults.jsonl, in order
-    fired: how often the hook fired there
-    name:  of the hook and its run, for messages
-    """
-
-    def __init__(self, lines: Sequence[Mapping[str, Any]], fired: int, name: str) -> None:
-        self.count, self.fired, self._name = len(lines), fired, name
-        self._by_draw = grouped(lines, lambda line: tuple(line["draw"]))
-        self.digest = hashlib.sha256(encode([fired, *lines]).encode()).hexdigest()
-
-    def at(self, draw: tuple[int, ...], firing: int) -> Sequence[Mapping[str, Any]]:
-        """The faults of a draw in a firing, counted from 1. ValueError if there were not so many firings."""
-        if firing > self.fired:
-            raise ValueError(
-                f"faults: {self._name} fired {self.fired:,} times there, and this is once more: repeat a run of the "
-                "same length, with the same `when`"
-            )
-        return self._by_draw.get(draw, ())
-
-
-Rows = CaptureRows | MappedRows
-"""A value for each sample of a batch. Its `shape` is the shape of one row; `draws`: rows are drawn at each firing."""
-
-Found = Tensor | Rows | PendingRun
-"""A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
-
-Source = Found | InlineFunction | PassValue | FaultList
-"""A value from a file or run, from Python (a tensor, or a function of the action's tensor), or from another hook; or a
-list of faults."""
-
-
-def form(source: Source) -> tuple[str, int]:
-    """The shape of the value, or of one row of it, as text, and its bytes."""
-    match source:
-        case PendingRun():
-            return "not known yet", 0
-        case InlineFunction() | PassValue():
-            return "computed at each firing", 0
-        case FaultList():
-            return f"of {counted(source.count, 'fault')}", 0
-    shape = tuple(source.shape)
-    return str(list(shape)), math.prod(shape) * source.dtype.itemsize
-
-
 def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
     """The part of the tensor, or of each row. Raises IndexError if there is no such part."""
-    plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
-    batch = () if isinstance(source, Tensor) else (slice(None),)
-    return _changed(lambda value: value[*batch, *plain], f"{{}} {items}", source)
+    index: list[Any] = [list(item) if isinstance(item, tuple) else item for item in items]
+    if isinstance(source, Rows):
+        index.insert(0, slice(None))
+    return _changed(lambda value: value[tuple(index)], f"{{}} {items}", source)
 
 
 def difference(left: Tensor | Rows, right: Tensor | Rows) -> Tensor | Rows:
@@ -211,8 +197,9 @@ def multiple(source: Tensor | Rows, factor: float) -> Tensor | Rows:
 
 def _changed(change: Callable[..., Tensor], how: str, *values: Tensor | Rows) -> Tensor | Rows:
     """The change of one or two values: at once of tensors, of rows when they are read, see `MappedRows`."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return change(*tensors) if len(tensors) == len(values) else MappedRows(values, change, how)
+    if any(isinstance(value, Rows) for value in values):
+        return MappedRows(values, change, how)
+    return change(*values)
 
 
 BY_TOKEN = (
@@ -247,21 +234,23 @@ def read_value(
             return dict.fromkeys(places, value.tensor)
     if not _is_by_module(value):
         return dict.fromkeys(places, _read(value, (), runs))
-    found, lacking = dict[str, Source](), defaultdict[str, list[str]](list)
+    values = dict[str, Source]()
+    lacking = defaultdict[str, list[str]](list)
     for path, names in places.items():
         try:
-            found[path] = _read(value, names, runs)
+            values[path] = _read(value, names, runs)
         except NotCaptured as error:
             lacking[str(error)].append(path or "(root)")
     if lacking:
         texts = [f"{listed(paths)} {text}" for text, paths in lacking.items()]
         raise HookrunError("; ".join(texts) + "; name one for all with `module`, or narrow `select`")
-    return found
+    return values
 
 
 def _is_by_module(value: FileValue | RunValue) -> bool:
-    own = isinstance(value, RunValue) and value.module is None
-    return own or (value.minus is not None and _is_by_module(value.minus))
+    if isinstance(value, RunValue) and value.module is None:
+        return True
+    return value.minus is not None and _is_by_module(value.minus)
 
 
 def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
@@ -295,9 +284,11 @@ def _read_file(value: FileValue) -> Tensor:
         raise HookrunError(f"there is no file {path}")
     with open_tensors(path.resolve()) as file:
         keys = list(file.keys())
-        key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
-        if key is None:
+        key = value.key
+        if key is None and len(keys) != 1:
             raise HookrunError(f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}")
+        if key is None:
+            key = keys[0]
         if key not in keys:
             raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
         return read_tensor(file, key)
@@ -337,25 +328,25 @@ def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
     """The module in the captures: the named one, else the hooked one under any of its names."""
     if value.module is not None:
         return value.module
-    there = run.captures[value.capture]
+    modules = run.captures[value.capture]
     for name in names:
-        if name in there:
+        if name in modules:
             return name
-    shown = listed([name or "(root)" for name in there], 12)
+    shown = listed([name or "(root)" for name in modules], 12)
     raise NotCaptured(f"was not captured by {value.capture!r} in {run.path}, which holds {shown}")
 
 
 def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCapture:
-    found = run.captures[value.capture][module]
+    capture = run.captures[value.capture][module]
     if value.path is not None:
-        if isinstance(found, StoredCapture):
+        if isinstance(capture, StoredCapture):
             raise HookrunError(f"{named} is one tensor: leave `path` out")
-        found = found[value.path]
-    if not isinstance(found, StoredCapture):
-        raise HookrunError(f"{named} holds several tensors, name one with `path`: {', '.join(found)}")
-    if not len(found):
+        capture = capture[value.path]
+    if not isinstance(capture, StoredCapture):
+        raise HookrunError(f"{named} holds several tensors, name one with `path`: {', '.join(capture)}")
+    if not len(capture):
         raise HookrunError(f"{named} has no rows")
-    return found
+    return capture
 
 
 def _mean(capture: StoredCapture) -> Tensor:
@@ -377,40 +368,59 @@ def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue,
 
 def read_faults(
     value: RunFaults, spec: HookSpec, places: Places, runs: RunReferences
-) -> Mapping[str, FaultList | PendingRun]:
+) -> dict[str, FaultList | PendingRun]:
     """Path -> the faults there.
 
-    spec:   the hook that repeats them
-    places: path of a module or parameter -> all its names
+    spec: the hook that repeats them
 
     HookrunError if the run is of another model or has no such hook, or if the hook was on other modules.
     """
-    run, name = runs.open(value.run), spec.name
+    run = runs.open(value.run)
     if run is None:
         return dict.fromkeys(places, PendingRun(value.run))
-    named = f"{name} of the run {run.path}"
+    named = f"{spec.name} of the run {run.path}"
     if runs.settings is not None:
         require_same_model(run, named, runs.settings)
-    hooks = {
-        hook["name"]: f"{hook.get('action')} on {hook.get('hook')}" for hook in run.plan.get("hooks", [])
-    }
-    if hooks.get(name) != (wanted := f"{spec.action.action_name} on {spec.hook_type}"):
-        raise HookrunError(f"{named} is {hooks.get(name, 'not there')}, expected {wanted}: it has {hooks}")
-    fired = {site["module"]: site["fired"] for site in run.hooks.get("sites", []) if site["hook"] == name}
-    of_hook = (line for line in run.faults if line["hook"] == name)
-    lines = grouped(of_hook, itemgetter("module"))
-    there = {path: next((each for each in names if each in fired), None) for path, names in places.items()}
-    strange = [path for path, module in there.items() if module is None]
-    missing = [module for module in lines if module not in there.values()]
-    for modules, what in (
+    _require_same_hook(run, spec, named)
+    fired = {site["module"]: site["fired"] for site in _of_hook(run.hooks.get("sites", []), spec.name)}
+    lines = grouped(_of_hook(run.faults, spec.name), itemgetter("module"))
+    faults = dict[str, FaultList | PendingRun]()
+    strange = list[str]()
+    repeated = set[str]()
+    for path, names in places.items():
+        modules = [name for name in names if name in fired]
+        if not modules:
+            strange.append(path)
+            continue
+        module = modules[0]
+        repeated.add(module)
+        faults[path] = _fault_list(lines.get(module, []), fired[module], named)
+    missing = [module for module in lines if module not in repeated]
+    for unfit, why in (
         (strange, "was not there, or the run was cut off"),
         (missing, "has faults there, and `select` leaves it out"),
     ):
-        if modules:
-            shown = listed(module or "(root)" for module in modules)
-            raise HookrunError(f"{shown}: {named} {what}")
-    return {
-        path: FaultList(lines.get(module, []), fired[module], named)
-        for path, module in there.items()
-        if module is not None
+        if unfit:
+            raise HookrunError(f"{listed(path or '(root)' for path in unfit)}: {named} {why}")
+    return faults
+
+
+def _of_hook(records: Iterable[Mapping[str, Any]], name: str) -> Iterator[Mapping[str, Any]]:
+    return (record for record in records if record["hook"] == name)
+
+
+def _require_same_hook(run: Run, spec: HookSpec, named: str) -> None:
+    """Raises HookrunError if the run has no hook of that name with the same action and hook type."""
+    hooks = {
+        hook["name"]: f"{hook.get('action')} on {hook.get('hook')}" for hook in run.plan.get("hooks", [])
     }
+    wanted = f"{spec.action.action_name} on {spec.hook_type}"
+    if hooks.get(spec.name) != wanted:
+        raise HookrunError(
+            f"{named} is {hooks.get(spec.name, 'not there')}, expected {wanted}: it has {hooks}"
+        )
+
+
+def _fault_list(lines: Sequence[Mapping[str, Any]], fired: int, named: str) -> FaultList:
+    digest = hashlib.sha256(encode([fired, *lines]).encode()).hexdigest()
+    return FaultList(grouped(lines, lambda line: tuple(line["draw"])), fired, named, digest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.tokens import PaddingArgs
@@ -25,17 +25,6 @@ from hookrun.store.format import differences as unequal
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
 from hookrun.store.run_dir import newest_finished, outputs_folder
-
-
-class PendingRun:
-    """A value of a run that does not exist yet.
-
-    name: the name of the run in the experiment
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.digest = f"not yet run: {name}"
 
 
 @dataclass(frozen=True)
@@ -57,9 +46,7 @@ class RunReferences:
     _opened: dict[str, Run] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, experiment: Experiment, split: Split | None = None, data: DataInfo | None = None
-    ) -> RunReferences:
+    def of(cls, experiment: Experiment, split: Split | None = None, data: DataInfo | None = None) -> Self:
         """The runs that the experiment names."""
         return cls(experiment.runs, experiment.settings, split, data)
 
@@ -144,10 +131,10 @@ def _checkpoint(run: Run, named: RunWeights) -> str:
     path = folder / f"{named.checkpoint}{_SUFFIX}"
     if path.is_file():
         return str(path)
-    there = sorted(file.stem for file in folder.glob(f"*{_SUFFIX}"))
+    kept = sorted(file.stem for file in folder.glob(f"*{_SUFFIX}"))
     raise spec_error(
         f"{WHERE}.checkpoint",
-        f"the run {run.path} kept no checkpoint {named.checkpoint!r}; it has {listed(there, 6) or 'none'}",
+        f"the run {run.path} kept no checkpoint {named.checkpoint!r}; it has {listed(kept, 6) or 'none'}",
         "a run keeps what its train.checkpoint.save says",
     )
 
@@ -186,14 +173,18 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
 
 def padded_otherwise(value: object, runs: RunReferences) -> str | None:
     """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
-    here = None if runs.settings is None else runs.settings.data.args.get("padding", _PADDED)
-    for part in parts_of(value) if here is not None else ():
+    if runs.settings is None:
+        return None
+    padding = runs.settings.data.args.get("padding", _PADDED)
+    for part in parts_of(value):
         run = runs.open(part.run) if isinstance(part, RunValue) else None
-        theirs = None if run is None else _section(run, "data").get("args")
-        there = theirs.get("padding", _PADDED) if isinstance(theirs, dict) else here
-        if there != here:
+        args = None if run is None else _section(run, "data").get("args")
+        if not isinstance(args, dict):
+            continue
+        other = args.get("padding", _PADDED)
+        if other != padding:
             return (
-                f"{part}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token is at "
+                f"{part}: data.args.padding is {_shown(other)} there and {padding!r} here, so that a token is at "
                 "another position in the captured rows"
             )
     return None
@@ -207,7 +198,8 @@ _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "t
 def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[str, ...]:
     """A note on each run that values of `spec` come from, if it differs from this run in weights, data or seed."""
     notes = list[str]()
-    for name in dict.fromkeys(name for hook in spec.hooks for name in _runs(hook)):
+    names = [name for hook in spec.hooks for name in _runs(hook)]
+    for name in dict.fromkeys(names):
         with suppress(StoreError):  # a missing run is reported as a problem of its hook
             run = runs.open(name)
             if run is None:
@@ -218,7 +210,9 @@ def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[st
 
 
 def _differences(run: Run, settings: Settings) -> list[str]:
-    notes = [note for section, keys in _MAY_DIFFER.items() for note in _unequal(run, settings, section, keys)]
+    notes = list[str]()
+    for section, keys in _MAY_DIFFER.items():
+        notes += _unequal(run, settings, section, keys)
     seed = run.config.get("seed", settings.seed)
     if seed != settings.seed and settings.model.weights is None:
         notes.append(
@@ -229,14 +223,17 @@ def _differences(run: Run, settings: Settings) -> list[str]:
 
 def _unequal(run: Run, settings: Settings, section: str, keys: Sequence[str]) -> list[str]:
     """For each of these keys, or key below it, that has another value in that run: both values."""
-    theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
+    theirs = _section(run, section)
+    if not theirs:
+        return []
+    ours = getattr(settings, section).model_dump(mode="json")
     if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
-        theirs = {**theirs, "weights": run.model.get("weights")}
-    there, here = ({key: values.get(key) for key in keys} for values in (theirs, ours))
+        theirs = theirs | {"weights": run.model.get("weights")}
+    pairs = unequal({key: theirs.get(key) for key in keys}, {key: ours.get(key) for key in keys})
     return [
-        f"{section}.{key} is {_shown(its)} there and {_shown(own)} here"
-        for key, its, own in (unequal(there, here) if theirs else ())
-        if {} not in (its, own)  # without keys that the other one has
+        f"{section}.{key} is {_shown(other)} there and {_shown(value)} here"
+        for key, other, value in pairs
+        if {} not in (other, value)  # without keys that the other one has
     ]
 
 
@@ -252,16 +249,14 @@ def _section(run: Run, name: str) -> dict[str, Any]:
 
 def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> list[Problem]:
     """The problems; if the hook takes values from another run, the problem names the plan of that run."""
-    origins = {
-        hook.where: origin
-        for hook in spec.hooks
-        if (origin := "; ".join(filter(None, (_origin(name, runs) for name in _runs(hook)))))
-    }
+    origins = dict[str, list[str]]()
+    for hook in spec.hooks:
+        origins[hook.where] = [origin for name in _runs(hook) if (origin := _origin(name, runs))]
     told = list[Problem]()
     for problem in problems:
-        hook = ".".join(problem.where.split(".")[:2])
-        hint = "; ".join(filter(None, [problem.hint, origins.get(hook, "")]))
-        told.append(replace(problem, hint=hint))
+        hook_path = ".".join(problem.where.split(".")[:2])
+        hints = [problem.hint] if problem.hint else []
+        told.append(replace(problem, hint="; ".join(hints + origins.get(hook_path, []))))
     return told
 
 
@@ -272,10 +267,13 @@ def _runs(hook: HookSpec) -> list[str]:
 
 def _origin(name: str, runs: RunReferences) -> str:
     with suppress(HookrunError):  # that there is no such run is a problem of its own
-        if (run := runs.open(name)) is not None:
-            plan = run.plan
-            model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
-            matches = [match for hook in plan.get("hooks", []) for match in hook.get("targets", [])]
-            shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
-            return f"the run {name} has the plan {model}: {shapes}"
+        run = runs.open(name)
+        if run is not None:
+            shapes = list[str]()
+            for hook in run.plan.get("hooks", []):
+                shapes += [f"{match['path']} {match.get('shape')}" for match in hook.get("targets", [])]
+            model = "unknown"
+            if run.plan:
+                model = f"of a {run.plan.get('model')}, hash {str(run.plan.get('hash'))[:12]}"
+            return f"the run {name} has the plan {model}: {', '.join(shapes[:6])}"
     return ""

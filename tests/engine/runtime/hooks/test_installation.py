@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import hookrun
 from hookrun.engine.runtime import Installation
-from hookrun.store.states.files import save_weights
 
 ONES = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
 
@@ -50,17 +48,3 @@ def test_it_repeats_what_no_file_holds() -> None:
     with Installation(plan, model, restored=plan.applied()):
         assert not model[0].weight.requires_grad
         assert "0.gain" in dict(model.named_parameters())
-
-
-def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path) -> None:
-    from hookrun.models import applied_hooks
-
-    plan = hookrun.compile(
-        {"ones": ONES, "seen": {"select": "0", "hook": "forward", "action": "print"}}, net()
-    )
-    path = tmp_path / "last.safetensors"
-    save_weights(net(), path, applied=plan.applied())
-    assert applied_hooks(str(path)) == {plan.hooks[0].spec.identity}
-    assert set(load_file(path)) == set(net().state_dict())
-    save_weights(net(), path)
-    assert applied_hooks(str(path)) == frozenset()

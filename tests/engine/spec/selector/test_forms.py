@@ -13,7 +13,6 @@ import pytest
 from jsonschema import Draft202012Validator
 from reference import selectors
 
-from hookrun.command import schema
 from hookrun.engine.spec import selector
 from hookrun.engine.spec.selector import Names, Node, Tree, forms, parse_selector, select_schema
 
@@ -190,8 +189,7 @@ def test_a_new_form_is_one_file() -> None:
     assert parse_selector([{"path": "depth:2", "exclude": "a.*"}, "a"]).select(tree) == ["a", "c.d"]
     assert "| `depth:2` | paths of two names |" in selectors()
     assert "depth:NUMBER" in select_schema()["description"]
-    hook = {"select": {"depth": 2}, "hook": "forward", "action": "capture"}
-    assert Draft202012Validator(schema.experiment_schema()).is_valid({"hooks": {"h": hook}})
+    assert Draft202012Validator(select_schema()).is_valid({"depth": 2})
     assert parse_selector("depth:4").nearest(Names(list(tree.nodes))) == "there are: 1, 2, 3"
 
 
