@@ -35,8 +35,8 @@ from hookrun.engine.runtime.hooks.base import RegisteredHook
 from hookrun.engine.runtime.install import Installation
 from hookrun.engine.runtime.optimizers import without_compiler
 from hookrun.engine.runtime.rng import generators_kept
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.snapshot import opened
 from hookrun.engine.runtime.wiring import Around
 from hookrun.engine.spec import Spec

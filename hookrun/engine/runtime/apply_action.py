@@ -52,6 +52,8 @@ class SiteRunner:
 
     def __init__(self, site: HookSite, *, for_other_ranks: bool = False) -> None:
         spec = site.spec
+        if site.draws:
+            site.prepare_draws()
         self.site = site
         self._for_other_ranks = for_other_ranks
         self._holds = None if spec.fires_always else self._schedule()

@@ -28,8 +28,13 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
     def edit_rows(x: Tensor) -> Any:
         mask = on_device(holds(x), x.device).reshape(-1, *[1] * (x.dim() - 1))
         # The other rows are detached: a gradient of 0 times an infinite derivative would be NaN.
-        new = edit(torch.where(mask, x, x.detach()) if x.requires_grad else x)
-        return None if new is None else torch.where(mask, new, x)
+        seen = x
+        if x.requires_grad:
+            seen = torch.where(mask, x, x.detach())
+        new = edit(seen)
+        if new is None:
+            return None
+        return torch.where(mask, new, x)
 
     def edit_chosen(x: Tensor) -> Any:
         rows = _rows(site, holds(x))
@@ -39,9 +44,13 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
             return site.untouched(x)
         places = on_device(rows, x.device)
         new = edit(x[places])
-        return None if new is None else x.index_put((places,), new)
+        if new is None:
+            return None
+        return x.index_put((places,), new)
 
-    return edit_chosen if site.spec.action.own_functions() else edit_rows
+    if site.spec.runs_own_functions:
+        return edit_chosen
+    return edit_rows
 
 
 def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
@@ -72,11 +81,13 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
     if not site.has_values:
         return torch.arange(len(mask), device="cpu")
     known = readable(mask)
-    if known is not None and known.shape != mask.shape:
+    if known is None:
+        return None
+    if known.shape != mask.shape:
         raise ValueError(
             "`when` chooses samples: torch.vmap maps over them, and this action cannot choose among them"
         )
-    return None if known is None else known.cpu().nonzero().squeeze(1)
+    return known.cpu().nonzero().squeeze(1)
 
 
 def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:

@@ -23,8 +23,8 @@ from hookrun.engine.runtime.fast.direct_calls import call_through_torch
 from hookrun.engine.runtime.optimizers import follow
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.reduced import ReducedGradients
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.tokens.calls import CallTokens
 from hookrun.engine.runtime.wiring import Around, Wiring
 from hookrun.engine.values.tensors import whole_numbers
@@ -238,7 +238,11 @@ class Installation:
             (hook.spec.name, match.path): match.names for hook in self.plan.hooks for match in hook.matches
         }
         skipped = [name for skip in skips for name in names[skip]]
-        cause = stops[0] if stops else f"{min(skips)[0]} skips the module" if skips else ""
+        cause = ""
+        if stops:
+            cause = stops[0]
+        elif skips:
+            cause = f"{min(skips)[0]} skips the module"
         silent = [(site.hook_name, site.path) for site in self.sites if not site.firings]
         return {
             place: f": {cause}"
@@ -351,8 +355,11 @@ class Installation:
 
     @samples.setter
     def samples(self, numbers: Tensor | Sequence[int] | None) -> None:
-        samples = None if numbers is None else whole_numbers(numbers)
-        if numbers is not None and (samples is None or samples.dim() != 1 or bool((samples < 0).any())):
+        if numbers is None:
+            self.clock.samples = None
+            return
+        samples = whole_numbers(numbers)
+        if samples is None or samples.dim() != 1 or bool((samples < 0).any()):
             found = (
                 f"{list(numbers.shape)} of {numbers.dtype}"
                 if isinstance(numbers, Tensor)

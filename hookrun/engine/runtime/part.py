@@ -101,15 +101,22 @@ class BatchFirst(TensorPart):
 
     def of(self, tensor: Tensor) -> Tensor:
         """The part. Raises ValueError if it has no batch dimension and needs one."""
-        part = tensor if self._inner is None else self._inner.of(tensor)
+        part = tensor
+        if self._inner is not None:
+            part = self._inner.of(tensor)
         place = self._place(tensor)
-        return part.movedim(place, 0) if place else part
+        if place:
+            part = part.movedim(place, 0)
+        return part
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
         """A copy of the tensor in which `new` replaces the part."""
         place = self._place(tensor)
-        new = new.movedim(0, place) if place else new
-        return new if self._inner is None else self._inner.put(tensor, new)
+        if place:
+            new = new.movedim(0, place)
+        if self._inner is not None:
+            new = self._inner.put(tensor, new)
+        return new
 
     def place_of(self, dim: int, dims: int) -> int | None:
         """The batch is first."""
@@ -124,11 +131,15 @@ class BatchFirst(TensorPart):
         dim = self._batch.of(self._current.path)
         if dim is not None and dim >= tensor.dim():
             dim = None
-        place = dim if dim is None or self._inner is None else self._inner.place_of(dim, tensor.dim())
+        place = dim
+        if dim is not None and self._inner is not None:
+            place = self._inner.place_of(dim, tensor.dim())
         if place is None and self._required:
             if dim is None:
                 raise ValueError(no_batch(tensor))
-            raise ValueError(_PICKS_ROWS if self._takes_values else _picks_samples(tensor))
+            if self._takes_values:
+                raise ValueError(_PICKS_ROWS)
+            raise ValueError(_picks_samples(tensor))
         return place
 
 
@@ -229,16 +240,18 @@ class Part(TensorPart):
         """IndexError for positions outside the dimension; an accelerator would report them late or never."""
         dims = tensor.dim()
         numbers = self._numbers
-        dim = dims + self._place if self._place < 0 else self._place
+        dim = self._place
+        if dim < 0:
+            dim += dims
         if numbers is None or not 0 <= dim < dims or (dim, size := tensor.shape[dim]) in self._fitting:
             return
         beyond = [number for number in numbers if not -size <= number < size]
         if beyond:
             raise IndexError(f"index {beyond[0]} is out of bounds for dimension {dim} with size {size}")
-        there = [number % size for number in numbers]
-        if len(set(there)) < len(there):
+        positions = [number % size for number in numbers]
+        if len(set(positions)) < len(positions):
             raise IndexError(f"selects a position of dimension {dim} twice: its size is {size}")
-        if self._in_order and dim == 0 and there != sorted(there):
+        if self._in_order and dim == 0 and positions != sorted(positions):
             raise IndexError("picks samples out of order: sort the list in ascending order")
         if not torch.compiler.is_dynamo_compiling():
             self._fitting.add((dim, size))
@@ -312,8 +325,11 @@ class HeadsPart(TensorPart):
     def _in_last(self, shape: Sequence[int]) -> int:
         counted = self._counted
         size = shape[-1] if shape else 0
-        widths = {count: size // count for count in counted.counts if size and size % count == 0}
-        fits = [count for count, width in widths.items() if counted.width in (None, width)]
+        fits = list[int]()
+        for count in counted.counts:
+            divides = size > 0 and size % count == 0
+            if divides and counted.width in (None, size // count):
+                fits.append(count)
         if not fits:
             width = f" of width {counted.width}" if counted.width is not None else ""
             raise ValueError(

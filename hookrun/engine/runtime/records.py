@@ -17,8 +17,8 @@ from hookrun.engine.actions.check import LastPassed, verdict
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.engine.runtime.fast.small_tensors import SmallTensors, Waiting, computes
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.engine.values.containers import readable
 from hookrun.engine.values.tensors import read_together

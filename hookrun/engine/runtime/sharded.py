@@ -6,7 +6,7 @@ Putting the whole together is a collective operation: every rank must call these
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +111,17 @@ def reduces(model: nn.Module) -> bool:
     )
 
 
-def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:
+def move_inside_sharding(modules: Iterable[nn.Module], ours: Collection[int]) -> None:
     """Move our forward hooks before fully_shard's own, so that they run while the module has its whole parameters.
 
-    ours: the ids of the hooks' handles
+    modules: those that have such hooks
+    ours:    the ids of the hooks' handles
     """
-    for module in sharded_modules(model):
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is None:
+        return
+    for module in modules:
+        if not isinstance(module, fsdp.FSDPModule):
+            continue
         for number in list(reversed(module._forward_hooks)):
             if number in ours:
                 module._forward_hooks.move_to_end(number, last=False)

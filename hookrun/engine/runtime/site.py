@@ -7,20 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from hookrun.engine.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows
 from hookrun.engine.actions.user_code import Recorded
 from hookrun.engine.plan.attention_points import lacks_points
-from hookrun.engine.plan.plan import PlannedHook
-from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.checkpointing import repeating
-from hookrun.engine.runtime.clock import Clock, CurrentCall
 from hookrun.engine.runtime.faults import Draw, Faulty
 from hookrun.engine.runtime.part import TensorPart
-from hookrun.engine.runtime.rng import Draws, derived_seed
+from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.runtime.site_module import SiteModule
-from hookrun.engine.runtime.site_records import Sink, SiteRecords
+from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.runtime.site_values import SiteValues
 from hookrun.errors import HookError, reason
 from hookrun.run.experiment.run_values import FaultList, PendingRun
@@ -37,7 +34,6 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     passes_on: other hooks take what it sees, as it sees it
     passed_part: the part of it that they take, also of positions that a generation computes again; None: all of it
-    tokenizer: for the text of tokens; None: not known
     """
 
     fired = 0
@@ -50,25 +46,6 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     let_through = False
     changed: Tensor | int = 0
     total = 0
-
-    def __init__(
-        self,
-        hook: PlannedHook,
-        path: str,
-        module: nn.Module,
-        clock: Clock,
-        sink: Sink,
-        seed: int,
-        calls: Calls | None = None,
-        current: CurrentCall | None = None,
-    ) -> None:
-        super().__init__(hook, path, module, clock, sink, seed, calls, current)
-        self.stores_rows = sink.stores_rows
-        self.tokenizer = hook.tokenizer
-        self.reads_arguments = "args" in self.spec.action.uses
-        self._held = list[Any]()
-        if self.draws:
-            self._draws = Draws(self.seed, self._draws_by_call)
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
@@ -98,7 +75,9 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     @property
     def firings(self) -> int:
         """How often the hook fired here, also inside compiled graphs."""
-        return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
+        if self.fired_in_graphs is None:
+            return self.fired
+        return self.fired + int(self.fired_in_graphs)
 
     @property
     def why_idle(self) -> str | None:
@@ -110,10 +89,13 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
             return None
         if not self.target_was_none:
             samples = self.spec.keys.when.of_samples
-            none = f"sample with {samples}" if samples else "tensor for its action"
-            return f"fired and found no {none}"
-        hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
-        return f"fired and its target {self.spec.keys.target} is None{hint}"
+            if samples:
+                return f"fired and found no sample with {samples}"
+            return "fired and found no tensor for its action"
+        why = f"fired and its target {self.spec.keys.target} is None"
+        if lacks_points(self.module):
+            why += " (model.args.attention=points gives patterns)"
+        return why
 
     def found_nothing(self) -> None:
         """Count the current firing as idle: it found nothing for its action."""

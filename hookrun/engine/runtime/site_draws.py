@@ -8,7 +8,6 @@ from zlib import crc32
 from torch import Generator, Tensor
 
 from hookrun.engine.actions.fields import Meaning
-from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.rng import Draws, Fill, derived_seed, drawn
 from hookrun.engine.runtime.site_place import SitePlace
 from hookrun.errors import HookError
@@ -33,12 +32,12 @@ class SiteDraws(SitePlace):
 
     @cached_property
     def _draws(self) -> Draws:
-        """Of a hook that draws it is there from the beginning: several threads may ask for it at once."""
-        return Draws(self.seed, self._draws_by_call)
+        numbers = self.calls if self.hook_type.phase == "forward" else None
+        return Draws(self.seed, numbers)
 
-    @property
-    def _draws_by_call(self) -> Calls | None:
-        return self.calls if self.hook_type.phase == "forward" else None
+    def prepare_draws(self) -> None:
+        """Number the draws from here on. For a hook that draws: later several threads may ask for it at once."""
+        self._draws.state_dict()
 
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
@@ -70,7 +69,7 @@ class SiteDraws(SitePlace):
     @property
     def draws(self) -> bool:
         """Whether the hook's effect here may depend on the number of its random draw."""
-        return self.spec.action.draws or self.spec.keys.when.probability < 1 or bool(self._values)
+        return self.spec.draws_numbers or bool(self._values)
 
     @property
     def draws_place(self) -> tuple[dict[str, int], int]:

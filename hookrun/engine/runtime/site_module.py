@@ -23,7 +23,6 @@ class SiteModule(SitePlace):
     """
 
     zeros_of: Callable[[str], Any]
-    _held: list[Any]
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that the field names."""

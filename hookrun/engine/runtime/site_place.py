@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.call_stack import Calls
 from hookrun.engine.runtime.clock import Clock, CurrentCall
 from hookrun.engine.runtime.part import TensorPart, part_of
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.errors import HookError
-
-if TYPE_CHECKING:
-    from hookrun.engine.runtime.site_records import Sink
 
 
 class SitePlace:
@@ -29,6 +27,7 @@ class SitePlace:
     has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
     part:       the part of a tensor that the action acts on; None: all of it
+    tokenizer:  for the text of tokens; None: not known
     target_keys: where the target is in the value that the hook gets; None: the value itself
     """
 
@@ -58,7 +57,14 @@ class SitePlace:
         self.target_keys = None if target is None else target.keys
         self._hook = hook
         self._given_seed = seed
-        self._values = {field: values[path] for field, values in hook.values.items() if path in values}
+        self._values = dict[str, Any]()
+        for field, values in hook.values.items():
+            if path in values:
+                self._values[field] = values[path]
+        self.stores_rows = sink.stores_rows
+        self.tokenizer = hook.tokenizer
+        self.reads_arguments = "args" in hook.spec.action.uses
+        self._held = list[Any]()
         self.part: TensorPart | None = None
         if self.spec.acts_on_part:
             self.part = part_of(hook, path, self.current, self.batch, once=self.spec.action.observes)

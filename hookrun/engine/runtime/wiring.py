@@ -46,8 +46,8 @@ from hookrun.engine.runtime.sharded import (
     move_inside_sharding,
     sharded_too_early,
 )
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
-from hookrun.engine.runtime.site_records import Sink
 from hookrun.engine.runtime.tokens.sequences import Sequences
 from hookrun.engine.values.tensors import ordinary_tensors
 from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
@@ -72,7 +72,9 @@ class _HookHere(NamedTuple):
 
 def _owner(hook: PlannedHook, match: Match) -> str:
     """The path of the hooked module, or of the one that owns the hooked parameter."""
-    return match.path.rpartition(".")[0] if hook.spec.hook_type.on_parameters else match.path
+    if not hook.spec.hook_type.on_parameters:
+        return match.path
+    return match.path.rpartition(".")[0]
 
 
 class Wiring:
@@ -111,6 +113,7 @@ class Wiring:
         self._shared = Shared(model, clock.calls)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
+        self._followed = list[nn.Module]()
         self._registered = list[RegisteredHook]()
         self._direct_calls = list[tuple[nn.Module, object]]()
         self.hooked = HookedParameters(model)
@@ -132,7 +135,8 @@ class Wiring:
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
         self._watch()
-        move_inside_sharding(model, {handle.id for handle in self._handles})
+        hooked = [*(site.module for site in self.sites), *self._followed]
+        move_inside_sharding(hooked, {handle.id for handle in self._handles})
 
     def _watch(self) -> None:
         """Follow the calls of the modules that need it, and of those around them, outside all other hooks."""
@@ -156,6 +160,7 @@ class Wiring:
     def listen(self, module: nn.Module, function: Callable[..., object], **options: bool) -> RemovableHandle:
         """Register a function of the module's calls that changes nothing, until the hooks are removed."""
         handle = listen(module, function, **options)
+        self._followed.append(module)
         self._handles.append(handle)
         return handle
 
@@ -390,6 +395,7 @@ class Wiring:
             self._handles.pop().remove()
         self._zeros.clear()
         self.hooked.places.clear()
+        self._followed.clear()
         self.clock.passes = None
         self.clock.calls.drop_ended()
         self.clock.calls.begins.clear()

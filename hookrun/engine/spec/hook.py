@@ -100,6 +100,11 @@ class HookSpec:
         return self.keys.when.value is not None or self.keys.when.data is not None
 
     @cached_property
+    def draws_numbers(self) -> bool:
+        """Whether it draws random numbers by itself."""
+        return self.action.draws or self.keys.when.probability < 1
+
+    @cached_property
     def runs_own_functions(self) -> bool:
         """Whether the action names functions of the user's own."""
         return bool(self.action.own_functions())

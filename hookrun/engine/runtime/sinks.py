@@ -1,0 +1,63 @@
+"""Where records and captured values go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.engine.actions.base import Keeper, Measured
+from hookrun.engine.actions.check import LastPassed
+from hookrun.errors import HookError
+
+
+class Sink:
+    """Where records and captured values go; this one drops them.
+
+    There is one for the run directory, one for memory and one for trial runs. Each `site` is a `HookSite`.
+
+    wants_calls: it needs the number of each module call within the forward pass
+    has_values:  tensors hold real values, which may be read; False in a trial run
+    stores_rows: it stores captures by sample
+    stop:        why a check with policy `stop` asks for the end of the run, or None
+    last_good:   where each check passed last; only if it `has_values`
+    split:       the split of the current batch; None: not known
+    counted:     [B], row numbers for a batch whose sample ids are not known; None: they are not numbered
+    """
+
+    wants_calls = False
+    has_values = True
+    stores_rows = False
+    stop: str | None = None
+    last_good: LastPassed
+    split: str | None = None
+    counted: Tensor | None = None
+
+    def keeper(self, site: Any) -> Keeper:
+        """A function that stores the values that the site captures."""
+        return lambda value, rows=None, tokens=None: None
+
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
+        """Take a record, whose tensors may be read later. `show`: print it at once.
+
+        start: the values of RECORD_KEYS, with which the record begins
+        """
+
+    def settle(self) -> None:
+        """Read the tensors of pending records."""
+
+    def fail(self, site: Any, what: str) -> None:
+        """A site cannot do what its hook asks for: raises HookError that names both; a trial run notes it."""
+        raise HookError(f"{site.where}: {what}")
+
+    def guard(self, site: Any, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op of a site, whose exceptions end the run; in a trial run a version that notes them."""
+        return op
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
