@@ -33,6 +33,18 @@ _WHOLE = ("", "")
 """The rest of the column of the mean over all samples, which has one cell, 0."""
 
 
+Together = dict[tuple[Target | None, bool], list[Metric]]
+
+
+def _together(metrics: Sequence[Metric], *, of_tokens: bool) -> Together:
+    """(Path, only rows that have a target) -> the metrics that are computed from these rows, each once."""
+    together: Together = {}
+    for metric in {metric.name: metric for metric in metrics if metric.name != LOSS}.values():
+        rows = metric.of, metric.needs_target(of_tokens=of_tokens)
+        together.setdefault(rows, []).append(metric)
+    return together
+
+
 class Average:
     """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
 
@@ -55,7 +67,8 @@ class Average:
         self._of_loss = of_loss
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._over_split = [metric for metric in metrics if metric.over is not None]
-        self._computed = {metric.name: metric for metric in metrics if metric.name != LOSS}
+        self._of_samples = _together(metrics, of_tokens=False)
+        self._of_tokens = _together(metrics, of_tokens=True)
         self._cells = dict[Column, dict[int, Cell]]()
 
     def add(
@@ -131,11 +144,7 @@ class Average:
 
     def _values(self, rows: BatchRows) -> dict[str, RowValues]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
-        # Metrics of the same rows are computed together.
-        together = dict[tuple[Target | None, bool], list[Metric]]()
-        for metric in self._computed.values():
-            at_target = metric.needs_target(of_tokens=rows.samples is not None)
-            together.setdefault((metric.of, at_target), []).append(metric)
+        together = self._of_samples if rows.samples is None else self._of_tokens
         values = dict[str, RowValues]()
         for (path, at_target), metrics in together.items():
             source = rows if path is None else rows.of_paths[path]

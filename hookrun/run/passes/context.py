@@ -273,14 +273,14 @@ class RunContext:
         Raises HookrunError if a requested metric has no value.
         """
         clock = self.hooks.clock
-        log = partial(self.run_dir.log_metrics, epoch=clock.epoch, step=clock.step)
         values = average.read()
         self.measuring.require_all(values)
         for line_split, line in average.lines():
-            log(split=line_split or split, **line)
+            about = {"split": line_split or split, "epoch": clock.epoch, "step": clock.step}
+            self.run_dir.log_metrics(**about, **line)
         over_split, notes = average.over_split()
         for note in notes:
-            log(split=split, note=note)
+            self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, note=note)
         self.screen.note([f"{split}: {note}" for note in notes if note not in self._noted])
         self._noted.update(notes)
         return values | over_split
