@@ -16,7 +16,7 @@ from hookrun.errors import HookrunError, counted
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines, spans_magnitudes
 from hookrun.report.draw.pictures import MOST_PAGED, HeatMap, mosaic
 from hookrun.report.draw.text import number
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.sampling import DrawnRows, Summary, draw, summary
 from hookrun.report.token_pictures import attention_of, is_attention, strips_of_capture, strips_of_predictions
 from hookrun.store.captures.read import StoredCapture, spread
@@ -64,7 +64,7 @@ def place(capture: StoredCapture) -> str:
     return f"{capture.module} {capture.path}".rstrip() if capture.path else capture.module
 
 
-def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = False) -> CaptureView:
+def view_capture(capture: StoredCapture, facts: RunData, *, is_prediction: bool = False) -> CaptureView:
     """The pictures of a captured tensor; if it cannot be drawn, the view's `problem` says why."""
     view = CaptureView(capture)
     try:
@@ -128,7 +128,7 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note=note)
 
 
-def _pictures(sample: DrawnRows, capture: StoredCapture, kind: str, facts: Facts) -> Iterator[Figure]:
+def _pictures(sample: DrawnRows, capture: StoredCapture, kind: str, facts: RunData) -> Iterator[Figure]:
     """Pictures of the rows by their shape: points of numbers, bars or a line of vectors, matrices, images."""
     shape = list(sample.values.shape[1:])
     dims = shape
@@ -171,7 +171,7 @@ def _points(sample: DrawnRows) -> Figure:
     return lines("value", [series], x=axis, y="value")
 
 
-def _names(sample: DrawnRows, rows: list[int], facts: Facts) -> list[str]:
+def _names(sample: DrawnRows, rows: list[int], facts: RunData) -> list[str]:
     """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
     source = sample.source
     places = torch.stack([source.sample_ids, source.positions], 1)
@@ -197,7 +197,7 @@ def _names(sample: DrawnRows, rows: list[int], facts: Facts) -> list[str]:
     return names
 
 
-def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
+def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: RunData) -> Figure:
     """A grid of images, a row for each sample; columns are channels, attention heads, or slices if `what` is empty."""
     rows = spread(range(len(tiles)), MOST_IMAGES)
     count = tiles.shape[1]
@@ -230,7 +230,7 @@ def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure
     )
 
 
-def _vectors(sample: DrawnRows, facts: Facts) -> Iterator[Figure]:
+def _vectors(sample: DrawnRows, facts: RunData) -> Iterator[Figure]:
     """The mean of rows that are vectors, as bars or as a line, and some rows as a map."""
     rows = sample.values.flatten(1)
     count, length = rows.shape

@@ -97,7 +97,7 @@ class HookLine(StatsLine):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunData:
     """The data of one run directory.
 
     of_studies: id of a study's section -> the lines that its page reads of a file of the study's own
@@ -228,7 +228,7 @@ def named_in(config: Mapping[str, Any], section: str, key: str = "name") -> str:
     return str(content.get(key) or "")
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(path: Path) -> RunData:
     """Read everything except the captured tensors. Raises StoreError if there is no run."""
     run = open_run(path)
     notes = list[str]()
@@ -251,7 +251,7 @@ def read_facts(path: Path) -> Facts:
             return model()
         return attempt(part, lambda: typed_record(path, model), model())
 
-    facts = Facts(
+    facts = RunData(
         path=run.path,
         status=status,
         plan=record("the plan", PLAN, PlanRecord),

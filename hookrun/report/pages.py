@@ -18,7 +18,7 @@ from hookrun.report.captures import place
 from hookrun.report.draw.text import module_name, moment, number
 from hookrun.report.facts import named_in, read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection
-from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
+from hookrun.report.sweep_facts import SweepData, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing, write_table
 from hookrun.store.format import CONFIG, REPORT
@@ -57,7 +57,7 @@ def write_sweep_report(folder: Path) -> Path:
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
 
 
-def _sweep_title(facts: SweepFacts) -> str:
+def _sweep_title(facts: SweepData) -> str:
     """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
     experiments = {job.overrides.get("experiment") for job in facts.compared} - {None}
     if len(experiments) == 1:
@@ -72,7 +72,7 @@ def _sweep_title(facts: SweepFacts) -> str:
     return title
 
 
-def _job_rows(facts: SweepFacts) -> Iterator[list[Any]]:
+def _job_rows(facts: SweepData) -> Iterator[list[Any]]:
     """One row for each job, with unrounded numbers; if there are baselines, with the differences to its baseline."""
     compared = facts.metrics if facts.baselines else []
     differences = [f"{name} - baseline" for name in compared]
@@ -88,7 +88,7 @@ def _job_rows(facts: SweepFacts) -> Iterator[list[Any]]:
         yield row
 
 
-def _setting_rows(facts: SweepFacts) -> Iterator[list[Any]]:
+def _setting_rows(facts: SweepData) -> Iterator[list[Any]]:
     """One row for each setting: mean and standard deviation of each metric over its jobs, such as the seeds.
 
     Those of the baselines come first.

@@ -53,7 +53,7 @@ _ORDER = ("running", *_NOT_WELL, "not started", "done")
 
 
 @dataclass(frozen=True)
-class JobFacts:
+class JobData:
     """One job.
 
     name:      its directory, within the sweep's
@@ -96,7 +96,7 @@ class JobFacts:
         return f"./{quote(self.name)}/{REPORT}"
 
 
-def find_jobs(folder: Path) -> list[JobFacts]:
+def find_jobs(folder: Path) -> list[JobData]:
     """Every job below `folder`, by number."""
     folder = folder.resolve()
     jobs = [_job(folder, path) for path in job_folders(folder)]
@@ -113,7 +113,7 @@ def job_folders(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def _job(folder: Path, path: Path) -> JobFacts:
+def _job(folder: Path, path: Path) -> JobData:
     status = record_in(path / STATUS, Status)
     if reason := cut_off(status):
         status = {**status, "status": "cut off", "reason": reason}
@@ -133,7 +133,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
     seconds = None
     if not reason:
         seconds = seconds_between(status.get("started"), status.get("ended"))
-    return JobFacts(
+    return JobData(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
         reason=str(status.get("reason") or ""),
@@ -206,7 +206,7 @@ class Setting:
     """
 
     values: Mapping[str, str]
-    jobs: Sequence[JobFacts]
+    jobs: Sequence[JobData]
 
     @property
     def result(self) -> tuple[float | None, float | None]:
@@ -230,7 +230,7 @@ def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
 
 
 @dataclass(frozen=True)
-class SweepFacts:
+class SweepData:
     """The data of one sweep's directory.
 
     swept: the keys that the sweep varies, from its start; empty if that is not known
@@ -239,13 +239,13 @@ class SweepFacts:
     """
 
     folder: Path
-    jobs: Sequence[JobFacts]
+    jobs: Sequence[JobData]
     swept: Sequence[str] = ()
     stopped_by: str = ""
     started_with: int = 0
 
     @cached_property
-    def baselines(self) -> list[JobFacts]:
+    def baselines(self) -> list[JobData]:
         """The jobs whose overrides switch the hooks off; empty if all do."""
         baselines = [job for job in self.jobs if _is_baseline(job.overrides)]
         if len(baselines) == len(self.jobs):
@@ -253,7 +253,7 @@ class SweepFacts:
         return baselines
 
     @cached_property
-    def compared(self) -> list[JobFacts]:
+    def compared(self) -> list[JobData]:
         """The jobs that are not baselines."""
         return [job for job in self.jobs if job not in self.baselines]
 
@@ -290,7 +290,7 @@ class SweepFacts:
             settings.sort(key=self._rank)
         return settings
 
-    def settings_of(self, jobs: Iterable[JobFacts]) -> list[Setting]:
+    def settings_of(self, jobs: Iterable[JobData]) -> list[Setting]:
         """The settings of the jobs, in the order of the jobs."""
         keys = [key for key in self.varied if key not in self.averaged]
         settings = list[Setting]()
@@ -312,7 +312,7 @@ class SweepFacts:
         return value is None, size
 
     @cached_property
-    def ranked(self) -> list[JobFacts]:
+    def ranked(self) -> list[JobData]:
         """The rows of the table: baselines, then the jobs of each setting."""
         return [*self.baselines, *chain.from_iterable(setting.jobs for setting in self.settings)]
 
@@ -375,7 +375,7 @@ class SweepFacts:
             return self.goal.metric
         return next(iter(self.metrics), "")
 
-    def baseline_of(self, job: JobFacts) -> JobFacts | None:
+    def baseline_of(self, job: JobData) -> JobData | None:
         """The baseline that differs only in hooks and `vars`, or the only one; None if it is not known."""
         alike = [baseline for baseline in self.baselines if baseline.without_hooks == job.without_hooks]
         if len(alike) > 1:  # other keys take values of `vars` or hooks: the baseline with the same ones
@@ -387,7 +387,7 @@ class SweepFacts:
             return self.baselines[0]
         return None
 
-    def difference(self, job: JobFacts, metric: str) -> float | None:
+    def difference(self, job: JobData, metric: str) -> float | None:
         """The job's metric minus its baseline's; None for a baseline, and if it is not known."""
         if job in self.baselines:
             return None
@@ -396,7 +396,7 @@ class SweepFacts:
             return None
         return job.metrics[metric] - baseline.metrics[metric]
 
-    def given(self, job: JobFacts, key: str) -> str | None:
+    def given(self, job: JobData, key: str) -> str | None:
         """The job's value of a key; None for a key of the hooks that a baseline does not have."""
         if key.startswith("hooks.") and job in self.baselines:
             return None
@@ -443,12 +443,12 @@ class SweepFacts:
         return {status: counts[status] for status in _ORDER if counts[status]}
 
     @cached_property
-    def failed(self) -> list[JobFacts]:
+    def failed(self) -> list[JobData]:
         """The jobs that did not end well, for whatever reason."""
         return [job for job in self.jobs if job.status in _NOT_WELL]
 
 
-def conclusion(facts: SweepFacts) -> str:
+def conclusion(facts: SweepData) -> str:
     """What the sweep found: its best setting, or the largest effect of a diagnostic metric; "" if that is not known."""
     best = facts.best
     goal = facts.goal
@@ -480,7 +480,7 @@ def conclusion(facts: SweepFacts) -> str:
     return f"{text}; to {goal}"
 
 
-def _largest_effect(facts: SweepFacts, best: Setting, goal: Goal) -> str:
+def _largest_effect(facts: SweepData, best: Setting, goal: Goal) -> str:
     """The setting with the largest effect on a diagnostic metric."""
     name = goal.metric.rpartition("/")[2]
     effect = facts.effect(best)
@@ -501,7 +501,7 @@ def amount(name: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def read_sweep(folder: Path) -> SweepFacts:
+def read_sweep(folder: Path) -> SweepData:
     """Read the data of every job. Raises StoreError if there is none."""
     if not folder.is_dir():
         raise StoreError(f"there is no folder {folder}")
@@ -511,7 +511,7 @@ def read_sweep(folder: Path) -> SweepFacts:
     record = SweepRecord()
     if os.path.lexists(folder / SWEEP):
         record = typed_record(folder / SWEEP, SweepRecord)
-    return SweepFacts(folder, jobs, _swept_keys(folder), record.stopped_by, record.jobs or 0)
+    return SweepData(folder, jobs, _swept_keys(folder), record.stopped_by, record.jobs or 0)
 
 
 def _swept_keys(folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array, encoded, is_light, shaded, worded
 from hookrun.report.draw.rendering import rendered
 from hookrun.report.draw.text import number, token_name
-from hookrun.report.facts import Facts, TokenSequence
+from hookrun.report.facts import RunData, TokenSequence
 from hookrun.report.sampling import DrawnRows, rows_of_samples
 from hookrun.store.captures.read import StoredCapture
 
@@ -36,7 +36,7 @@ MOST_NUMBERED = 256
 _NEAR_ONE = 0.02
 
 
-def attention_of(capture: StoredCapture, facts: Facts) -> Iterator[dict[str, Any]]:
+def attention_of(capture: StoredCapture, facts: RunData) -> Iterator[dict[str, Any]]:
     """The heads of the first samples whose tokens are known; nothing if the capture does not hold attention patterns.
 
     title, says: the sample, and what rows and columns are
@@ -295,7 +295,7 @@ Strips = dict[str, list[Token]]
 """The name of each sample -> its tokens."""
 
 
-def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
+def strips_of_capture(capture: StoredCapture, facts: RunData) -> list[Figure]:
     """Strips of a capture with `tokens`: its value at each token, or the norm of its values; none for other captures.
 
     Raises HookrunError for a shard that can't be read.
@@ -322,7 +322,7 @@ def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
     return [strips(f"{what} at each token", samples, what=what, note=note, ends=ends)]
 
 
-def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
+def strips_of_predictions(capture: StoredCapture, facts: RunData) -> list[Figure]:
     """Strips of logits [tokens, vocabulary]: loss and probability of the target at each token; none for others.
 
     Raises HookrunError for a shard that can't be read.

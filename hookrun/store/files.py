@@ -383,6 +383,12 @@ def read_lines(
                 )
 
 
+def read_whole(path: Path, root: Path, notes: list[str]) -> None:
+    """Read each line of a file as `read_lines` does, for the notes and the errors alone."""
+    for _ in read_lines(path, root, notes):
+        pass
+
+
 def decoded_lines(
     path: Path, root: Path | None = None, *, most: int = MOST_LINE, limit: int | None = None
 ) -> Iterator[tuple[bytes, Any]]:

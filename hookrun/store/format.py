@@ -145,7 +145,9 @@ def decode(text: bytes) -> Any:
         is_deep = True
     if is_deep:
         raise ValueError(f"it nests deeper than {MOST_DEPTH} lists and mappings")
-    return _restored(value) if b'NaN"' in text or b'Infinity"' in text else value
+    if b'NaN"' in text or b'Infinity"' in text:
+        return _restored(value)
+    return value
 
 
 _LONG = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
@@ -173,13 +175,17 @@ _parse_long = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return f"\\{value}" if value.endswith(_ENDS) and value.lstrip("\\") in _WORDS else value
+        if value.endswith(_ENDS) and value.lstrip("\\") in _WORDS:
+            return f"\\{value}"
+        return value
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str | int)]:
             raise TypeError(f"a {type(wrong[0]).__name__} cannot be a key in JSON: {wrong[0]!r}")
@@ -195,7 +201,11 @@ def _plain(value: Any) -> Any:
 
 def _restored(value: Any) -> Any:
     if isinstance(value, str):
-        return _WORDS.get(value, value[1:] if value.lstrip("\\") in _WORDS else value)
+        if value in _WORDS:
+            return _WORDS[value]
+        if value.lstrip("\\") in _WORDS:
+            return value[1:]
+        return value
     if isinstance(value, list):
         return [_restored(item) for item in value]
     if isinstance(value, dict):
@@ -208,13 +218,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
 
     Values are compared as JSON, in which NaN equals NaN.
     """
-    old, new = dict(entries(before)), dict(entries(now))
-    for key in dict.fromkeys([*old, *new]):
-        was, is_now = old.get(key), new.get(key)
-        # Beside an empty mapping the other one's keys are what differs.
-        has_keys = {} in (was, is_now) and any(each.startswith(f"{key}.") for each in (*old, *new))
-        if not has_keys and encode(was) != encode(is_now):
-            yield key, was, is_now
+    old = dict(entries(before))
+    new = dict(entries(now))
+    keys = dict.fromkeys([*old, *new])
+    for key in keys:
+        was = old.get(key)
+        becomes = new.get(key)
+        if {} in (was, becomes) and any(other.startswith(f"{key}.") for other in keys):
+            continue  # beside an empty mapping the other one's keys are what differs
+        if encode(was) != encode(becomes):
+            yield key, was, becomes
 
 
 def entries(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

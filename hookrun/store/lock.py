@@ -57,7 +57,8 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
     Raises LockedError if another process holds the lock, StoreError if the folder or the lock cannot be created. A
     folder that was created here is removed again if the block leaves it empty.
     """
-    made, owner = not folder.exists(), os.getpid()
+    made = not folder.exists()
+    owner = os.getpid()
     make_folder(folder)
     try:
         for parent in folder.parents:
@@ -151,8 +152,9 @@ def _renewed(path: Path) -> int | None:
 
 
 def _holder(lease: SoftFileLease) -> str:
-    owner = lease.owner
-    return "another process" if owner is None else f"process {owner.pid} on {owner.hostname}"
+    if lease.owner is None:
+        return "another process"
+    return f"process {lease.owner.pid} on {lease.owner.hostname}"
 
 
 def _end_if_taken(lost: LeaseCompromise) -> None:
@@ -202,5 +204,6 @@ def _locked(folder: Path) -> LockedError:
     holder = "another process"
     with suppress(OSError), open(folder / LOCK, "rb") as file:
         text = file.read(_MOST_TOLD).decode("ascii", "replace")
-        holder = text if text and text.isprintable() else holder
+        if text and text.isprintable():
+            holder = text
     return LockedError(f"{folder} is being written by {holder}")

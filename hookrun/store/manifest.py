@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import MOST_LISTED, listed
 from hookrun.store.captures.shard import index_names
@@ -45,24 +45,27 @@ def write_manifest(
 
     seen: path -> bytes and SHA-256 of files that were read before and are not read again
     """
-    known = {(path, size): sha256 for path, (size, sha256) in seen.items()}
-    known |= {
-        (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
-        for name in (CAPTURES, PREDICTIONS)
-        for index in index_names(folder / name)
-        for _, record in read_lines(folder / name / index, folder)
-    }
-    there = [(path, info.st_size) for path, info in _judged_files(folder) if stat.S_ISREG(info.st_mode)]
-    files = {
-        path: (size, known[path, size]) if (path, size) in known else hashed(folder / path, folder)
-        for path, size in there
-    }
-    cut_off = {path for path, size in known if path not in files or files[path][0] != size}
-    if gone := sorted(cut_off | (written - files.keys())):
-        raise StoreError(f"{folder} has lost files that were written to it: {listed(gone, MOST_LISTED)}")
-    content = {
-        "files": {path: {"bytes": size, "sha256": sha256} for path, (size, sha256) in sorted(files.items())}
-    }
+    hashes = dict(seen)
+    for name in (CAPTURES, PREDICTIONS):
+        for index in index_names(folder / name):
+            for _, record in read_lines(folder / name / index, folder):
+                hashes[f"{name}/{record['shard']}"] = record["bytes"], record["sha256"]
+    files = dict[str, dict[str, Any]]()
+    missing = {*written, *hashes}
+    for path, info in _judged_files(folder):
+        if not stat.S_ISREG(info.st_mode):
+            continue
+        size, sha256 = hashes.get(path, (None, ""))
+        if size is None:
+            size, sha256 = hashed(folder / path, folder)
+        if size == info.st_size or path not in hashes:
+            missing.discard(path)
+        files[path] = {"bytes": size, "sha256": sha256}
+    if missing:
+        raise StoreError(
+            f"{folder} has lost files that were written to it: {listed(sorted(missing), MOST_LISTED)}"
+        )
+    content = {"files": dict(sorted(files.items()))}
     write_json(folder / MANIFEST, content, flushes_folder=False)  # writing the status afterwards flushes it
     return hashed(folder / MANIFEST)[1]
 
@@ -83,22 +86,26 @@ def manifest_faults(
 
     recorded: path -> SHA-256 of files whose hash an index holds too; both must agree
     """
-    there = dict(_judged_files(folder))
-    for name in manifest.keys() - there.keys():
+    files = dict(_judged_files(folder))
+    for name in manifest.keys() - files.keys():
         yield name, f"{folder / name} is missing"
-    for name, info in there.items():
+    for name, info in files.items():
         path = folder / name
-        if kind := kind_of(info):
+        kind = kind_of(info)
+        if kind:
             yield name, f"{path} is {kind}"
-        elif name not in manifest:
+            continue
+        if name not in manifest:
             yield name, f"{path} is not in the manifest: it was added after the run"
-        else:
-            try:
-                require_unchanged(path, folder, *manifest[name], says="the manifest")
-                if recorded.get(name, manifest[name][1]) != manifest[name][1]:
-                    yield name, f"{path} has another SHA-256 in its index than in the manifest"
-            except StoreError as error:
-                yield name, str(error)
+            continue
+        size, sha256 = manifest[name]
+        try:
+            require_unchanged(path, folder, size, sha256, says="the manifest")
+        except StoreError as error:
+            yield name, str(error)
+            continue
+        if recorded.get(name, sha256) != sha256:
+            yield name, f"{path} has another SHA-256 in its index than in the manifest"
 
 
 def require_unchanged(path: Path, root: Path, size: int | None, sha256: str, *, says: str) -> None:
@@ -118,15 +125,14 @@ def require_unchanged(path: Path, root: Path, size: int | None, sha256: str, *, 
 
 def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
-    digest = hashlib.sha256() if digest is None else digest
+    if digest is None:
+        digest = hashlib.sha256()
     with open_inside(path, root) as file:
         hashlib.file_digest(file, lambda: digest)  # type: ignore[arg-type, return-value]  # it needs `update` alone
         return file.tell(), digest.hexdigest()
 
 
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    return (
-        (path, info)
-        for path, info in listed_inside(folder)
-        if path not in NOT_IN_MANIFEST and not path.startswith(STATES)
-    )
+    for path, info in listed_inside(folder):
+        if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
+            yield path, info

@@ -40,19 +40,25 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
     run: the run directory of the configuration itself, which is left out
     """
     data = set(_paths(config.get("data")))
-    own = None if run is None else run.resolve()
-    texts = [text for text in _paths(config) if own is None or Path(text).expanduser().resolve() != own]
-    contents = {text: _content(text, is_data=text in data) for text in texts}
-    return {text: content for text, content in contents.items() if content}
+    contents = dict[str, str]()
+    for text in _paths(config):
+        if run is not None and Path(text).expanduser().resolve() == run.resolve():
+            continue
+        content = _content(text, is_data=text in data)
+        if content:
+            contents[text] = content
+    return contents
 
 
 def _paths(config: Any) -> Iterator[str]:
     """The strings that may be paths: a bare word is not one, since a folder may have the name of a model or module."""
     for place, text in nested(config):
-        # the key, also of what is in a list
-        key = next((part for part in reversed(place.split(".")) if not part.isdecimal()), "")
-        is_path = isinstance(text, str) and (key in PATHS or os.sep in text or bool(Path(text).suffix))
-        if is_path and 0 < len(text) <= _MOST_PATH and "\0" not in text:
+        if not isinstance(text, str) or not 0 < len(text) <= _MOST_PATH or "\0" in text:
+            continue
+        names = [
+            part for part in place.split(".") if not part.isdecimal()
+        ]  # the key, also of what is in a list
+        if (names and names[-1] in PATHS) or os.sep in text or Path(text).suffix:
             yield text
 
 
@@ -62,15 +68,20 @@ def _content(text: str, *, is_data: bool) -> str:
         path = Path(text).expanduser()
         info = path.stat()
         if stat.S_ISREG(info.st_mode):
-            return _of_file(path, info.st_size) if info.st_size else _EMPTY
+            return _file_content(path, info.st_size)
         if stat.S_ISDIR(info.st_mode):
-            if (status := path / STATUS).is_file():
+            status = path / STATUS
+            if status.is_file():
                 return f"{path.resolve()} {status.read_text(encoding='utf-8')}"
-            return _of_folder(path) if is_data else str(path.resolve())
+            if is_data:
+                return _folder_content(path)
+            return str(path.resolve())
     return ""
 
 
-def _of_file(path: Path, size: int) -> str:
+def _file_content(path: Path, size: int) -> str:
+    if size == 0:
+        return _EMPTY
     with path.open("rb") as file:
         if size <= WHOLE:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -81,20 +92,19 @@ def _of_file(path: Path, size: int) -> str:
         return digest.hexdigest()
 
 
-def _of_folder(folder: Path) -> str:
-    names = sorted(
-        os.path.normpath(os.path.join(os.path.relpath(here, folder), name))
-        for here, _, files in os.walk(folder)
-        for name in files
-    )
+def _folder_content(folder: Path) -> str:
+    names = list[str]()
+    for parent, _, files in os.walk(folder):
+        names += [os.path.normpath(os.path.join(os.path.relpath(parent, folder), name)) for name in files]
+    names.sort()
     digest = hashlib.sha256()
     apart = max(1, -(-len(names) // MOST_READ))
     for number, name in enumerate(names):
         digest.update(name.encode("utf-8", "surrogateescape"))
         if number % apart == 0:
             with suppress(OSError):
-                there = (folder / name).stat()
-                if stat.S_ISREG(there.st_mode) and there.st_size:  # a pipe or a device might never end
+                info = (folder / name).stat()
+                if stat.S_ISREG(info.st_mode) and info.st_size:  # a pipe or a device might never end
                     with (folder / name).open("rb") as file:
-                        digest.update(f"{there.st_size} ".encode() + file.read(_OF_EACH))
+                        digest.update(f"{info.st_size} ".encode() + file.read(_OF_EACH))
     return f"{len(names)} files {digest.hexdigest()}"

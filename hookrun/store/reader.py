@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,7 +30,7 @@ from hookrun.store.captures.read import (
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.config.stored import data_used, read_yaml
-from hookrun.store.files import StoreError, by_number, collector_paused, os_reason, read_lines, replacing
+from hookrun.store.files import StoreError, by_number, collector_paused, os_reason, read_whole, replacing
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -91,7 +92,9 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The configuration of the run; empty if it was not written."""
         content = read_yaml(self.path / CONFIG, self.path)
-        return content if isinstance(content, dict) else {}
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     @cached_property
     def env(self) -> dict[str, Any]:
@@ -181,17 +184,21 @@ class Run:
         """The outputs of the model as a capture; None if the run did not write them."""
         hook, module = PREDICTED
         captures = self._captures(PREDICTIONS)
-        return captures[hook][module] if captures else None
+        if not captures:
+            return None
+        return captures[hook][module]
 
     @property
     def notes(self) -> list[str]:
         """Notes on a run that was cut off: its process has ended, or a last line is unfinished."""
-        folders = (CAPTURES, PREDICTIONS)
-        indexes = [f"{folder}/{name}" for folder in folders for name in index_names(self.path / folder)]
-        notes = [self.cut_off] if self.cut_off else []
-        for name in (*streams(), *indexes):
-            for _ in read_lines(self.path / name, self.path, notes):
-                pass
+        files = list(streams())
+        for folder in (CAPTURES, PREDICTIONS):
+            files += [f"{folder}/{name}" for name in index_names(self.path / folder)]
+        notes = list[str]()
+        if self.cut_off:
+            notes.append(self.cut_off)
+        for name in files:
+            read_whole(self.path / name, self.path, notes)
         return notes
 
     @property
@@ -230,12 +237,15 @@ class Run:
             )
         numbers, sample_of = sample_ids.unique(return_inverse=True)
         if not samples.of_tokens:
-            every = [self._target(used, samples[number]) for number in numbers.tolist()]
-            return torch.stack(every)[sample_of]
-        at_tokens, targets = bool((positions >= 0).all()), list[Tensor]()
+            by_number = [self._target(used, samples[number]) for number in numbers.tolist()]
+            return torch.stack(by_number)[sample_of]
+        at_tokens = bool((positions >= 0).all())
+        targets = list[Tensor]()
         for inputs, target in map(samples.__getitem__, numbers.tolist()):
             assert isinstance(inputs, dict)  # they are of tokens
-            targets.append(target[inputs["attention_mask"].bool()] if at_tokens else target)
+            if at_tokens:
+                target = target[inputs["attention_mask"].bool()]
+            targets.append(target)
         padded = pad_sequence(targets, batch_first=True, padding_value=IGNORED)
         if not at_tokens:
             return padded[sample_of]
@@ -256,23 +266,30 @@ class Run:
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""
         tensors = [*captured_tensors(self.captures), *captured_tensors(self._captures(PREDICTIONS))]
-        parts = {part for tensor in tensors for part in tensor.split_numbers.unique().tolist() if part >= 0}
-        return SPLITS[min(parts)] if parts else None
+        parts = set[int]()
+        for tensor in tensors:
+            parts.update(tensor.split_numbers.unique().tolist())
+        parts.discard(-1)
+        if not parts:
+            return None
+        return SPLITS[min(parts)]
 
     def labels_of(self, capture: StoredCapture) -> Tensor:
         """[rows, ...]: the label of each row's sample; for rows of tokens the target at the row's position, or -100.
 
         HookrunError if a row does not belong to a sample.
         """
-        ids, splits, positions = capture.sample_ids, capture.split_numbers, capture.positions
+        ids = capture.sample_ids
+        splits = capture.split_numbers
+        positions = capture.positions
         if (ids < 0).any() or (splits < 0).any():
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
             )
-        by_split = [
-            self._labels(ids[splits == part], positions[splits == part], SPLITS[part])
-            for part in splits.unique().tolist()
-        ]
+        by_split = list[Tensor]()
+        for part in splits.unique().tolist():
+            of_split = splits == part
+            by_split.append(self._labels(ids[of_split], positions[of_split], SPLITS[part]))
         return torch.cat(by_split)[splits.argsort(stable=True).argsort()]
 
     def dataset(self, capture: StoredCapture) -> Dataset[tuple[Tensor, ...]]:
@@ -297,9 +314,9 @@ class Run:
         """
         if of not in get_args(Table):
             raise HookrunError(f"there is no table {of!r}; there are: {', '.join(get_args(Table))}")
-        rows: Sequence[Mapping[str, Any]] = self.samples.lines if of == "samples" else getattr(self, of)
-        keys = dict.fromkeys(key for row in rows for key in row)
-        return as_table({key: [row.get(key) for row in rows] for key in keys}, form)
+        rows = self.samples.lines if of == "samples" else getattr(self, of)
+        columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
+        return as_table(columns, form)
 
     def compare(
         self,
@@ -320,8 +337,9 @@ class Run:
 
         Raises StoreError if a file of a run is missing or damaged.
         """
-        run = other if isinstance(other, Run) else open_run(other)
-        return ask_study("compare_runs", self, run, by, tolerance, cka)
+        if not isinstance(other, Run):
+            other = open_run(other)
+        return ask_study("compare_runs", self, other, by, tolerance, cka)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
@@ -336,7 +354,9 @@ class Run:
             )
         tensors = dict[str, Tensor | Chunks]()
         for capture in captured_tensors(self.captures):
-            name = "/".join([capture.hook, capture.module, *filter(None, [capture.path])])
+            name = f"{capture.hook}/{capture.module}"
+            if capture.path:
+                name += f"/{capture.path}"
             tensors[name] = Chunks(capture.dtype, capture.shape, capture.batches(ROWS_AT_ONCE))
             tensors[f"{name}.sample_ids"] = capture.sample_ids
         if not tensors:
@@ -358,12 +378,10 @@ class Run:
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
-        stored_as = {
-            name: target["path"]
-            for hook in self.plan.get("hooks", [])
-            for target in hook.get("targets", [])
-            for name in target.get("names", [])
-        }
+        stored_as = dict[str, str]()
+        for hook in self.plan.get("hooks", []):
+            for target in hook.get("targets", []):
+                stored_as |= dict.fromkeys(target.get("names", []), target["path"])
         with collector_paused():
             return read_captures(folder, read_index(folder), stored_as, self.samples)
 
@@ -378,13 +396,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         if os.path.lexists(folder / STATUS):
             return Run(folder)
         raise StoreError(_not_a_run(folder))
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # a name too long, links in a circle, a null character
-        said = os_reason(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"cannot open {os.fspath(path)!r:.300}: {said}") from error
+    except OSError as error:  # a name too long
+        raise StoreError(f"cannot open {os.fspath(path)!r:.300}: {os_reason(error)}") from error
+    except (RuntimeError, ValueError) as error:  # links in a circle, a null character
+        raise StoreError(f"cannot open {os.fspath(path)!r:.300}: {error}") from error
 
 
 def _not_a_run(folder: Path) -> str:

@@ -124,28 +124,28 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self._written = {
-            f"{name}/{index_name(rank)}"
-            for name, before in self._before.items()
-            for rank, part in enumerate(before.parts)
-            if part.shards
-        }
+        self._written = set[str]()
+        for name, before in self._before.items():
+            for rank, part in enumerate(before.parts):
+                if part.shards:
+                    self._written.add(f"{name}/{index_name(rank)}")
         self._of_ranks = dict[str, Any]()
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
         """Make the directory, or use one that does not hold a run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
-        indexes = [
-            f"{name}/{index}" for name in (CAPTURES, PREDICTIONS) for index in index_names(folder / name)
-        ]
-        there = [name for name in (STATUS, PLAN, *streams(), *indexes) if (folder / name).exists()]
-        if there:
+        names = [STATUS, PLAN, *streams()]
+        for name in (CAPTURES, PREDICTIONS):
+            names += [f"{name}/{index}" for index in index_names(folder / name)]
+        files = [name for name in names if (folder / name).exists()]
+        if files:
             raise StoreError(
-                f"{folder} already holds a run: it has {', '.join(there)}. "
+                f"{folder} already holds a run: it has {', '.join(files)}. "
                 "Choose another directory (hydra.run.dir)"
             )
-        if (above := run_above(folder)) is not None:
+        above = run_above(folder)
+        if above is not None:
             raise StoreError(f"{folder} is inside of {above}, which holds a run. Choose another directory")
         make_folder(folder)
         return cls(folder, buffer)
@@ -174,19 +174,25 @@ class RunDir:
 
         Buffered captured rows are written as shards, StoreError if that fails; the lines are on the disk after `sync`.
         """
-        own = {name: part.of_rank(self.ranks.rank).model_dump() for name, part in self._before.items()}
-        own |= {name: writer.position() for name, writer in self._writers.items()}
-        of_ranks = self.ranks.gathered(own)
+        shards = dict[str, Any]()
+        for name, before in self._before.items():
+            if name in self._writers:
+                shards[name] = self._writers[name].position()
+            else:
+                shards[name] = before.of_rank(self.ranks.rank).model_dump()
+        of_ranks = self.ranks.gathered(shards)
         if not self.ranks.is_main:
             return {}
-        position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
-        shards = {}
+        position: dict[str, Any] = {}
+        for name, lines in self._lines.items():
+            position[name.removesuffix(".jsonl")] = lines.size()
+        position["batches"] = self.batches
         for name, before in self._before.items():
             others = [of_rank[name] for of_rank in of_ranks[1:]]
             # those of ranks that the resumed run does not have
-            absent = [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
-            shards[name] = {**of_ranks[0][name], "others": [*others, *absent]}
-        return {**position, "batches": self.batches, **shards}
+            others += [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
+            position[name] = {**of_ranks[0][name], "others": others}
+        return position
 
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines meanwhile.
@@ -216,20 +222,24 @@ class RunDir:
             return
         self._require_same_place()
         if status == "running":
-            before = {JOB, *(name for name, _ in listed_inside(self.path, HYDRA))}
-            self._written |= {name for name in before if (self.path / name).exists()}
+            self._written.update(name for name, _ in listed_inside(self.path, HYDRA))
+            if (self.path / JOB).exists():
+                self._written.add(JOB)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
         now = max(now, self._started)  # the clock may have been set back in the meantime
-        code = EXIT_CODES[status] if exit_code is None else exit_code
+        if exit_code is None:
+            exit_code = EXIT_CODES[status]
+        if len(reason) > MOST_REASON:
+            reason = f"{reason[:MOST_REASON]}… (cut off here)"
         record: dict[str, Any] = {
             "status": status,
-            "reason": reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}… (cut off here)",
+            "reason": reason,
             "started": self._started,
             "ended": None if status == "running" else now,
             "pid": os.getpid(),
             "host": platform.node(),
-            "exit_code": code,
+            "exit_code": exit_code,
         }
         if objective is not None:
             record["objective"] = dict(objective)
@@ -283,10 +293,12 @@ class RunDir:
 
     def _indexes(self) -> dict[str, Any]:
         """The indexes of this rank -> bytes and SHA-256."""
-        names = [
-            f"{name}/{index_name(self.ranks.rank)}" for name in self._before if self._writer(name).shards
-        ]
-        return {name: list(hashed(self.path / name, self.path)) for name in names}
+        indexes = dict[str, Any]()
+        for folder in self._before:
+            if self._writer(folder).shards:
+                name = f"{folder}/{index_name(self.ranks.rank)}"
+                indexes[name] = list(hashed(self.path / name, self.path))
+        return indexes
 
     def _unseen(self, of_ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """What another rank has written and rank 0 does not see whole; ``""`` if it sees everything."""
@@ -296,7 +308,8 @@ class RunDir:
                 try:
                     require_unchanged(index, self.path, size, sha256, says=f"rank {rank}")
                     for _, shard in read_lines(index, self.path):
-                        name, size = f"{index.parent.name}/{shard['shard']}", shard["bytes"]
+                        name = f"{index.parent.name}/{shard['shard']}"
+                        size = shard["bytes"]
                         require_size(self.path / name, self.path, size, says="its index")
                 except StoreError as error:
                     return (
@@ -327,10 +340,9 @@ class RunDir:
         """
         if self.ranks.is_main:
             self._require_same_place()
-            lines = {name for name, lines in self._lines.items() if lines.count}
-            indexes = {f"{name}/{INDEX}" for name, writer in self._writers.items() if writer.shards}
-            written = self._written | lines | indexes
-            self._manifest = write_manifest(self.path, written, self._of_ranks)
+            self._written.update(name for name, lines in self._lines.items() if lines.count)
+            self._written.update(f"{name}/{INDEX}" for name, writer in self._writers.items() if writer.shards)
+            self._manifest = write_manifest(self.path, self._written, self._of_ranks)
 
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a line for each record to a file of `streams()`, all of them or none.
@@ -348,7 +360,9 @@ class RunDir:
     def _when(self, line: Mapping[str, Any]) -> list[int]:
         """The epoch and step of a line of a hook; the lines of a sample have the number of the batch."""
         step = line.get("step")
-        return [self.batches, 0] if step is None else [line.get("epoch") or 0, step]
+        if step is None:
+            return [self.batches, 0]
+        return [line.get("epoch") or 0, step]
 
     @property
     def keeps_many(self) -> bool:
@@ -357,7 +371,8 @@ class RunDir:
 
     def take_kept(self) -> None:
         """Rank 0 writes the lines that the ranks keep, which are of one pass; every rank must call it."""
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         of_ranks = self.ranks.gathered([] if self.ranks.is_main else kept)
         if self.ranks.is_main:
             self._write_kept([*kept, *chain.from_iterable(of_ranks[1:])])
@@ -418,7 +433,8 @@ class RunDir:
         """StoreError if the directory was replaced since the run began: another run may have its name."""
         with os_errors(f"the run directory {self.path} cannot be reached"):
             place = os.stat(self.path)
-        self._place = self._place or place
+        if self._place is None:
+            self._place = place
         if not os.path.samestat(self._place, place):
             raise StoreError(
                 f"the run directory {self.path} was removed during the run, and another process has created it again"
@@ -429,15 +445,16 @@ class RunDir:
         if name not in self._writers:
             from hookrun.store.captures.write import BUFFERS, SHARD_BYTES, CaptureWriter
 
-            shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
-            in_turns = self.ranks.several or any(part.turns for part in self._before[name].parts)
-            self._writers[name] = CaptureWriter(
-                self.path / name,
-                shard_bytes,
-                self.ranks.rank if in_turns else own_rank(),
-                partial(getattr, self, "batches") if in_turns else None,
-                self._before[name].of_rank(self.ranks.rank),
-            )
+            shard_bytes = SHARD_BYTES
+            if self.buffer is not None:
+                shard_bytes = max(self.buffer // BUFFERS, 1)
+            rank = own_rank()
+            batch = None
+            if self.ranks.several or any(part.turns for part in self._before[name].parts):
+                rank = self.ranks.rank
+                batch = partial(getattr, self, "batches")
+            before = self._before[name].of_rank(self.ranks.rank)
+            self._writers[name] = CaptureWriter(self.path / name, shard_bytes, rank, batch, before)
         return self._writers[name]
 
 
@@ -494,10 +511,17 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    chosen = torch.device(device) if device is not None else accelerator or torch.device("cpu")
-    used = accelerator is not None and chosen.type == accelerator.type
-    named = getattr(torch.get_device_module(chosen), "get_device_name", None) if used else None
-    of_cuda = {"cublas_workspace": os.environ.get(WORKSPACE)} if chosen.type == "cuda" else {}
+    chosen = accelerator or torch.device("cpu")
+    if device is not None:
+        chosen = torch.device(device)
+    device_name = platform.processor()
+    if accelerator is not None and chosen.type == accelerator.type:
+        module = torch.get_device_module(chosen)
+        if hasattr(module, "get_device_name"):
+            device_name = module.get_device_name(chosen)
+    of_cuda = dict[str, Any]()
+    if chosen.type == "cuda":
+        of_cuda["cublas_workspace"] = os.environ.get(WORKSPACE)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -507,7 +531,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "device": str(chosen),
-        "device_name": platform.processor() if named is None else named(chosen),
+        "device_name": device_name,
         **of_cuda,
         "threads": torch.get_num_threads(),
         "argv": list(map(whole_characters, sys.argv if argv is None else argv)),

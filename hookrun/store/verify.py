@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hookrun.store.captures.shard import Shard, index_names, read_index
-from hookrun.store.files import MissingFile, StoreError, listed_inside, read_json, read_lines
+from hookrun.store.files import StoreError, listed_inside, read_json, read_whole
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -84,8 +84,9 @@ def verify(path: Path) -> Verified:
     status = dict[str, Any]()
     with findings.judging(STATUS):
         status = read_record(folder / STATUS, Status)
-        if wrong := _contradiction(status):
-            raise StoreError(f"{folder / STATUS} contradicts itself: {wrong}")
+        contradiction = _contradiction(status)
+        if contradiction:
+            raise StoreError(f"{folder / STATUS} contradicts itself: {contradiction}")
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
@@ -107,45 +108,52 @@ def verify(path: Path) -> Verified:
         for name, note in findings.notes:
             if name:
                 findings.faults.setdefault(name, note)
-    notes = [note for name, note in findings.notes if name not in findings.faults]
     return Verified(
-        len(sizes),
-        len(shards),
-        sum(sizes.values()),
-        list(findings.faults.values()),
-        notes,
-        str(status.get("status", "")),
+        files=len(sizes),
+        shards=len(shards),
+        bytes=sum(sizes.values()),
+        bad=list(findings.faults.values()),
+        notes=[note for name, note in findings.notes if name not in findings.faults],
+        status=str(status.get("status", "")),
     )
 
 
 def _contradiction(status: Mapping[str, Any]) -> str:
     """Which values of a status do not agree; empty if all do."""
-    state, code, ended = status["status"], status.get("exit_code"), status.get("ended")
+    state = status["status"]
+    code = status.get("exit_code")
     if state not in EXIT_CODES:
         return f"the status is {state!r}, expected one of {', '.join(EXIT_CODES)}"
     if state == "running":
-        return "" if (code, ended) == (None, None) else "the run is running and has ended"
+        if code is not None or status.get("ended") is not None:
+            return "the run is running and has ended"
+        return ""
     is_whole = state in ("done", "stopped")
     if code != EXIT_CODES[state] if is_whole else code in (None, 0):
         return f"the status is {state!r} and the exit code {code}"
     if is_whole and not status.get("manifest"):
         return f"the status is {state!r}, and it names no manifest"
     try:
-        started, ended = (datetime.fromisoformat(str(status.get(key))) for key in ("started", "ended"))
-        return "" if started <= ended else f"the run started at {started} and ended at {ended}"
+        started = datetime.fromisoformat(str(status.get("started")))
+        ended = datetime.fromisoformat(str(status.get("ended")))
+        if started > ended:
+            return f"the run started at {started} and ended at {ended}"
     except (TypeError, ValueError) as error:
         return f"when it started and ended: {error}"
+    return ""
 
 
 def _ending(status: Mapping[str, Any]) -> str:
     """Why a run that is not running any more has no manifest."""
-    state = status.get("status")
-    if state in ("failed", "interrupted"):
-        return (
-            f"it {'failed' if state == 'failed' else 'was interrupted'}, so it has no manifest: " + _BY_ITSELF
-        )
+    match status.get("status"):
+        case "failed":
+            return f"it failed, so it has no manifest: {_BY_ITSELF}"
+        case "interrupted":
+            return f"it was interrupted, so it has no manifest: {_BY_ITSELF}"
     reason = cut_off(status)
-    return f"{reason}; it has no manifest: {_BY_ITSELF}" if reason else ""
+    if reason:
+        return f"{reason}; it has no manifest: {_BY_ITSELF}"
+    return ""
 
 
 _BY_ITSELF = "each file is judged by itself"
@@ -155,10 +163,11 @@ def _judge_states(findings: _Findings) -> None:
     """Check the resumable states of a finished run, which the manifest leaves out, and that nothing else lies there."""
     folder = findings.folder
     with findings.judging(CHECKPOINTS):
-        below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
+        foreign = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
         names = state_names(folder)
-        known = {f"{CHECKPOINTS}/{name}/{file}" for name in names for file in FILES}
-        for path in sorted(below - known):
+        for name in names:
+            foreign.difference_update(f"{CHECKPOINTS}/{name}/{file}" for file in FILES)
+        for path in sorted(foreign):
             findings.faults[path] = f"{folder / path} belongs to no state: it was added after the run"
         for name in names:
             with findings.judging(f"{CHECKPOINTS}/{name}"):
@@ -175,25 +184,25 @@ def _judge_each_file(findings: _Findings, shards: Mapping[str, Shard]) -> dict[s
         if f"{name}/{INDEX}" in findings.faults:
             continue  # which shards it names is unknown
         with findings.judging(name):
-            known = {*shards, *(f"{name}/{index}" for index in index_names(folder / name))}
-            there = [path for path, _ in listed_inside(folder, name)]
-            findings.notes += [
-                (path, f"{folder / path} is in no index") for path in there if path not in known
-            ]
+            indexes = [f"{name}/{index}" for index in index_names(folder / name)]
+            for file, _ in listed_inside(folder, name):
+                if file not in shards and file not in indexes:
+                    findings.notes.append((file, f"{folder / file} is in no index"))
     for name, shard in shards.items():
         with findings.judging(name):
             path = folder / name
             if not os.path.lexists(path):
                 raise StoreError(f"{path} is missing")
             require_unchanged(path, folder, shard.bytes, shard.sha256, says="its index")
-    records, lines = (PLAN, ENV, MODEL, HOOKS), (*streams(), PICTURES)
-    for name in records:
-        with findings.judging(name), suppress(MissingFile):
-            read_json(folder / name)
-    for name in lines:
+    sizes = {name: shard.bytes for name, shard in shards.items()}
+    for name in (PLAN, ENV, MODEL, HOOKS, *streams(), PICTURES):
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        sizes[name] = path.lstat().st_size
         with findings.judging(name) as notes:
-            for _ in read_lines(folder / name, notes=notes):
-                pass
-    read = [folder / name for name in (*records, *lines) if os.path.lexists(folder / name)]
-    sizes = {path.name: path.lstat().st_size for path in read}
-    return sizes | {name: shard.bytes for name, shard in shards.items()}
+            if path.suffix == ".json":
+                read_json(path)
+            else:
+                read_whole(path, folder, notes)
+    return sizes

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hookrun.report.captures import BINS, idle_units, view_capture
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.sampling import MOST_ROWS, draw, rows_of_samples, stored_captures
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.write import CaptureWriter
@@ -38,7 +38,7 @@ def captured(
 
 
 def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: str = "forward") -> Any:
-    facts = Facts(
+    facts = RunData(
         folder,
         status={},
         plan=PlanRecord.model_validate({"hooks": [{"name": "h", "hook": hook}]}),
@@ -121,7 +121,7 @@ def test_the_mean_beside_a_histogram_counts_the_zeros_that_it_does_not_draw(tmp_
 def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
     values = random(3000, 4)
     values[1234, 2], values[77, 1] = 1e6, math.nan
-    figure = view_capture(captured(tmp_path, values, shard_bytes=20_000), Facts(tmp_path, {})).figures[0]
+    figure = view_capture(captured(tmp_path, values, shard_bytes=20_000), RunData(tmp_path, {})).figures[0]
     finite = values[values.isfinite()].double().numpy()
     assert f"mean {finite.mean():.4g}, std {finite.std():.4g}, min " in figure.note
     assert "max 1,000,000" in figure.note or "max 1e+06" in figure.note

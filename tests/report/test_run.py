@@ -18,7 +18,7 @@ from hookrun.cli import main
 from hookrun.engine.actions.base import RECORD_KEYS
 from hookrun.report import lines
 from hookrun.report.__main__ import main as report_main
-from hookrun.report.facts import Facts, TokenSequence
+from hookrun.report.facts import RunData, TokenSequence
 from hookrun.report.sections import OF_A_RUN, ReportSection
 from hookrun.store.files import StoreError
 from hookrun.store.records import MetricsLine, ModelRecord
@@ -229,9 +229,9 @@ def test_names_are_escaped(copied_run: Path, remade) -> None:
 
 
 def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
-    def facts(*paths: str) -> Facts:
+    def facts(*paths: str) -> RunData:
         modules = [{"path": path, "names": [path], "class": "Stack", "parameters": 0} for path in paths]
-        return Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules}))
+        return RunData(Path(), {}, model=ModelRecord.model_validate({"modules": modules}))
 
     both = facts("encoder", "decoder", "decoder.attn")
     assert both.reads_inputs("encoder.attn") and not both.reads_inputs("decoder.attn")

@@ -15,7 +15,7 @@ from report_pages import read_lines, table_rows, write_lines
 
 import hookrun
 from hookrun.cli import main
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.lines import SampledLines
 from hookrun.report.sections import metrics, model, repeat, summary
 from hookrun.report.sections.metrics import latest
@@ -34,11 +34,11 @@ STATUS = {
 
 def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
     config = {"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
-    assert dict(summary.build(Facts(Path("a"), {"status": "running"}, config=config)) or []) == {
+    assert dict(summary.build(RunData(Path("a"), {"status": "running"}, config=config)) or []) == {
         "task": "probe", "of the run": "/runs/b", "started": "–", "directory": "a",
     }  # fmt: skip
     resnet = {"plan": PlanRecord(model="ResNet"), "config": {"model": {"name": "resnet18"}}}
-    cut_off = dict(summary.build(Facts(Path("a"), STATUS, cut_off="its process is gone", **resnet)) or [])
+    cut_off = dict(summary.build(RunData(Path("a"), STATUS, cut_off="its process is gone", **resnet)) or [])
     assert cut_off["model"] == "resnet18 (ResNet)" and "duration" not in cut_off
 
 
@@ -82,7 +82,7 @@ def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
 def tree_of(*paths: str) -> dict[str, Any]:
     """What the page shows of a model with these modules."""
     modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
-    shown = model.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
+    shown = model.build(RunData(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
     assert shown is not None
     return dict(shown)
 
@@ -110,8 +110,8 @@ def test_a_large_tree_is_folded_to_forty_rows() -> None:
 # ---- metrics
 
 
-def facts(*lines: dict[str, Any]) -> Facts:
-    return Facts(Path(), {}, metrics=SampledLines(list(lines)))
+def facts(*lines: dict[str, Any]) -> RunData:
+    return RunData(Path(), {}, metrics=SampledLines(list(lines)))
 
 
 def line(step: int, of: str = "epoch", split: str = "val", **values: float) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def test_the_command_names_a_run_as_hydra_reads_it(tmp_path: Path, path: str) ->
     written = {"mode": "RUN", "overrides": {"task": ["task=probe"]}, "runtime": {"cwd": "/"}}
     (tmp_path / ".hydra/hydra.yaml").write_text(json.dumps({"hydra": written}))
     used = PlanRecord.model_validate({"runs": [{"where": "task.run", "run": "latest", "path": path}]})
-    again = repeat.of_a_run(Facts(tmp_path, STATUS, plan=used))
+    again = repeat.of_a_run(RunData(tmp_path, STATUS, plan=used))
     assert again is not None
     [override] = OverridesParser.create().parse_overrides(shlex.split(again["command"])[-1:])
     assert (override.key_or_group, override.value()) == ("task.run", path)

@@ -22,7 +22,7 @@ from report_pages import change_status, ended_process, read_lines, table, write_
 
 import hookrun
 from hookrun.report.draw.charts import is_geometric
-from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, read_sweep
+from hookrun.report.sweep_facts import SweepData, conclusion, find_jobs, read_sweep
 
 
 def give(job: Path, *overrides: str) -> None:
@@ -184,7 +184,7 @@ def test_other_keys_than_the_seed_can_be_repetitions(copied: Path, remade) -> No
     assert {len(setting.jobs) for setting in read_sweep(copied).settings} == {3}
 
 
-def effects(folder: Path, *, with_baseline: bool) -> SweepFacts:
+def effects(folder: Path, *, with_baseline: bool) -> SweepData:
     """A sweep over two layers whose metric is a logit difference that the experiment does not optimize."""
     jobs = []
     values = {"vars.layer=0": 0.5, "vars.layer=1": -3.0, "hooked=false": 0.25}

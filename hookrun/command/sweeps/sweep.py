@@ -57,7 +57,7 @@ from hookrun.errors import (
     refuse,
     spec_error,
 )
-from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, record_in
+from hookrun.report.sweep_facts import SweepData, conclusion, find_jobs, record_in
 from hookrun.run import tasks
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.ranks import is_main, size_of_world
@@ -519,7 +519,7 @@ def _run_jobs(run: SweepRun) -> int:
         write_json(sweep_dir / FINISHED, {"finished": hash_with(run.made_of, configs)})
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
-    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
+    facts = SweepData(sweep_dir, find_jobs(sweep_dir))
     if len(facts.jobs) > 1 and (best := conclusion(facts)):
         print(best)
     return most_serious(codes.values())

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from hookrun.engine.discovery import modules_named
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.sections import (
     classes,
     hooks,
@@ -21,7 +21,7 @@ from hookrun.report.sections import (
     summary,
     swept,
 )
-from hookrun.report.sweep_facts import SweepFacts
+from hookrun.report.sweep_facts import SweepData
 from hookrun.store.studies import STUDIES
 
 F = TypeVar("F")
@@ -48,17 +48,17 @@ class ReportSection(Generic[F]):
     place: Place = "answer"
 
 
-def study_sections() -> list[ReportSection[Facts]]:
+def study_sections() -> list[ReportSection[RunData]]:
     """The section of each study, by the position that its module `page` gives it."""
     pages = sorted(modules_named(STUDIES, "page"), key=attrgetter("POSITION"))
-    sections = list[ReportSection[Facts]]()
+    sections = list[ReportSection[RunData]]()
     for page in pages:
         folder = page.__name__.split(".")[-2]
         sections.append(ReportSection(page.ID, page.TITLE, page.build, f"{folder}/page.html"))
     return sections
 
 
-OF_A_RUN: tuple[ReportSection[Facts], ...] = (
+OF_A_RUN: tuple[ReportSection[RunData], ...] = (
     ReportSection("outcome", "", notices.outcome, "outcome.html", "notice"),
     ReportSection("checks", "", notices.failed_checks, "checks.html", "notice"),
     ReportSection("inactive", "", notices.inactive_hooks, "inactive.html", "notice"),
@@ -75,7 +75,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html", "details"),
 )
 
-OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
+OF_A_SWEEP: tuple[ReportSection[SweepData], ...] = (
     ReportSection("outcomes", "", notices.of_jobs, "job_outcomes.html", "notice"),
     ReportSection("objective", "Objective", swept.objective, "objective.html", "numbers"),
     ReportSection("figures", "Metrics by swept key", partial(swept.figures, are_few=True), "swept.html"),

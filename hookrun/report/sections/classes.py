@@ -12,7 +12,7 @@ from typing import Any
 from hookrun.errors import shortened
 from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import by_number
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.lines import is_number
 from hookrun.store.records import grouped
 
@@ -25,7 +25,7 @@ MOST_TEXT = 300
 _NUMBERED = 12
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The confusions of each split and the worst samples; None if no sample has both a class and a predicted class.
 
     is_random: the model has random weights, which nothing has trained
@@ -82,7 +82,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _worst(facts: RunData, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
     wrong = list[dict[str, Any]]()
     for line in lines:

@@ -20,7 +20,7 @@ from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, ON_PARAMETERS, Facts
+from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, ON_PARAMETERS, RunData
 from hookrun.report.lines import is_number
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
@@ -238,7 +238,7 @@ class HookView:
         return not (self.figures or self.views or self.left or self.lines)
 
 
-def build(facts: Facts) -> list[HookView]:
+def build(facts: RunData) -> list[HookView]:
     """The hooks that recorded something, in firing order; predictions come last."""
     records = grouped(facts.stats.records, itemgetter("hook"))
     captured = grouped(facts.captured, attrgetter("hook"))
@@ -264,7 +264,7 @@ def build(facts: Facts) -> list[HookView]:
 
 def _add_pictures(
     view: HookView,
-    facts: Facts,
+    facts: RunData,
     records: Sequence[dict[str, Any]],
     captures: list[StoredCapture],
     most: int,
@@ -287,7 +287,7 @@ def _add_pictures(
         view.figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
 
 
-def _samples(facts: Facts) -> dict[str, Any] | None:
+def _samples(facts: RunData) -> dict[str, Any] | None:
     """Split, sample, file, class and predicted class of the first samples; None if none has a class or a file.
 
     wrong: how many samples were misclassified; None if no class was predicted

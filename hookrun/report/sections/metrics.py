@@ -13,7 +13,7 @@ from typing import Any
 
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.lines import is_place, numbers
 from hookrun.store.objective import Direction, direction_of, is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
@@ -32,7 +32,7 @@ _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 _ABOUT_PARTS = {*ABOUT, "position", "sample", "tokens"}
 
 
-def build(facts: Facts) -> list[Figure] | None:
+def build(facts: RunData) -> list[Figure] | None:
     """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
 
     Single training batches are a thin curve, epoch means have points.
@@ -66,7 +66,7 @@ def _series(curves: Curves) -> list[Series]:
     return series
 
 
-def latest(facts: Facts) -> list[dict[str, Any]]:
+def latest(facts: RunData) -> list[dict[str, Any]]:
     """The latest and the best value of each metric on each split; for losses the best is the smallest.
 
     Values of single batches are used only if the split has no means.
@@ -102,14 +102,14 @@ def latest(facts: Facts) -> list[dict[str, Any]]:
     return shown
 
 
-def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
+def _measured(facts: RunData) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
     """(line, split, step, metrics) of lines with a step, which lines of analyses do not have."""
     for line in facts.metrics.records:
         if isinstance(line.get("step"), int) and not is_part(line):
             yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)
 
 
-def parts_of_passes(facts: Facts) -> dict[str, Any] | None:
+def parts_of_passes(facts: RunData) -> dict[str, Any] | None:
     """Charts by position, and tables of the worst samples; None without either.
 
     tables: for each metric and split, of those of which it is known whether small or large is better, a title, and
@@ -149,7 +149,7 @@ def _worst(values: Mapping[int, float], direction: Direction) -> list[int]:
     return sorted(values, key=badness, reverse=True)
 
 
-def _last_pass(facts: Facts, part: str) -> Iterator[tuple[str, str, dict[int, float]]]:
+def _last_pass(facts: RunData, part: str) -> Iterator[tuple[str, str, dict[int, float]]]:
     """(split, metric, position or sample -> value) of the last pass over each split."""
     passes = dict[str, dict[tuple[Any, Any], list[dict[str, Any]]]]()
     for line in facts.metrics.records:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from hookrun.report.facts import ON_PARAMETERS, Facts
+from hookrun.report.facts import ON_PARAMETERS, RunData
 
 SHORT = 40
 """Modules of a model whose tree is shown whole at first; of a larger one the branches with hooked modules are open."""
@@ -17,7 +17,7 @@ DEEPEST = 40
 """Levels of the tree; modules further down are shown on the last one."""
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The tree, and the number of modules and parameters; None if the run has no file of the model.
 
     folds:    branches can be folded
@@ -75,7 +75,7 @@ def _above(path: str) -> list[str]:
     return ["", *accumulate(path.split(".")[:-1], "{}.{}".format)]
 
 
-def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[dict[str, Any]]]:
+def _marks(facts: RunData, modules: Mapping[str, object]) -> dict[str, list[dict[str, Any]]]:
     """Module -> marks of its hooks; hooks on a parameter are shown at the module that owns it.
 
     counts: (parameter or "", how often the hook fired there; None if the run kept no counts)

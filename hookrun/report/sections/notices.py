@@ -6,25 +6,25 @@ from typing import Any
 
 from hookrun.engine.actions.check import verdict
 from hookrun.report.draw.text import number
-from hookrun.report.facts import MOST_HOOKS, Facts
+from hookrun.report.facts import MOST_HOOKS, RunData
 from hookrun.report.lines import is_number
-from hookrun.report.sweep_facts import SweepFacts
+from hookrun.report.sweep_facts import SweepData
 
 MOST_SPENT = 200
 """Notes on captures that ended early."""
 
 
-def outcome(facts: Facts) -> bool:
+def outcome(facts: RunData) -> bool:
     """Whether the run is not done: it failed, was stopped, was cut off, or is still running."""
     return bool(facts.status.get("reason") or facts.cut_off or facts.status["status"] == "running")
 
 
-def of_jobs(facts: SweepFacts) -> bool:
+def of_jobs(facts: SweepData) -> bool:
     """Whether jobs of a sweep are not finished or did not end well."""
     return bool(facts.unfinished or facts.failed)
 
 
-def failed_checks(facts: Facts) -> list[dict[str, Any]]:
+def failed_checks(facts: RunData) -> list[dict[str, Any]]:
     """The first failure of each check at each module, in the order in which modules first failed.
 
     cls:       the class of the module; "" if the record does not say
@@ -64,7 +64,7 @@ def _message(record: dict[str, Any]) -> str:
     return str(message or "")
 
 
-def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:
+def inactive_hooks(facts: RunData) -> list[tuple[str, str, list[str]]]:
     """(hook, why it did nothing, at which of the modules that it matched)."""
     modules = dict[tuple[str, str], list[str]]()
     for site in facts.hooks.sites:
@@ -73,7 +73,7 @@ def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:
     return [(*silent, of_hook) for silent, of_hook in modules.items()][:MOST_HOOKS]
 
 
-def notes(facts: Facts) -> list[str]:
+def notes(facts: RunData) -> list[str]:
     """What the run did not compute, files that could not be read, and captures that ended early."""
     notes = [*facts.notes]
     if facts.plan.no_output is not None:

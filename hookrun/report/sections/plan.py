@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from hookrun.engine.spec.when import When
-from hookrun.report.facts import MOST_HOOKS, Facts
+from hookrun.report.facts import MOST_HOOKS, RunData
 from hookrun.store.records import PlannedHookRecord
 
 SHOWN_MODULES = 4
 
 
-def build(facts: Facts) -> list[dict[str, Any]] | None:
+def build(facts: RunData) -> list[dict[str, Any]] | None:
     """One row for each hook, in firing order.
 
     fired:   how often, over all its modules; None if the run kept no counts

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hookrun.engine.keys import key_of
 from hookrun.engine.trust import VARIABLE
-from hookrun.report.facts import Facts
-from hookrun.report.sweep_facts import SweepFacts, read_yaml
+from hookrun.report.facts import RunData
+from hookrun.report.sweep_facts import SweepData, read_yaml
 from hookrun.store.format import MULTIRUN
 from hookrun.store.records import EnvRecord, HydraRecord, UsedRunRecord, checked
 
@@ -19,7 +19,7 @@ _SHIPPED = "conf"
 WEIGHTS = "model.weights"
 
 
-def of_a_run(facts: Facts) -> dict[str, str] | None:
+def of_a_run(facts: RunData) -> dict[str, str] | None:
     """The command of a run or a job of a sweep, and its configuration; None if it was a loop of the user's own."""
     if facts.env.recorded:
         return None
@@ -32,7 +32,7 @@ def of_a_run(facts: Facts) -> dict[str, str] | None:
     return {**command, "composed": facts.composed}
 
 
-def of_a_sweep(facts: SweepFacts) -> dict[str, str]:
+def of_a_sweep(facts: SweepData) -> dict[str, str]:
     """The command of a sweep."""
     env = next((job.env for job in facts.jobs if job.env.argv), EnvRecord())
     return {**_again(facts.folder / MULTIRUN, facts.folder, env, is_job=False), "composed": ""}

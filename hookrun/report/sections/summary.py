@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hookrun.errors import counted
 from hookrun.report.draw.text import duration, moment, number, seconds_between
-from hookrun.report.facts import Facts
+from hookrun.report.facts import RunData
 from hookrun.report.sweep_facts import tags_of
 
 _VERSIONS = ("hookrun", "torch", "torchvision", "hydra", "python")
 
 
-def build(facts: Facts) -> list[tuple[str, str]]:
+def build(facts: RunData) -> list[tuple[str, str]]:
     """(name, value) pairs; unknown values are left out."""
     status = facts.status
     env = facts.env

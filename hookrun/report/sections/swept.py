@@ -16,7 +16,7 @@ from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.rendering import rendered
 from hookrun.report.draw.text import by_number, number, number_of, token_name
 from hookrun.report.lines import sampled
-from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
+from hookrun.report.sweep_facts import JobData, SweepData, conclusion
 from hookrun.store.format import SAMPLES, TOKENS
 from hookrun.store.objective import is_loss
 from hookrun.store.records import SampleLine, TokenLine, grouped
@@ -33,7 +33,7 @@ _MOST_SAMPLES = 2**17
 """Bytes read of a job's samples.jsonl."""
 
 
-def objective(facts: SweepFacts) -> dict[str, Any] | None:
+def objective(facts: SweepData) -> dict[str, Any] | None:
     """The objective as text, how many jobs are done without a finite value, and the metrics of single batches."""
     of_batch = sorted(set().union(*(job.of_batch for job in facts.jobs)))
     goals = "; ".join(sorted(map(str, facts.goals)))
@@ -52,7 +52,7 @@ def objective(facts: SweepFacts) -> dict[str, Any] | None:
     }
 
 
-def figures(facts: SweepFacts, *, are_few: bool) -> list[Figure]:
+def figures(facts: SweepData, *, are_few: bool) -> list[Figure]:
     """One figure for each metric, that of the goal first; jobs of one setting, such as its seeds, are one point.
 
     are_few: whether those of a sweep over one or two keys are wanted, which are its result, or of one over more keys,
@@ -80,7 +80,7 @@ def figures(facts: SweepFacts, *, are_few: bool) -> list[Figure]:
     return drawn[:MOST_FIGURES]
 
 
-def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
+def _with_baselines(figure: Figure, facts: SweepData, name: str) -> Figure:
     """The figure with a note of the metric's value without hooks; not if other swept keys change that too."""
     others = [key for key in facts.varied if not key.startswith("hooks.") and key not in facts.averaged]
     settings = {tuple(job.overrides.get(key) for key in others) for job in facts.baselines}
@@ -95,7 +95,7 @@ def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     return replace(figure, note=note)
 
 
-def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figure:
+def _curve(jobs: Sequence[JobData], key: str, name: str, *, dots: bool) -> Figure:
     """The mean over the jobs with each value, and a band from the minimum to the maximum.
 
     dots: points, also for numbers, which are not in an order that means something
@@ -135,7 +135,7 @@ class _Map:
     A layer goes up, a head or a position across; else the first key goes across and the second down.
     """
 
-    def __init__(self, facts: SweepFacts, keys: Sequence[str]) -> None:
+    def __init__(self, facts: SweepData, keys: Sequence[str]) -> None:
         self.facts = facts
         across, down = sorted(keys, key=_direction)
         self.columns = sorted(facts.values_of(across), key=by_number)
@@ -201,7 +201,7 @@ def _direction(key: str) -> int:
     return bool(_UP.search(key)) - bool(_POSITION.search(key) or _HEAD.search(key))
 
 
-def _with_tokens(facts: SweepFacts, positions: Sequence[str]) -> list[str]:
+def _with_tokens(facts: SweepData, positions: Sequence[str]) -> list[str]:
     """The positions, each with its token if that is the same in all samples of all jobs."""
     sequences = set[tuple[int, ...]]()
     for job in facts.compared:

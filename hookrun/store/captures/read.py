@@ -85,7 +85,10 @@ class StoredCapture:
         samples: SampleTable,
         number: int,
     ) -> None:
-        self.hook, self.module, self.path, self.number = hook, module, path, number
+        self.hook = hook
+        self.module = module
+        self.path = path
+        self.number = number
         self._parts = parts
         self._shards = shards
         self._samples = samples
@@ -97,7 +100,10 @@ class StoredCapture:
     @property
     def label(self) -> str:
         """``features at 'layer4', [0]``."""
-        return f"{self.hook} at {self.module!r}" + (f", {self.path}" if self.path else "")
+        label = f"{self.hook} at {self.module!r}"
+        if self.path:
+            label += f", {self.path}"
+        return label
 
     def __len__(self) -> int:
         return self._count
@@ -131,7 +137,8 @@ class StoredCapture:
 
     def chosen(self, rows: Tensor) -> StoredCapture:
         """The rows with these numbers [n] as a capture, in this order; its shards are those of the whole capture."""
-        capture, (table, order) = self._of(self._parts), self._table
+        table, order = self._table
+        capture = self._of(self._parts)
         capture._table = table[rows], order[rows]
         capture._count = len(rows)
         return capture
@@ -194,22 +201,26 @@ class StoredCapture:
     @property
     def files(self) -> list[str]:
         """The file of each row's sample, below the data's root; ``""`` if the run did not write it."""
-        return self._said("file")
+        return self._sample_values("file")
 
     @property
     def class_names(self) -> list[str]:
         """The name of the class of each row's sample; ``""`` if the run did not write it."""
-        return self._said("class")
+        return self._sample_values("class")
 
     @property
     def names(self) -> list[str]:
         """A name for each row: its sample's file, else ``val 17``; for the row of a whole firing its step."""
-        return [
-            file or (f"{split} {sample}".strip() if sample >= 0 else f"step {step}")
-            for file, split, sample, step in zip(
-                self.files, self.splits, self.sample_ids.tolist(), self.steps.tolist(), strict=True
-            )
-        ]
+        names = list[str]()
+        rows = zip(self.files, self.splits, self.sample_ids.tolist(), self.steps.tolist(), strict=True)
+        for file, split, sample, step in rows:
+            if file:
+                names.append(file)
+            elif sample >= 0:
+                names.append(f"{split} {sample}".strip())
+            else:
+                names.append(f"step {step}")
+        return names
 
     def frame(self) -> Any:
         """A pandas table with a line for each row, whose `vector` is the row as a NumPy array of its shape.
@@ -218,17 +229,17 @@ class StoredCapture:
         missing value. HookrunError if pandas is not installed.
         """
         columns: dict[str, list[Any]] = {
-            "sample": [sample if sample >= 0 else None for sample in self.sample_ids.tolist()],
+            "sample": _missing_below_0(self.sample_ids),
             "split": self.splits,
             "file": self.files,
             "class": self.class_names,
-            "position": [position if position >= 0 else None for position in self.positions.tolist()],
+            "position": _missing_below_0(self.positions),
             "text": self.text,
             "vector": [_as_array(row) for row in self],
         }
         return as_table(columns, "pandas")
 
-    def _said(self, column: str) -> list[str]:
+    def _sample_values(self, column: str) -> list[str]:
         lines = self._samples.by_sample
         names = zip(self.splits, self.sample_ids.tolist(), strict=True)
         return [str(lines.get(name, {}).get(column) or "") for name in names]
@@ -246,20 +257,26 @@ class StoredCapture:
         token: int | None = None,
     ) -> Tensor:
         """[n] int64: the indices of the rows for which all given values match."""
-        hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
-        if split is not None and split not in SPLITS:
-            raise HookrunError(f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}")
-        part = None if split is None else SPLITS.index(split)
-        values = (sample, epoch, step, call, rank, part, position, token)
-        for name, value in zip(COLUMNS, values, strict=False):
+        part = None
+        if split is not None:
+            if split not in SPLITS:
+                raise HookrunError(
+                    f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}"
+                )
+            part = SPLITS.index(split)
+        table, _ = self._table
+        matching = torch.ones(len(self), dtype=torch.bool, device="cpu")
+        for column, value in enumerate((sample, epoch, step, call, rank, part, position, token)):
             if value is not None:
-                hit &= self._table[0][:, COLUMNS.index(name)] == value
-        return hit.nonzero().squeeze(1)
+                matching &= table[:, column] == value
+        return matching.nonzero().squeeze(1)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
         _ = self._table  # checks that the rows exist before memory is allocated for them
         positions = self._positions(index)
-        return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
+        if positions.dim() == 0:
+            return self._read(positions.reshape(1))[0]
+        return self._read(positions)
 
     def numpy(self, index: int | slice | Sequence[int] | Tensor = slice(None)) -> Any:
         """The rows as a NumPy array; bfloat16 and 8-bit floats, which NumPy does not have, become float32."""
@@ -325,8 +342,10 @@ class StoredCapture:
         kinds = set(map(_kind_of, parts))
         if len(kinds) > 1:
             some = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds)[:4])
+            if len(kinds) > 4:
+                some += ", …"
             raise HookrunError(
-                f"{self.label}: rows of {len(kinds)} kinds ({some}{', …' if len(kinds) > 4 else ''}) "
+                f"{self.label}: rows of {len(kinds)} kinds ({some}) "
                 "do not fit into one tensor. Read row by row: [row for row in capture]"
             )
         dtype, shape = kinds.pop()
@@ -339,17 +358,18 @@ class StoredCapture:
         dtype, shape = self._common([self._parts[number] for number in touched] or self._parts)
         out = torch.empty((len(positions), *shape), dtype=dtype, device="cpu")
         for number in touched:
-            here = slice(*places[number : number + 2].tolist())
-            rows = recorded[here] - self._bounds[number]
-            self._fill(as_bytes(out), self._parts[number], rows, targets[here])
+            inside = slice(*places[number : number + 2].tolist())
+            rows = recorded[inside] - self._bounds[number]
+            self._fill(as_bytes(out), self._parts[number], rows, targets[inside])
         return out
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
         """Copy rows of a part, ascending with repetitions, to their targets; of the file only these rows are read."""
         stored = as_bytes(read_tensor(self._shards.file_of(part), part.entry.key))
-        first, place, count = int(rows[0]), int(targets[0]), len(rows)
         if (torch.stack([rows, targets]).diff() == 1).all():  # neighbours: copied at once
-            out[place : place + count] = stored[first : first + count]
+            first = int(rows[0])
+            place = int(targets[0])
+            out[place : place + len(rows)] = stored[first : first + len(rows)]
         else:
             out[targets] = stored[rows]
 
@@ -367,24 +387,27 @@ class _Shards:
 
     def file_of(self, part: _Part) -> Any:
         """The open shard of a part. StoreError if its tensors are not as the index describes them."""
-        path, entry = self.folder / part.shard.file, part.entry
+        path = self.folder / part.shard.file
+        entry = part.entry
         file = self._opened(part.shard.file, part.shard.bytes)
-        for name, shape, dtype in (
-            (entry.key, (entry.rows, *entry.shape), STORED_DTYPES[entry.dtype]),
-            (f"{entry.key}.rows", (entry.rows, len(part.shard.columns)), STORED_DTYPES["int64"]),
-        ):
-            try:
-                stored = file.get_slice(name)
-            except SafetensorError as error:
-                raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
-            there = (tuple(stored.get_shape()), stored.get_dtype())
-            if there != (shape, dtype):
-                says = f"is {there[1]} {list(there[0])} where its index says {dtype} {list(shape)}"
-                raise StoreError(f"{path}: the tensor {name!r} {says}")
+        _require_tensor(file, path, entry.key, [entry.rows, *entry.shape], STORED_DTYPES[entry.dtype])
+        columns = len(part.shard.columns)
+        _require_tensor(file, path, f"{entry.key}.rows", [entry.rows, columns], STORED_DTYPES["int64"])
         return file
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
         return type(self), (self.folder,)
+
+
+def _require_tensor(file: Any, path: Path, name: str, shape: list[int], dtype: str) -> None:
+    """StoreError unless the open file has a tensor of this name, shape and dtype."""
+    try:
+        stored = file.get_slice(name)
+    except SafetensorError as error:
+        raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
+    if stored.get_shape() != shape or stored.get_dtype() != dtype:
+        found = f"{stored.get_dtype()} {stored.get_shape()}"
+        raise StoreError(f"{path}: the tensor {name!r} is {found} where its index says {dtype} {shape}")
 
 
 def _open_shard(folder: Path, name: str, size: int) -> Any:
@@ -400,13 +423,17 @@ def stored_tensors(
 
     samples: the names of the samples; those of the run by default
     """
-    every = (_Part(shard, entry) for shard in shards for entry in shard.entries)
-    parts = grouped(every, attrgetter("entry.hook", "entry.module", "entry.path"))
-    opened, table = _Shards(folder), samples or SampleTable(folder.parent)
-    return [
-        StoredCapture(*place, of_tensor, opened, table, number)
-        for number, (place, of_tensor) in enumerate(parts.items())
-    ]
+    parts = dict[tuple[str, str, str], list[_Part]]()
+    for shard in shards:
+        for entry in shard.entries:
+            parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
+    opened = _Shards(folder)
+    if samples is None:
+        samples = SampleTable(folder.parent)
+    captures = list[StoredCapture]()
+    for place, of_tensor in parts.items():
+        captures.append(StoredCapture(*place, of_tensor, opened, samples, len(captures)))
+    return captures
 
 
 def read_captures(
@@ -415,12 +442,12 @@ def read_captures(
     """Hook -> module -> its captures, as `stored_tensors` gives them."""
     hooks = dict[str, Lookup[Leaf]]()
     for hook, of_hook in grouped(stored_tensors(folder, shards, samples), attrgetter("hook")).items():
-        leaves = {
-            module: tensors[0]
-            if [tensor.path for tensor in tensors] == [""]
-            else Lookup("tensor", f"{hook} at {module!r}", {tensor.path: tensor for tensor in tensors})
-            for module, tensors in grouped(of_hook, attrgetter("module")).items()
-        }
+        leaves = dict[str, Leaf]()
+        for module, tensors in grouped(of_hook, attrgetter("module")).items():
+            by_path = {tensor.path: tensor for tensor in tensors}
+            leaves[module] = Lookup("tensor", f"{hook} at {module!r}", by_path)
+            if list(by_path) == [""]:
+                leaves[module] = tensors[0]
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
     return Lookup("hook", f"the captures of {folder.parent}", hooks)
 
@@ -429,13 +456,20 @@ def captured_tensors(captures: Lookup[Lookup[Leaf]]) -> Iterator[StoredCapture]:
     """Every captured tensor of every hook at every module."""
     for modules in captures.values():
         for leaf in modules.values():
-            yield from [leaf] if isinstance(leaf, StoredCapture) else leaf.values()
+            if isinstance(leaf, StoredCapture):
+                yield leaf
+            else:
+                yield from leaf.values()
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
     """At most `most` of the items, evenly spaced, with the first and the last."""
     count = min(most, len(items))
     return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
+
+
+def _missing_below_0(numbers: Tensor) -> list[int | None]:
+    return [number if number >= 0 else None for number in numbers.tolist()]
 
 
 def _as_array(tensor: Tensor) -> Any:
@@ -450,17 +484,14 @@ def as_table(columns: Mapping[str, list[Any]], form: Literal["pandas", "arrow"])
 
     HookrunError if the library is not installed, or has no type for a column.
     """
-    module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
+    module = "pyarrow" if form == "arrow" else form
     if importlib.util.find_spec(module) is None:
         raise HookrunError(f"{module} is not installed: pip install {module}")
     library: Any = importlib.import_module(module)
     try:
         return library.DataFrame(columns) if form == "pandas" else library.table(columns)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-    ) as error:  # a stranger's record may have texts beside numbers
+    except (TypeError, ValueError, OverflowError) as error:
+        # a stranger's record may have texts beside numbers
         raise HookrunError(f"a column cannot be written as {form}: {reason(error)}") from error
 
 

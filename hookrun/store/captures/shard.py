@@ -97,17 +97,22 @@ class Shard:
 def row_bytes(dtype: str, shape: Sequence[int]) -> int:
     """The bytes of one row of a dtype in `STORED_DTYPES`."""
     bits = re.search(r"\d+", dtype)  # bool has no number and takes one byte
-    return (int(bits[0]) // 8 if bits else 1) * math.prod(shape)
+    size = int(bits[0]) // 8 if bits else 1
+    return size * math.prod(shape)
 
 
 def index_name(rank: int) -> str:
     """The name of a rank's index file."""
-    return INDEX if rank == 0 else f"index_{rank}.jsonl"
+    if rank == 0:
+        return INDEX
+    return f"index_{rank}.jsonl"
 
 
 def shard_name(rank: int, number: int) -> str:
     """The name of a rank's shard; all ranks write into one folder."""
-    return f"{number:06d}.safetensors" if rank == 0 else f"{rank}_{number:06d}.safetensors"
+    if rank == 0:
+        return f"{number:06d}.safetensors"
+    return f"{rank}_{number:06d}.safetensors"
 
 
 def index_names(folder: Path) -> list[str]:

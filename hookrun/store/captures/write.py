@@ -118,21 +118,21 @@ class CaptureWriter:
         batch: Callable[[], int] | None = None,
         goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - immutable
     ) -> None:
-        own = rank if batch is not None else 0
+        file_rank = rank if batch is not None else 0
         self.folder = folder
-        self.counts = {
-            (hook, module): Count(*counted)
-            for hook, modules in goes_on.counts.items()
-            for module, counted in modules.items()
-        }
+        self.counts = dict[tuple[str, str], Count]()
+        for hook, modules in goes_on.counts.items():
+            for module, counted in modules.items():
+                self.counts[hook, module] = Count(*counted)
         self.shards = goes_on.shards
-        self._index = Lines(folder / index_name(own), durable=True)
+        self._index = Lines(folder / index_name(file_rank), durable=True)
         self._newest: str | None = None  # the SHA-256 of the newest shard
-        for _, line in read_lines(self._index.path, folder.parent) if goes_on.shards else ():
-            self._newest = line["sha256"]
+        if goes_on.shards:
+            for _, line in read_lines(self._index.path, folder.parent):
+                self._newest = line["sha256"]
         self._shard_bytes = shard_bytes
         self._rank = rank
-        self._named = partial(shard_name, own)
+        self._named = partial(shard_name, file_rank)
         self._batch = batch
         self._turns = dict[tuple[str, str], tuple[int, int]]()
         self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
@@ -141,7 +141,8 @@ class CaptureWriter:
         self._spare = deque[Tensor]()  # pinned memory of buffers that are written
         self._lock = Lock()
         self._open = True
-        self._rows_added = self._rows_written = 0
+        self._rows_added = 0
+        self._rows_written = 0
         self._disk = Background("hookrun captures", failed=self._tell_lost)
 
     def add(
@@ -222,7 +223,9 @@ class CaptureWriter:
     def _turn(self, stream: tuple[str, str], batch: int) -> int:
         """A number for the batch and the firing within it of a hook at a module, equal on every rank."""
         before, count = self._turns.get(stream, (-1, 0))
-        count = count + 1 if before == batch else 0
+        count += 1
+        if before != batch:
+            count = 0
         self._turns[stream] = batch, count
         return batch * _MOST_FIRINGS + min(count, _MOST_FIRINGS - 1)
 
@@ -282,13 +285,14 @@ class CaptureWriter:
             make_folder(self.folder, parents=False)
         self._index.require_there()
         name = self._named(self.shards)
-        tensors, entries = dict[str, Chunks](), list[dict[str, Any]]()
+        tensors = dict[str, Chunks]()
+        entries = list[dict[str, Any]]()
         for number, run in enumerate(buffer.runs):
-            rows, dtype = run.rows, run.kind.dtype
-            tensors[f"{number}"] = Chunks(dtype, (rows, *run.kind.shape), run.chunks)
-            tensors[f"{number}.rows"] = Chunks(torch.int64, (rows, len(self._columns)), run.tables)
-            kind = {**run.kind._asdict(), "dtype": dtype_name(dtype)}
-            entries.append({"key": f"{number}", **kind, "rows": rows})
+            kind = run.kind
+            tensors[f"{number}"] = Chunks(kind.dtype, (run.rows, *kind.shape), run.chunks)
+            tensors[f"{number}.rows"] = Chunks(torch.int64, (run.rows, len(self._columns)), run.tables)
+            dtype = dtype_name(kind.dtype)
+            entries.append({"key": f"{number}", **kind._asdict(), "dtype": dtype, "rows": run.rows})
         digest = hashlib.sha256()
         with replacing(self.folder / name) as file:
             size = write_tensors(file, tensors, digest=digest)
@@ -349,7 +353,10 @@ class CaptureWriter:
         if size > self._shard_bytes:
             return host_memory(size)
         if buffer.pinned is None:
-            buffer.pinned = self._spare.pop() if self._spare else host_memory(self._shard_bytes)
+            if self._spare:
+                buffer.pinned = self._spare.pop()
+            else:
+                buffer.pinned = host_memory(self._shard_bytes)
         start = buffer.used
         buffer.used += size + -size % _ALIGNMENT
         return buffer.pinned[start : start + size]

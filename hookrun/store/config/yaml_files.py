@@ -55,7 +55,9 @@ class OutOfBounds(ValueError):
 
     def __init__(self, what: str, hint: str = "", line: int | None = None) -> None:
         super().__init__(what)
-        self.what, self.hint, self.line = what, hint, line
+        self.what = what
+        self.hint = hint
+        self.line = line
 
 
 def load(path: Path) -> Any:
@@ -112,7 +114,9 @@ def _text(path: Path) -> str:
 def _problem(error: Exception, path: Path, text: str) -> Problem:
     match error:
         case OutOfBounds():
-            where = str(path) if error.line is None else f"{path}:{error.line}"
+            where = str(path)
+            if error.line is not None:
+                where += f":{error.line}"
             return Problem(where, error.what, error.hint)
         case yaml.YAMLError():
             return _broken(error, path, text)
@@ -121,15 +125,13 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
         case OSError():
             return Problem(str(path), error.strerror or str(error))
         case UnicodeDecodeError():
-            return Problem(
-                str(path),
-                f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}",
-            )
+            byte = error.object[error.start]
+            return Problem(str(path), f"is not UTF-8 text: byte {byte:#04x} at position {error.start}")
         case OmegaConfBaseException(full_key=str(key)) if key:
-            is_of_key = isinstance(error, KeyValidationError) or "key type" in str(error)
-            quote = "a key is a text: quote what YAML reads as something else, such as null"
-            what = str(error.msg or error).splitlines()[0]
-            return Problem(f"{path}: {key}", what, quote if is_of_key else "")
+            hint = ""
+            if isinstance(error, KeyValidationError) or "key type" in str(error):
+                hint = "a key is a text: quote what YAML reads as something else, such as null"
+            return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0], hint)
         case RecursionError():
             return Problem(str(path), "its values are nested too deeply")
     return Problem(str(path), str(error))
@@ -138,15 +140,18 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
 def _broken(error: yaml.YAMLError, path: Path, text: str) -> Problem:
     """File, line and column, the line itself, and what usually helps."""
     if isinstance(error, ReaderError):
-        return Problem(
-            str(path), f"{error.reason}: character {error.character!r} at position {error.position}"
-        )
+        what = f"{error.reason}: character {error.character!r} at position {error.position}"
+        return Problem(str(path), what)
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem(str(path), str(error))
     mark = error.problem_mark
+    line = ""
     lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    what = f"{error.problem}, in the line\n        {line.strip()}" if line else str(error.problem)
+    if mark.line < len(lines):
+        line = lines[mark.line]
+    what = str(error.problem)
+    if line:
+        what += f", in the line\n        {line.strip()}"
     return Problem(f"{path}:{mark.line + 1}:{mark.column + 1}", what, _hint(str(error.problem), line))
 
 
@@ -154,11 +159,12 @@ def _hint(problem: str, line: str) -> str:
     if line.startswith("\t"):
         return "indent with spaces: YAML does not allow tabs"
     key, _, value = (part.strip() for part in line.partition(":"))
-    needs_quotes = value.startswith(("*", "!", "@", "%", "&", "`")) and "duplicate key" not in problem
-    if needs_quotes:
+    if value.startswith(("*", "!", "@", "%", "&", "`")) and "duplicate key" not in problem:
         return f"a value that begins with {value[0]} needs quotes: {key}: '{value}'"
-    default = "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"
-    return next((hint for text, hint in _HINTS.items() if text in problem), default)
+    for text, hint in _HINTS.items():
+        if text in problem:
+            return hint
+    return "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"
 
 
 _HINTS = {
@@ -216,21 +222,24 @@ def _check_events(text: str, loader: type) -> None:
             case yaml.CollectionStartEvent():
                 anchors[event.anchor] = None
                 parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
-                total, height = total + 1, 0
+                total += 1
+                height = 0
             case yaml.CollectionEndEvent():
                 done = parents.pop()
                 height = done.height
                 anchors[done.anchor] = (total - done.before, height)
             case yaml.AliasEvent():
-                known = anchors.get(event.anchor, (1, 0))
-                if known is None:
+                size = anchors.get(event.anchor, (1, 0))
+                if size is None:
                     raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
-                total, height = total + known[0], known[1]
+                values, height = size
+                total += values
             case yaml.ScalarEvent():
                 is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
                 values = _checked_scalar(event, is_name, line)
                 anchors[event.anchor] = (values, 0)
-                total, height = total + values, 0
+                total += values
+                height = 0
             case _:
                 continue
         if total > MAX_VALUES:
@@ -268,7 +277,10 @@ def _checked_scalar(event: yaml.ScalarEvent, is_name: bool, line: int) -> int:
         raise OutOfBounds(f"found a text with interpolations of {size}", line=line)
     depth = 0
     for brace in re.findall(r"\$\{|\}", text):
-        depth = depth + 1 if brace == "${" else max(0, depth - 1)
+        if brace == "}":
+            depth = max(0, depth - 1)
+        else:
+            depth += 1
         if depth > MAX_NESTED:
             raise OutOfBounds(f"found more than {MAX_NESTED} interpolations in one another", line=line)
     return 1 + INTERPOLATION_COST * text.count("${")

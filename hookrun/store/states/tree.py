@@ -16,7 +16,11 @@ from torch import Tensor
 from hookrun.errors import HookrunError
 from hookrun.store.captures.tensor_file import unstorable
 
-_TENSOR, _TUPLE, _COUNTER, _ITEMS, _KEYS = "tensor", "tuple", "counter", "items", "keys"
+_TENSOR = "tensor"
+_TUPLE = "tuple"
+_COUNTER = "counter"
+_ITEMS = "items"
+_KEYS = "keys"
 
 
 class NotPlain(HookrunError):
@@ -28,26 +32,29 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
     Raises NotPlain for a value that a tree cannot hold.
     """
-    tensors, names = dict[str, Tensor](), dict[object, str]()
+    tensors = dict[str, Tensor]()
+    names = dict[object, str]()
 
     def flat(value: Any, where: tuple[Any, ...]) -> Any:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is list or kind is tuple:
-            items = [
-                item if type(item) in _PLAIN else flat(item, (*where, number))  # lists may be long
-                for number, item in enumerate(value)
-            ]
-            return items if kind is list else {_TUPLE: items}
+        if kind is tuple:
+            return {_TUPLE: flat(list(value), where)}
+        if kind is list:
+            items = list(value)
+            for number, item in enumerate(items):
+                if type(item) not in _PLAIN:  # lists may be long
+                    items[number] = flat(item, (*where, number))
+            return items
         if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
-            is_counter = isinstance(value, Counter)
-            if not is_counter and all(type(key) is str for key in value):
+            form = _COUNTER if isinstance(value, Counter) else _ITEMS
+            if form == _ITEMS and all(type(key) is str for key in value):
                 return {_KEYS: {key: flat(item, (*where, key)) for key, item in value.items()}}
-            pairs = [[flat(key, where), flat(item, (*where, key))] for key, item in value.items()]
-            return {_COUNTER if is_counter else _ITEMS: pairs}
+            return {form: [[flat(key, where), flat(item, (*where, key))] for key, item in value.items()]}
         if isinstance(value, Tensor):
-            if problem := unstorable(value):
+            problem = unstorable(value)
+            if problem:
                 raise NotPlain(f"{_place(where)}: {problem}")
             same: list[object] = [value.device, value.data_ptr(), value.dtype, value.shape, value.stride()]
             if not value.numel():
@@ -57,8 +64,10 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
             return {_TENSOR: name}
         if isinstance(value, str):
             return value
-        if isinstance(value, int | float):  # NumPy's float64 is a subclass of float
-            return int(value) if isinstance(value, int) else float(value)
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):  # NumPy's float64 is a subclass of float
+            return float(value)
         raise NotPlain(f"{_place(where)} is a {kind.__module__}.{kind.__qualname__}")
 
     return flat(tree, ()), tensors
@@ -95,5 +104,7 @@ def _tree(value: Any, tensor: Callable[[str], Tensor]) -> Any:
             pairs = {_tree(key, tensor): _tree(item, tensor) for key, item in inner}
         except TypeError as error:
             raise ValueError(f"a mapping that cannot be read: {error}") from error
-        return Counter(pairs) if kind == _COUNTER else pairs
+        if kind == _COUNTER:
+            return Counter(pairs)
+        return pairs
     raise ValueError(f"a value of the kind {kind!r:.100}")

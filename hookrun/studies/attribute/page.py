@@ -16,8 +16,8 @@ from hookrun.studies.attribute.records import ATTRIBUTIONS
 from hookrun.studies.kit.drawing import (
     MOST_SAMPLES,
     MOST_TOKENS,
-    Facts,
     Figure,
+    RunData,
     Strips,
     Token,
     encoded,
@@ -37,7 +37,7 @@ Place = tuple[str, int]
 """The split and the number of a sample."""
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """Maps of the samples that have a picture, and strips of the first sequences; None if there is no such file.
 
     Attributions that are neither are not drawn, and a file that cannot be read is a note.
@@ -82,7 +82,7 @@ def _rows(part: Any, places: list[Place], shown: Container[Place], most: int) ->
     return rows
 
 
-def _overlay(facts: Facts, name: str, place: Place, values: Tensor, *, smooth: bool) -> Figure:
+def _overlay(facts: RunData, name: str, place: Place, values: Tensor, *, smooth: bool) -> Figure:
     """The picture of a sample below the map [channels, height, width] summed over its channels.
 
     smooth: the map is of a layer: its few places are large in the picture, with colours that change gradually
@@ -105,7 +105,7 @@ def _overlay(facts: Facts, name: str, place: Place, values: Tensor, *, smooth: b
     return Figure(printable(caption), body, scale=scale, note=note)
 
 
-def _strips(facts: Facts, name: str, rows: Mapping[Place, Tensor]) -> Figure:
+def _strips(facts: RunData, name: str, rows: Mapping[Place, Tensor]) -> Figure:
     """The tokens of sequences, coloured by their attributions [length] or [length, width], which are summed."""
     samples = Strips()
     for place, values in rows.items():

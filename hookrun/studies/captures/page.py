@@ -8,9 +8,9 @@ from typing import Any
 from hookrun.errors import listed
 from hookrun.studies.kit.drawing import (
     MOST_ROWS,
-    Facts,
     Figure,
     HeatMap,
+    RunData,
     bars,
     is_number,
     matrix,
@@ -27,7 +27,7 @@ _SIMILARITY = {"module", "other", "cka"}
 Line = dict[str, Any]
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The results in metrics.jsonl: one line for each probed module, or for each pair of modules.
 
     projections: texts that say which modules' features were projected, and how
@@ -88,7 +88,7 @@ def _projections(lines: list[Line]) -> list[str]:
     return [f"{how}, instead of all features: {listed(names, 40)}" for how, names in modules.items()]
 
 
-def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
+def _lines(facts: RunData, keys: set[str], result: str) -> list[Line]:
     """The lines that have all of the keys; `result` is the key of the measured number."""
     lines = list[Line]()
     for line in facts.metrics.records:

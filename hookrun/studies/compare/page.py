@@ -10,9 +10,9 @@ from hookrun.errors import shortened
 from hookrun.studies.compare.records import COMPARE_JSON, Comparison
 from hookrun.studies.kit.drawing import (
     MOST_ROWS,
-    Facts,
     Figure,
     HeatMap,
+    RunData,
     bars,
     is_number,
     matrix,
@@ -30,7 +30,7 @@ MOST_JOBS = 50
 _TABLES = ("captures", "unpaired", "metrics", "weights", "statistics", "plan", "config")
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The parts of the section, one for each job of two sweeps; None if the run compared nothing.
 
     problem: why the file cannot be read

@@ -24,7 +24,7 @@ from hookrun.studies.effects.records import (
     Effects,
     read_effects,
 )
-from hookrun.studies.kit.drawing import Facts, Figure, HeatMap, Series, bars, lines, module_name, number
+from hookrun.studies.kit.drawing import Figure, HeatMap, RunData, Series, bars, lines, module_name, number
 
 ID = "effects"
 TITLE = "Effects"
@@ -51,7 +51,7 @@ class Map:
     links: for each cell the address of its samples, or ""; empty: no links
     """
 
-    def __init__(self, effects: Effects, facts: Facts) -> None:
+    def __init__(self, effects: Effects, facts: RunData) -> None:
         labels = {axis: list(_names(axis, values, facts)) for axis, values in effects.axes.items()}
         self.cells = [", ".join(filter(None, names)) for names in product(*labels.values())]
         self.links = list[str]()
@@ -103,7 +103,7 @@ class Map:
         ).figure()
 
 
-def _names(axis: str, labels: Sequence[Any], facts: Facts) -> Iterator[str]:
+def _names(axis: str, labels: Sequence[Any], facts: RunData) -> Iterator[str]:
     """The labels of an axis as texts; positions with the tokens of the first sample."""
     tokens = list[str]()
     if axis == "tokens" and facts.sequences:
@@ -115,7 +115,7 @@ def _names(axis: str, labels: Sequence[Any], facts: Facts) -> Iterator[str]:
             yield shortened(module_name(str(label)) if axis == "module" else str(label), 40)
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The maps, the comparison with the estimate and with chance, the top cells, and the samples of the top cells."""
     try:
         effects = read_effects(facts.path)
@@ -248,7 +248,7 @@ def _changes(effects: Effects, at: int) -> Tensor:
     return _values(effects, at) - effects[PLAIN_OF_SAMPLES]
 
 
-def _samples(effects: Effects, facts: Facts, grid: Map, at: int) -> dict[str, Any]:
+def _samples(effects: Effects, facts: RunData, grid: Map, at: int) -> dict[str, Any]:
     """The samples that one cell changes most."""
     rows = list[dict[str, Any]]()
     values = _values(effects, at)

@@ -9,20 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from hookrun.errors import Lookup
-from hookrun.studies.kit.files import (
-    StoreError,
-    decode,
-    encode,
-    read_tensors,
-    replacing,
-    write_table,
-    write_tensors,
-)
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hookrun.studies.kit.files import Run
 
 EFFECTS = "effects.safetensors"
@@ -47,7 +38,7 @@ _NUMBERS = (*_OF_A_CELL, "placebo_mean", "placebo_std")
 """The columns of effects.csv beside the labels."""
 
 
-class Effects(Lookup[Tensor]):
+class Effects(Lookup["Tensor"]):
     """The effects of one hook at many sites: name -> tensor.
 
     exact:            the metric of each cell, the mean over samples; NaN where there is no such site
@@ -128,6 +119,8 @@ class Effects(Lookup[Tensor]):
 
 def write_effects(folder: Path, effects: Effects) -> None:
     """Write both files into the run directory; `dims` of the metadata names the dimensions of each tensor."""
+    from hookrun.studies.kit.files import encode, replacing, write_table, write_tensors
+
     dims = {name: _dimensions(name, effects.axes) for name in effects}
     metadata = {
         **effects.about,
@@ -155,6 +148,8 @@ def _dimensions(name: str, axes: Iterable[str]) -> list[str]:
 
 def read_effects(folder: Path) -> Effects | None:
     """The effects of a run directory; None if it has none. StoreError if the file is broken."""
+    from hookrun.studies.kit.files import StoreError, decode, read_tensors
+
     path = folder / EFFECTS
     if not os.path.lexists(path):
         return None
@@ -199,6 +194,8 @@ def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int)
 
 def effects_of(run: Run) -> Effects:
     """`Run.effects`. StoreError if the run has no effects."""
+    from hookrun.studies.kit.files import StoreError
+
     effects = read_effects(run.path)
     if effects is None:
         raise StoreError(f"{run.path} has no effects: they are written by task=effects")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.studies.generate.records import GENERATIONS, GenerationLine
-from hookrun.studies.kit.drawing import Facts, SampledLines, common, sampled
+from hookrun.studies.kit.drawing import RunData, SampledLines, common, sampled
 
 ID = "generations"
 TITLE = "Generations"
@@ -35,7 +35,7 @@ def read(folder: Path) -> SampledLines:
     return sampled(folder / GENERATIONS, GenerationLine, limit=MOST_BYTES)
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The first samples and the others; `compared`: prompts were continued with and without hooks."""
     records = facts.of_studies[ID].records
     if not records:

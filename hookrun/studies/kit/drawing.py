@@ -17,7 +17,7 @@ from hookrun.report.draw.text import module_name as module_name  # the path of a
 from hookrun.report.draw.text import number as number  # a number as the page shows it
 from hookrun.report.draw.text import token_name as token_name  # a token as the page shows it
 from hookrun.report.facts import MOST_ROWS as MOST_ROWS  # how many rows a table shows
-from hookrun.report.facts import Facts as Facts  # the data of a run directory
+from hookrun.report.facts import RunData as RunData  # the data of a run directory
 from hookrun.report.lines import SampledLines as SampledLines  # the lines of a file, or some of them
 from hookrun.report.lines import is_number as is_number  # whether a value of a record is a number
 from hookrun.report.lines import is_place as is_place  # whether it is a whole number from 0

@@ -10,9 +10,9 @@ from typing import Any
 from hookrun.errors import shortened
 from hookrun.studies.kit.drawing import (
     LEVELS,
-    Facts,
     Figure,
     HeatMap,
+    RunData,
     bars,
     is_light,
     is_number,
@@ -41,7 +41,7 @@ _CHARACTERS = 24
 Line = dict[str, Any]
 
 
-def build(facts: Facts) -> dict[str, Any] | None:
+def build(facts: RunData) -> dict[str, Any] | None:
     """The tables of the first samples, figures of the means, and notes on what is not shown."""
     read = sampled(facts.path / LENS, LensLine, limit=_BYTES, from_start=True)
     means = [line for line in facts.metrics.records if _is_mean(line)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.cli import main
-from hookrun.report.sweep_facts import SweepFacts, read_sweep
+from hookrun.report.sweep_facts import SweepData, read_sweep
 
 CLIP = ("-m", "experiment=clip_fc", "baseline=true")
 
@@ -66,7 +66,7 @@ def test_the_page_finds_the_same_baseline_of_each_job_as_the_sweep(cwd: Path, no
 CLAMPED = "hooks: {c: {select: fc, hook: grad, action: clamp, max: '${vars.top}'}}"
 
 
-def swept(folder: Path, conf, text: str, *typed: str) -> SweepFacts:
+def swept(folder: Path, conf, text: str, *typed: str) -> SweepData:
     """The sweep of an experiment with the variables `top` and `rate`, and with this text."""
     mine = f"# @package _global_\nvars: {{top: 0.1, rate: 0.1}}\n{text}\n"
     command = ["-m", "--config-dir", conf(**{"experiment/mine": mine}), "experiment=mine", *typed]
