@@ -104,7 +104,7 @@ atexit.register(print, "atexit")
 pool = ThreadPoolExecutor(1)
 pool.submit(lambda: (time.sleep(0.2), print("piece")))
 sys.argv = ["hookrun"]
-hookrun.cli.main()
+hookrun.command.cli.main()
 print("not reached")
 """
 

@@ -17,7 +17,6 @@ from hookrun.cli import main
 from hookrun.command.sweeps.composed_jobs import ComposedJob, composed_job
 from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
 from hookrun.errors import SpecError
-from hookrun.run import tasks
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.store.files import make_folder, write_json
 from hookrun.store.format import REPORT
@@ -310,7 +309,7 @@ def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(notes, earlier, mo
         write_json(state / "state.json", {})
         return notes.execute(prepared, run_dir, **options)
 
-    monkeypatch.setattr(tasks, "execute", leave_a_state)
+    monkeypatch.setattr("hookrun.run.execute.execute", leave_a_state)
     assert swept("seed=130,5") == 130
     assert main(["resume=mine/0"]) == 130
     assert capsys.readouterr().err.count("to go on: hookrun -m resume=mine\n") == 2
