@@ -37,13 +37,12 @@ def halved(x: Tensor, by: float) -> Tensor:
 
 
 def registered(model: nn.Module) -> list[Any]:
-    return [
-        hook
-        for module in model.modules()
-        for name, hooks in vars(module).items()
-        if name.endswith("_hooks")
-        for hook in hooks
-    ]
+    found = []
+    for module in model.modules():
+        for name, hooks in vars(module).items():
+            if name.endswith("_hooks"):
+                found += hooks
+    return found
 
 
 def test_an_own_function_is_called_with_the_value_of_its_module() -> None:

@@ -104,7 +104,8 @@ def test_captured_features_are_rows_in_data_order(shipped) -> None:
 
 
 def before_and_after(found: Run, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
-    before, after = (found.captures[name][layer] for name in ("before", "after"))
+    before = found.captures["before"][layer]
+    after = found.captures["after"][layer]
     return before[:], after[:]
 
 

@@ -161,7 +161,8 @@ class Ended(NamedTuple):
         assert codes == [0, -9, 0], (where / "log").read_text()
         killed = where / f"killed{number}"
         kill = RUNS[name][1][number]
-        found, whole = (recorded(hookrun.open_run(path)) for path in (killed, where / "whole"))
+        found = recorded(hookrun.open_run(killed))
+        whole = recorded(hookrun.open_run(where / "whole"))
         for key, expected in whole.items():
             assert found[key] == expected, (kill, key)
         assert not list(killed.rglob("state_*")), "states are left"

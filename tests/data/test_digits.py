@@ -37,7 +37,8 @@ def test_a_fifth_of_each_digit_is_for_validation() -> None:
     both = torch.cat([tensors("train")[0], tensors("val")[0]]).flatten(1).mul(16)
     whole = torch.from_numpy(load_digits().data).float()
     assert torch.equal(torch.tensor(sorted(both.tolist())), torch.tensor(sorted(whole.tolist())))
-    train, val = (torch.bincount(tensors(split)[1]) for split in ("train", "val"))
+    train = torch.bincount(tensors("train")[1])
+    val = torch.bincount(tensors("val")[1])
     assert torch.equal(val, torch.round((train + val) * 0.2).long())
     assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
 

@@ -21,9 +21,9 @@ def test_samples_are_the_same_on_either_side_of_padding(name: str) -> None:
     assert info.tokenizer is not None
     for number in range(20):
         inputs, target = right[number]
-        assert {key: tuple(each.shape) for key, each in inputs.items()} == {
-            key: each.shape for key, each in info.inputs.items()
-        }
+        assert set(inputs) == set(info.inputs)
+        for key, each in inputs.items():
+            assert tuple(each.shape) == info.inputs[key].shape
         ids, targets = real((inputs, target))
         assert real(left[number]) == (ids, targets) == real(right[number])
         assert max(ids) < info.vocab_size
@@ -44,7 +44,8 @@ def test_the_second_half_repeats_the_first() -> None:
     lengths = set()
     for number in range(50):
         ids, targets = real(samples[number])
-        first, second = (ids[slice(*spans[name][number].tolist())] for name in ("first", "second"))
+        first = ids[slice(*spans["first"][number].tolist())]
+        second = ids[slice(*spans["second"][number].tolist())]
         assert first == second
         assert [0, *first, *second] == ids
         assert len(set(first)) == len(first)
@@ -68,9 +69,12 @@ def test_prompts_of_names_have_the_same_length_in_every_form() -> None:
     assert wrong is not None
     for number in range(40):
         ids, targets = real(clean[number])
-        io, subject, again = (ids[int(spans[name][number, 0])] for name in ("io", "subject", "subject2"))
+        io = ids[int(spans["io"][number, 0])]
+        subject = ids[int(spans["subject"][number, 0])]
+        again = ids[int(spans["subject2"][number, 0])]
         assert targets[-1] == io != subject == again == wrong[number]
-        swapped, other = (real(sets[form][1][number]) for form in ("swapped", "other"))
+        swapped = real(sets["swapped"][1][number])
+        other = real(sets["other"][1][number])
         assert swapped[1] == targets == other[1]
         assert swapped[0][int(spans["subject2"][number, 0])] == io
         assert not {io, subject} & set(other[0])

@@ -103,7 +103,8 @@ def test_packed_text_keeps_the_order_of_lines(tmp_path) -> None:
     assert bytes(inputs["input_ids"].tolist()) == b"line 3"
     assert inputs["labels"].equal(inputs["input_ids"])
     assert target.tolist() == [*inputs["input_ids"][1:].tolist(), IGNORED]
-    train, val = (made("text", split, file=str(path), packed=False)[1] for split in ("train", "val"))  # type: ignore[arg-type]
+    train = made("text", "train", file=str(path), packed=False)[1]
+    val = made("text", "val", file=str(path), packed=False)[1]  # type: ignore[arg-type]
     assert len(train) == 80
     assert len(val) == 20
     both = {part.file(n) for part in (train, val) for n in range(len(part))}

@@ -97,9 +97,11 @@ def test_later_changes_in_place_are_not_captured(tmp_path: Path, device: torch.d
                     out.square().sum().backward()
                 recording.step()
         captures = hookrun.open_run(folder).captures
-        stored.append(
-            {f"{hook}/{name}": rows[:] for hook, of in captures.items() for name, rows in of.items()}
-        )
+        read = {}
+        for hook, modules in captures.items():
+            for name, rows in modules.items():
+                read[f"{hook}/{name}"] = rows[:]
+        stored.append(read)
     expected, found = stored
     assert sorted(expected) == sorted(found) == ["grad/two", "out/one", "out/relu", "out/two"]
     for name, rows in expected.items():
@@ -328,7 +330,8 @@ def test_a_run_killed_while_writing_a_shard_is_resumed(tmp_path, monkeypatch, de
     assert killed.returncode == -signal.SIGKILL
     assert hookrun.open_run("killed").status["status"] == "running"
     assert main(["resume=killed"]) == 0
-    found, whole = (hookrun.open_run(name).captures["features"]["conv1"] for name in ("killed", "whole"))
+    found = hookrun.open_run("killed").captures["features"]["conv1"]
+    whole = hookrun.open_run("whole").captures["features"]["conv1"]
     assert torch.equal(found[:], whole[:])
     assert torch.equal(found.sample_ids, whole.sample_ids)
     assert len(shards(Path("killed/captures"))) > 3

@@ -26,18 +26,20 @@ def recorded(run: Run) -> dict[str, Any]:
     predicted = run.predictions
     files = {path.name: path.read_text() for path in [*run.path.glob("*.jsonl"), run.path / "hooks.json"]}
     checkpoints = sorted((run.path / "checkpoints").rglob("*.safetensors"))
+    captures = dict[tuple[str, str], list[Any]]()
+    for hook, modules in run.captures.items():
+        for module, rows in modules.items():
+            captures[hook, module] = columns_of(rows)
+    names = {each.name for each in run.path.iterdir()}
     return {
-        "rows": {
-            (hook, module): columns_of(rows)
-            for hook, modules in run.captures.items()
-            for module, rows in modules.items()
-        },
+        "rows": captures,
         "predictions": None if predicted is None else columns_of(predicted),
         "files": files,
         "weights": {path.name: path.read_bytes() for path in checkpoints},
         "attributions": {name: tensor.tolist() for name, tensor in run.attributions.items()},
-        "status": {key: run.status[key] for key in ("status", "exit_code")},
-        "left": sorted(each.name for each in run.path.iterdir() if each.name != "report.html"),
+        "status": run.status["status"],
+        "exit_code": run.status["exit_code"],
+        "left": sorted(names - {"report.html"}),
     }
 
 
@@ -68,10 +70,9 @@ def numbers_of(run: Run) -> dict[str, Any]:
         stored: Any
         for module, stored in modules.items():
             captures[f"{hook}/{module}"] = stored[:], stored.sample_ids, stored.steps, stored.calls
-    lines = {
-        path.name: [json.loads(line) for line in path.read_text().splitlines()]
-        for path in sorted(run.path.glob("*.jsonl"))
-    }
+    lines = dict[str, list[Any]]()
+    for path in sorted(run.path.glob("*.jsonl")):
+        lines[path.name] = [json.loads(line) for line in path.read_text().splitlines()]
     predicted: Any = run.predictions
     return {
         "captures": captures,

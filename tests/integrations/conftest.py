@@ -77,9 +77,8 @@ def is_unhooked(model: nn.Module) -> bool:
 def check_a_fit(run: hookrun.Run) -> None:
     """Check steps, epochs and rows of a fit with an evaluation after each epoch."""
     assert run.status["status"] == "done"
-    assert [(line["epoch"], line["step"]) for line in run.stats] == [
-        (epoch, 3 * epoch + step) for epoch in range(EPOCHS) for step in (0, 0, 1, 1, 2, 2)
-    ]
+    assert [line["step"] for line in run.stats] == sorted([*range(3 * EPOCHS)] * 2)
+    assert [line["epoch"] for line in run.stats] == [line["step"] // 3 for line in run.stats]
     rows = run.captures["seen"]["net.0"]
     assert rows.sample_ids.tolist() == [*range(22)] * EPOCHS
     assert set(rows.calls.tolist()) == {0}

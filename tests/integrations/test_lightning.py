@@ -55,16 +55,15 @@ def test_predict_may_follow_fit_with_test(tmp_path: Path, samples, loader, plain
     run = hookrun.open_run(tmp_path / "mine")
     plain.check_a_fit(run)
     lines = [(line["split"], line["epoch"], line["step"], *list(line)[3:]) for line in run.metrics]
-    of_epoch = [
-        [
-            *(("train", epoch, 3 * epoch + step, "loss_step") for step in range(3)),
-            ("val", epoch, 3 * epoch + 3, "val_loss"),
-            ("train", epoch, 3 * epoch + 3, "loss_epoch"),
-            ("train", epoch, 3 * epoch + 3, "late"),
-        ]
-        for epoch in range(EPOCHS)
-    ]
-    assert lines == [line for epoch in of_epoch for line in epoch]
+    wanted = list[tuple[Any, ...]]()
+    for epoch in range(EPOCHS):
+        first = 3 * epoch
+        for step in range(first, first + 3):
+            wanted.append(("train", epoch, step, "loss_step"))
+        wanted.append(("val", epoch, first + 3, "val_loss"))
+        wanted.append(("train", epoch, first + 3, "loss_epoch"))
+        wanted.append(("train", epoch, first + 3, "late"))
+    assert lines == wanted
     inputs, target = samples
     last = run.metrics[-3]["val_loss"]
     assert last == pytest.approx(
@@ -105,11 +104,8 @@ def test_the_last_loss_of_an_epoch_is_logged_at_every_frequency(
         Module(), loader, loader
     )
     trainer(Callback(spec, run_dir=tmp_path / "mine"), **options).fit(Module(), loader, loader)
-    of_all, found = (
-        {line["step"]: line["loss_step"] for line in hookrun.open_run(path).metrics if "loss_step" in line}
-        for path in (every, tmp_path / "mine")
-    )
-    assert found == {step: of_all[step] for step in steps}
+    of_all = logged_losses(every)
+    assert logged_losses(tmp_path / "mine") == {step: of_all[step] for step in steps}
     lines = hookrun.open_run(tmp_path / "mine").metrics
     assert sum("loss_step" in line for line in lines) == len(steps)
 
@@ -251,3 +247,9 @@ def trainer(*callbacks: Any, **options: Any) -> Any:
     base = {"accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE, "log_every_n_steps": 1}
     options = {"max_epochs": EPOCHS, **options}
     return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})
+
+
+def logged_losses(path: Path) -> dict[int, float]:
+    """Step -> the loss of its batch, as the run has it."""
+    lines = hookrun.open_run(path).metrics
+    return {line["step"]: line["loss_step"] for line in lines if "loss_step" in line}

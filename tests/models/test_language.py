@@ -144,6 +144,7 @@ def test_a_configuration_is_checked_key_by_key() -> None:
 
 
 def test_the_seed_decides_the_weights() -> None:
-    first, second = (random_model("gpt2", "eager").state_dict() for _ in range(2))
+    first = random_model("gpt2", "eager").state_dict()
+    second = random_model("gpt2", "eager").state_dict()
     for name in first:
         assert torch.equal(first[name], second[name])

@@ -17,13 +17,12 @@ OWN = {"add_parameter": {"name": "extra", "shape": [3]}, "project": {"direction"
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`alone`: the configuration of one hook, without `select`."""
     if "alone" in metafunc.fixturenames:
-        hooks = [
-            {"hook": hook, "action": name}
-            | (OWN.get(name) or ELSEWHERE.get((name, hook)) or parameters_of(name)[0])
-            for name, action in sorted(actions().items())
-            for hook, kind in HOOK_TYPES.items()
-            if kind in action.hook_types
-        ]
+        hooks = []
+        for name, action in sorted(actions().items()):
+            for hook, kind in HOOK_TYPES.items():
+                if kind in action.hook_types:
+                    keys = OWN.get(name) or ELSEWHERE.get((name, hook)) or parameters_of(name)[0]
+                    hooks.append({"hook": hook, "action": name, **keys})
         names = [f"{hook['action']}-{hook['hook']}" for hook in hooks]
         metafunc.parametrize("alone", hooks, ids=names)
 

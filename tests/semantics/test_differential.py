@@ -219,12 +219,10 @@ def spec_of(seed: int, model: nn.Module) -> dict[str, dict[str, Any]]:
     rng = random.Random(seed + 1)
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, _ in model.named_parameters()]
-    inside_checkpoint = {
-        f"{path}.{name}" if name else path
-        for path, module in model.named_modules()
-        if isinstance(module, Checkpointed)
-        for name, _ in module.body.named_modules(prefix="body")
-    }
+    inside_checkpoint = set[str]()
+    for path, module in model.named_modules():
+        if isinstance(module, Checkpointed):
+            inside_checkpoint |= {f"{path}.{name}" for name, _ in module.body.named_modules(prefix="body")}
     spec = dict[str, dict[str, Any]]()
     for number in range(rng.randint(1, 5)):
         on_module = rng.random() < 0.75

@@ -164,31 +164,23 @@ def _requires(value: Any) -> bool:
 def everywhere(model: nn.Module) -> dict[str, Any]:
     """Every observer on every hook type, on every module that can carry it."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    in_forward = {
-        f"{action}_{hook}": {"select": "**", "hook": hook, "action": action, **keys}
-        for hook in ("forward_pre", "forward")
-        for action, keys in {
-            "capture": {"when": {"probability": 0.2}},
-            "stats": {"when": {"step": {"every": 5}}},
-            "print": {"when": {"step": [3]}},
-            "check": {"finite": True, "policy": "warn"},
-        }.items()
+    often = {"step": {"every": 5}}
+    observers: dict[str, dict[str, Any]] = {
+        "capture": {"when": {"probability": 0.2}},
+        "stats": {"when": often},
+        "print": {"when": {"step": [3]}},
+        "check": {"finite": True, "policy": "warn"},
     }
-    on_parameters = {
-        f"{action}_{hook}": {
-            "select": trained,
-            "hook": hook,
-            "action": action,
-            "when": {"step": {"every": 5}},
-        }
-        for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
-        for action in ("capture", "stats", "check")
-    }
-    more = {
-        "saved": {"select": "", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
-        "out": {"select": "", "hook": "output_grad", "action": "capture", "when": {"step": {"every": 5}}},
-    }
-    return {**in_forward, **on_parameters, **more}
+    hooks = dict[str, Any]()
+    for hook in ("forward_pre", "forward"):
+        for action, keys in observers.items():
+            hooks[f"{action}_{hook}"] = {"select": "**", "hook": hook, "action": action, **keys}
+    for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"):
+        for action in ("capture", "stats", "check"):
+            hooks[f"{action}_{hook}"] = {"select": trained, "hook": hook, "action": action, "when": often}
+    hooks["saved"] = {"select": "", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}
+    hooks["out"] = {"select": "", "hook": "output_grad", "action": "capture", "when": often}
+    return hooks
 
 
 def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:

@@ -135,7 +135,8 @@ def test_heads_are_found_in_either_form_of_dimension() -> None:
         model(ids, mask)
     seen = {name: next(iter(modules.values()))[0] for name, modules in hooks.captures.items()}
     apart = seen["whole"].unflatten(-1, (HEADS, WIDTH))
-    last, first = ([int(columns(mask, row)[n]) for row in range(3)] for n in (-1, 0))
+    last = [int(columns(mask, row)[-1]) for row in range(3)]
+    first = [int(columns(mask, row)[0]) for row in range(3)]
     assert torch.equal(seen["z"], apart[range(3), last][:, [1, 3]])
     assert torch.equal(seen["part"], apart[range(3), first][:, [2], 1:])
     assert torch.equal(seen["pattern"], seen["probabilities"][:, [3]])

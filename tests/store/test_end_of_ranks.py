@@ -93,7 +93,8 @@ def test_the_index_of_a_former_rank_is_required(tmp_path) -> None:
     first.ranks = Two(0, sent)
     captured(first, sent)
     index = {"counts": {}, "turns": True, "shards": 1}
-    own, other = ((tmp_path / name).stat().st_size for name in ("captures/index.jsonl", INDEX))
+    own = (tmp_path / "captures/index.jsonl").stat().st_size
+    other = (tmp_path / INDEX).stat().st_size
     position = {"captures": {**index, "index": own, "others": [{**index, "index": other}]}}
     again = RunDir.reopen(tmp_path, position)
     again.set_status("running")

@@ -93,7 +93,8 @@ def line_of_another_run(run: Path) -> None:
         other.captures.flush()
     other.close()
     shutil.copy(shard(other.path, 2), shard(run, 2))
-    lines, others = ((each / "captures/index.jsonl").read_text().splitlines() for each in (run, other.path))
+    lines = (run / "captures/index.jsonl").read_text().splitlines()
+    others = (other.path / "captures/index.jsonl").read_text().splitlines()
     (run / "captures/index.jsonl").write_text("\n".join([*lines[:2], others[2], ""]))
 
 

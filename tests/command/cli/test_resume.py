@@ -85,7 +85,8 @@ def test_a_resumed_run_ends_as_done(failed: Path, whole_once: Path, say: Say) ->
     assert code == 0
     assert "resumed from state_000005, step 4" in said
     assert list(map(str, resumed.metrics)) == list(map(str, expected.metrics))
-    one, other = (run.path / "checkpoints/last.safetensors" for run in (expected, resumed))
+    one = expected.path / "checkpoints/last.safetensors"
+    other = resumed.path / "checkpoints/last.safetensors"
     assert one.read_bytes() == other.read_bytes()
     assert resumed.status["status"] == "done"
     assert (failed / ".hydra" / "config.yaml").read_bytes() == config

@@ -396,7 +396,8 @@ def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
     assert "value=tensor[3] float32" in str(plan)
     for action, hook, key in (("scale", "forward", "factor"), ("fill", "apply", "value")):
         of = {"select": "0", "hook": hook, "action": action}
-        given, listed = ({"h": of | {key: each}} for each in (torch.full((3,), 2.0), [2.0, 2.0, 2.0]))
+        given = {"h": of | {key: torch.full((3,), 2.0)}}
+        listed = {"h": of | {key: [2.0, 2.0, 2.0]}}
         assert all(map(torch.equal, trained(given), trained(listed))), action
 
 

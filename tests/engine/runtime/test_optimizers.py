@@ -33,7 +33,9 @@ class Derived(SGD):
 
 @pytest.mark.parametrize("closure", [None, lambda: torch.zeros(())], ids=["plain", "with a closure"])
 def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) -> None:
-    first, second, third = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    first = nn.Parameter(torch.ones(1))
+    second = nn.Parameter(torch.ones(1))
+    third = nn.Parameter(torch.ones(1))
     names = {id(first): 1, id(second): 2, id(third): 3}
     inner = SGD([first, second], lr=0.1)
     heard = list[tuple[str, set[int]]]()

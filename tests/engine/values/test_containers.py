@@ -132,7 +132,8 @@ def test_members_are_replaced_in_place_except_in_tuples() -> None:
 
 
 def test_tensors_are_restored_where_the_new_ones_still_are() -> None:
-    a, b = (torch.zeros(1, requires_grad=True) for _ in range(2))
+    a = torch.zeros(1, requires_grad=True)
+    b = torch.zeros(1, requires_grad=True)
     plain = torch.zeros(1)
     news = [torch.ones(1), torch.ones(1)]
     placed = list[Placed]()

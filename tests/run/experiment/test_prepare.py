@@ -43,7 +43,9 @@ def refusal(hooks: dict[str, Any] | None = None, **sections: Any) -> str:
 
 
 def test_the_weights_of_the_network_follow_the_seed() -> None:
-    first, again, other = (prepared(seed=seed).model.state_dict()["fc.weight"] for seed in (1, 1, 2))
+    first = prepared(seed=1).model.state_dict()["fc.weight"]
+    again = prepared(seed=1).model.state_dict()["fc.weight"]
+    other = prepared(seed=2).model.state_dict()["fc.weight"]
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

@@ -37,7 +37,8 @@ def of_torch(batches: Batches, seed: int) -> list[list[int]]:
 def test_rows_in_memory_have_torch_s_order(limit: Any, starts: tuple[int, ...]) -> None:
     made = source(train={"limit_batches": limit})
     for shuffle in (True, False):
-        fast, slow = (Batches(made, "train", shuffle=shuffle) for _ in range(2))
+        fast = Batches(made, "train", shuffle=shuffle)
+        slow = Batches(made, "train", shuffle=shuffle)
         assert fast._in_memory is not None
         slow._in_memory = None
         for epoch, start in enumerate(starts):
@@ -63,14 +64,18 @@ def test_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
     }
     batches = Batches(source(data=data), "train", shuffle=True)
     assert batches._in_memory is None
-    whole, rest, another = (list(batches.epoch(*where)) for where in ((3,), (3, 2), (4,)))
+    whole = list(batches.epoch(3))
+    rest = list(batches.epoch(3, 2))
+    another = list(batches.epoch(4))
     assert len(whole) == len(batches) == len(rest) + 2
     for one, other in zip(whole[2:], rest, strict=True):
         assert torch.equal(one.ids, other.ids)
         assert torch.equal(one.inputs, other.inputs)
-    first, second = (
-        {int(number): row for batch in epoch for number, row in zip(batch.ids, batch.inputs, strict=True)}
-        for epoch in (whole, another)
-    )
-    same = [torch.equal(row, second[number]) for number, row in first.items()]
+    second = dict[int, torch.Tensor]()
+    for batch in another:
+        second.update(zip(batch.ids.tolist(), batch.inputs, strict=True))
+    same = list[bool]()
+    for batch in whole:
+        for number, row in zip(batch.ids.tolist(), batch.inputs, strict=True):
+            same.append(torch.equal(row, second[number]))
     assert any(same) and not all(same), "other epochs have other draws"

@@ -29,7 +29,8 @@ def test_rank_0_has_the_sums_of_another_number_of_ranks() -> None:
         found = for_rank(saved, ranks, {"rows"})
         assert found["sums"] == {PLACE: average(1.0, 2.0, 2.0, 3.0, 3.0, 3.0)}
         assert found["generators"] == {"torch": 0}
-        rows, weights = (found["hooks"]["sites"][name]["fc"] for name in ("rows", "weights"))
+        rows = found["hooks"]["sites"]["rows"]["fc"]
+        weights = found["hooks"]["sites"]["weights"]["fc"]
         assert rows == {"fired": 4, "idle": 0, "changed": 3 + 4 + 5, "total": 30, "draws": 5}
         assert weights == {"fired": 4, "idle": 0, "changed": 3, "total": 10, "draws": 5}, (
             "the same on each rank"
@@ -52,7 +53,8 @@ def test_other_ranks_begin_with_empty_sums() -> None:
         found = for_rank(saved_by(size), Of(1, 2), {"rows"})
         assert "generators" not in found, "the run did not have this rank, or had it among others"
         assert found["sums"] == {PLACE: Average().state_dict()}
-        rows, weights = (found["hooks"]["sites"][name]["fc"] for name in ("rows", "weights"))
+        rows = found["hooks"]["sites"]["rows"]["fc"]
+        weights = found["hooks"]["sites"]["weights"]["fc"]
         assert rows["changed"] == 0
         assert rows["total"] == 0
         assert rows["fired"] == 4

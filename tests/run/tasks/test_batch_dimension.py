@@ -24,7 +24,8 @@ def plain(argv, ready) -> Any:
     """The model, its inputs [16, 1, 8, 8] and labels."""
     prepared = ready(*argv)
     batches = list(Batches(prepared, "val").epoch(0))[:2]
-    images, labels = (torch.cat([getattr(batch, of) for batch in batches]) for of in ("inputs", "target"))
+    images = torch.cat([batch.inputs for batch in batches])
+    labels = torch.cat([batch.target for batch in batches])
     return prepared.model.eval(), images, labels
 
 

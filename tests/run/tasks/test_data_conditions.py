@@ -82,7 +82,8 @@ def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int
         f"+hooks.all={{{keys}}}",
         when("{split: val}", "select: fc, hook: forward, action: capture", "val"),
     )
-    kept, whole = (made.captures[name]["fc"] for name in ("h", "all"))
+    kept = made.captures["h"]["fc"]
+    whole = made.captures["all"]["fc"]
     mask = made.labels_of(whole) == 3
     assert mask.any()
     assert torch.equal(kept[:], whole[:][mask])
@@ -117,10 +118,9 @@ def test_a_number_is_not_a_class_without_names() -> None:
 def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed) -> None:
     keys = "select: blocks.0, hook: forward, action: replace, value: 0"
     argv = ("task=generate", *PROMPTS, "task.max_new_tokens=2")
-    some, every, none = (
-        [line["ids"] for line in executed(*argv, *hooks).generations]
-        for hooks in ([when("{topic: cat}", keys)], [f"+hooks.h={{{keys}}}"], [])
-    )
+    some = [line["ids"] for line in executed(*argv, when("{topic: cat}", keys)).generations]
+    every = [line["ids"] for line in executed(*argv, f"+hooks.h={{{keys}}}").generations]
+    none = [line["ids"] for line in executed(*argv).generations]
     assert some == [(every if sample in (0, 2) else none)[sample] for sample in range(5)]
     assert every != none
 

@@ -84,7 +84,9 @@ def lines_of(work: Callable[[], Any]) -> int:
 
 def growth(work: Callable[[int], Any]) -> float:
     """How many times as many lines it takes for each further module among 4n as among 2n; 1 if it is linear."""
-    few, more, most = (lines_of(partial(work, factor * BLOCKS)) for factor in (1, 2, 4))
+    few = lines_of(partial(work, BLOCKS))
+    more = lines_of(partial(work, 2 * BLOCKS))
+    most = lines_of(partial(work, 4 * BLOCKS))
     return (most - more) / (more - few) / 2
 
 

@@ -82,7 +82,8 @@ def test_effects_record_the_pass_without_the_moved_hook_once(executed) -> None:
     found = executed(
         *MINE, *hooks, "task=effects", "task.hook=moved", "task.over={module: each}", "task.metric=loss"
     )
-    mine, theirs = ([line for line in found.stats if line["hook"] == name] for name in ("seen", "of_stats"))
+    mine = [line for line in found.stats if line["hook"] == "seen"]
+    theirs = [line for line in found.stats if line["hook"] == "of_stats"]
     assert [line["step"] for line in mine] == [0, 1, 2] == [line["step"] for line in theirs]
     for own, line in zip(mine, theirs, strict=True):
         assert own["spread"] == pytest.approx(line["max"] - line["min"])

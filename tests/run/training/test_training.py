@@ -72,7 +72,8 @@ def test_the_mean_of_each_epoch_is_logged_beside_its_batches(shared) -> None:
 def test_gradient_hooks_fire_per_micro_batch(shared) -> None:
     found = shared(*ACCUMULATED)
     assert [len(found.captures[name]["fc.bias"]) for name in TYPES] == [5, 3, 3, 3], "the last group has one"
-    gradients, accumulated = (found.captures[name]["fc.bias"] for name in ("grad", "post_accumulate_grad"))
+    gradients = found.captures["grad"]["fc.bias"]
+    accumulated = found.captures["post_accumulate_grad"]["fc.bias"]
     torch.testing.assert_close(gradients[0] + gradients[1], accumulated[0])
     assert accumulated.steps.tolist() == [0, 1, 2]
     assert accumulated.sample_ids.tolist() == [-1, -1, -1]

@@ -44,9 +44,8 @@ def parts(ready) -> Callable[..., tuple[Any, Tensor, Tensor]]:
     def parts(*overrides: str) -> tuple[Any, Tensor, Tensor]:
         prepared = ready(*FEW, *overrides)
         batches = list(Batches(prepared, "val").epoch(0))
-        inputs, target = (
-            torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "target")
-        )
+        inputs = torch.cat([batch.inputs for batch in batches])
+        target = torch.cat([batch.target for batch in batches])
         return prepared.model.eval(), inputs, target
 
     return parts

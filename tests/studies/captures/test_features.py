@@ -55,7 +55,8 @@ def test_rows_that_are_not_finite_are_counted() -> None:
 
 
 def test_four_blocks_of_the_widest_module_are_needed() -> None:
-    narrow, wide = (features_of(torch.empty(10, width), 1000) for width in (5, 1000))
+    narrow = features_of(torch.empty(10, 5), 1000)
+    wide = features_of(torch.empty(10, 1000), 1000)
     assert reading_bytes([narrow, wide]) == reading_bytes([wide]) == 4 * 1000 * 8, "at least one row"
     projected = features_of(torch.empty(10, 1000), 1000, to=8)
     assert reading_bytes([projected]) == reading_bytes([wide]) + 2 * 8 * 1000
@@ -96,7 +97,9 @@ def test_the_method_depends_on_the_allowed_memory() -> None:
     narrow = [features_of(normal(1000, 4), 2**12)] * 2
     assert chosen_way(narrow, 2**30).by_features
     wide = [features_of(torch.empty(50, 10_000), 2**12)] * 2
-    roomy, tight, hopeless = (chosen_way(wide, allowed) for allowed in (2**30, 2**19, 1))
+    roomy = chosen_way(wide, 2**30)
+    tight = chosen_way(wide, 2**19)
+    hopeless = chosen_way(wide, 1)
     assert (roomy.by_features, roomy.tile) == (False, 50)
     assert not tight.by_features
     assert tight.tile < 50
@@ -144,9 +147,9 @@ def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
 
 
 def test_more_features_than_samples_need_memory_by_samples() -> None:
-    narrow, wide, wider = (
-        memory_needed(features_of(torch.empty(100, width), 1), outputs=2) for width in (75, 10_000, 20_000)
-    )
+    narrow = memory_needed(features_of(torch.empty(100, 75), 1), outputs=2)
+    wide = memory_needed(features_of(torch.empty(100, 10_000), 1), outputs=2)
+    wider = memory_needed(features_of(torch.empty(100, 20_000), 1), outputs=2)
     assert narrow < wide < wider
     assert wide < 8 * 3 * 100 * 10_000, "the matrix of all features is not made"
 

@@ -36,11 +36,10 @@ def prompts(shared: Any, *more: str, tokens: str = "tokens: all, ") -> Any:
 def test_a_row_of_a_token_has_the_target_at_its_position(shared: Any, padding: list[str]) -> None:
     found = prompts(shared, *padding)
     rows = found.captures["seen"]["blocks.0"]
-    expected = [
-        ord(answer) if place == len(text) - 1 else -100
-        for text, answer in PROMPTS
-        for place in range(len(text))
-    ]
+    expected = list[int]()
+    for text, answer in PROMPTS:
+        expected += [-100] * (len(text) - 1)
+        expected.append(ord(answer))
     assert labels_of_data(found, rows, answer=False).values.tolist() == expected
     answers = [ord(answer) for text, answer in PROMPTS for _ in text]
     assert labels_of_data(found, rows, answer=True).values.tolist() == answers

@@ -88,7 +88,8 @@ def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Pa
     whole, other = faulty(tmp_path, executed, DECODER, "blocks.1.mlp.pre.weight")
     comparison = whole.compare(other, by=("module", "tokens"))
     assert comparison.first == {"module": "blocks.1.mlp.pre", "sample": 0, "token": 0}
-    left, right = (each.captures["seen"]["blocks.1"].numpy().astype(np.float64) for each in (whole, other))
+    left = whole.captures["seen"]["blocks.1"].numpy().astype(np.float64)
+    right = other.captures["seen"]["blocks.1"].numpy().astype(np.float64)
     found = [row for row in comparison.captures if row["module"] == "blocks.1"]
     assert [int(row["token"]) for row in found] == list(range(left.shape[1]))
     for token, row in enumerate(found):

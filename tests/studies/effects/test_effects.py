@@ -390,7 +390,8 @@ def test_cells_without_a_finite_metric_are_told(run, capsys) -> None:
 def test_effects_that_differ_are_a_difference_of_the_runs(executed) -> None:
     over = "{module: [relu1], index: [0, 1]}"
     hook = "{select: relu1, hook: forward, action: replace, value: %s}"
-    one, other = (executed(*words(hook % value, over, *DIGITS)) for value in (0, 5))
+    one = executed(*words(hook % 0, over, *DIGITS))
+    other = executed(*words(hook % 5, over, *DIGITS))
     assert one.compare(shutil.copytree(one.path, "copy")).reasons == []
     assert one.compare(other).reasons == ["metrics that differ: 2"]
 

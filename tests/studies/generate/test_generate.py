@@ -111,7 +111,8 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert last["new_tokens"] == 24
     assert last["kl_first"] == pytest.approx(sum(line["kl_first"] for line in found.generations) / 4)
     assert min(line["kl_first"] for line in found.generations) > 0
-    rows, others = (each.captures["seen"]["blocks.0"] for each in (found, with_hooks))
+    rows = found.captures["seen"]["blocks.0"]
+    others = with_hooks.captures["seen"]["blocks.0"]
     assert len(rows) == len(others), "the pass without hooks captures nothing"
     assert len(found.stats) == 2, "nor does it record or count anything"
     assert "first new token: the samples that changed most" in capsys.readouterr().out

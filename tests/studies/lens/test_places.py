@@ -160,9 +160,9 @@ def test_low_precision_is_computed_in_float32() -> None:
         module = drawn(nn.LayerNorm(8)).to(dtype)
         found = frozen("ln", module, X.to(dtype), module(X.to(dtype)))
         assert found.scale.dtype is computable(X.to(dtype)).dtype is expected
-    one, two, half = (
-        rounding(dtype, torch.ones(2, 3)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
-    )
+    one = rounding(torch.float32, torch.ones(2, 3))
+    two = rounding(torch.float64, torch.ones(2, 3))
+    half = rounding(torch.bfloat16, torch.ones(2, 3))
     assert one.shape == (2, 1)
     assert torch.equal(one, two)
     assert (half > one).all()

@@ -61,7 +61,7 @@ def test_leaves_get_no_nodes() -> None:
 
 def test_each_hook_type_has_one_class() -> None:
     assert set(registered_hooks()) == set(HOOK_TYPES.values())
-    named = Counter(
-        kind for item in own_subclasses(package, RegisteredHook) for kind in vars(item).get("hook_types", ())
-    )
+    named = Counter[object]()
+    for item in own_subclasses(package, RegisteredHook):
+        named.update(vars(item).get("hook_types", ()))
     assert {str(kind): count for kind, count in named.items() if count > 1} == {}

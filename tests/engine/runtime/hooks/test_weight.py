@@ -101,7 +101,8 @@ def test_precisions_are_those_of_functional_call(kind: str) -> None:
 def test_the_stored_parameter_is_trained() -> None:
     model = net()
     plain = net()
-    ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain))
+    ours = torch.optim.SGD(model.parameters(), 0.1)
+    theirs = torch.optim.SGD(plain.parameters(), 0.1)
     with hooked(model, action="scale", factor=0.3) as hooks:
         for _ in range(3):
             results(model, lambda: model(X))

@@ -137,7 +137,8 @@ def test_f1_is_that_of_predicted_classes(average: str) -> None:
 def test_values_have_a_rank_correlation(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     scores = drawn(*shapes[0])
     targets = drawn(*shapes[1], 1)[..., 0]
-    columns, truth = (each.reshape(61, -1).double().numpy() for each in (scores, targets))
+    columns = scores.reshape(61, -1).double().numpy()
+    truth = targets.reshape(61, -1).double().numpy()
     correlations = [spearmanr(column, of_truth).statistic for column, of_truth in zip(columns.T, truth.T)]  # noqa: B905
     wanted = {"r2": sklearn.r2_score(truth, columns), "spearman": np.mean(correlations)}
     close(over_split(["r2", "spearman"], scores, targets)[0], wanted)

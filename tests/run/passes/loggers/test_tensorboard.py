@@ -45,17 +45,15 @@ def test_each_job_of_a_sweep_has_its_own_experiment(sweep: Path) -> None:
     for job, rate in enumerate((0.01, 0.02)):
         found = events(sweep / f"{job}")
         run = open_run(sweep / f"{job}")
-        lines = [(line["split"], line["step"], line["loss"], line["of"]) for line in run.metrics]
-        losses = [
-            (split, e.step, e.value) for split in ("train", "val") for e in found.Scalars(f"{split}/loss")
-        ]
-        means = [("train", e.step, e.value) for e in found.Scalars("train/loss/epoch")]
-        assert [*losses, *means] == [
-            (split, step, pytest.approx(loss))
-            for of in ("batch", "val", "epoch")
-            for split, step, loss, kind in lines
-            if of == ("val" if split == "val" else kind)
-        ]
+        wanted = dict[str, list[tuple[int, object]]]()
+        for line in run.metrics:
+            tag = f"{line['split']}/loss"
+            if line["split"] == "train" and line["of"] == "epoch":
+                tag += "/epoch"
+            wanted.setdefault(tag, []).append((line["step"], pytest.approx(line["loss"])))
+        assert set(wanted) == {"train/loss", "val/loss", "train/loss/epoch"}
+        for tag, values in wanted.items():
+            assert scalars(found, tag) == values
         (config,) = found.Tensors("config/text_summary")
         assert f"train.optimizer.lr: {rate}" in config.tensor_proto.string_val[0].decode()
         assert verify(run.path).bad == []
