@@ -344,7 +344,8 @@ def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward
         calls = at_forward(2, lambda: remove(path))
         assert main([*SMALL, *task.split(), CAPTURE]) == 1, task
         err = capsys.readouterr().err
-        assert str(path) in err and said in err, err
+        assert str(path) in err, err
+        assert said in err, err
         assert "Traceback" not in err.replace("traceback: not saved", ""), err
         assert len(calls) < 20, f"{task}: it went on for {len(calls)} batches"
         assert not path.exists(), task

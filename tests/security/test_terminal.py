@@ -73,7 +73,8 @@ def test_help_escapes_the_texts_of_lists(tmp_path, monkeypatch, capsys) -> None:
     ):
         main(command)
         said = "".join(capsys.readouterr())
-        assert r"\u202e" in said and not ACTING.search(said), command
+        assert r"\u202e" in said, command
+        assert not ACTING.search(said), command
 
 
 def test_errors_in_python_escape_their_texts(capsys) -> None:

@@ -138,7 +138,8 @@ def test_missing_captures_leave_no_files(refused, captured, tmp_path) -> None:
         assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said, task
         assert "captured seen, norms" in refused(task, f"task.run={captured.path}"), task
         said = refused(task, f"task.run={bare}")
-        assert "captured nothing" in said and "action: capture" in said, task
+        assert "captured nothing" in said, task
+        assert "action: capture" in said, task
         assert f"the newest one beside it: task.run={trained}" in said, task
         said = refused(task, f"task.run={trained}")
         assert "no module of this hook has one row for each sample" in said, task
