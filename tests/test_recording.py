@@ -279,7 +279,8 @@ def test_hooks_that_are_dropped_without_being_left_are_removed(tmp_path: Path) -
         with pytest.warns(ResourceWarning, match="dropped without being left"):
             del hooks
         assert [module._forward_hooks for module in model.modules()] == before
-        assert not any(module._forward_pre_hooks for module in model.modules())
+        for module in model.modules():
+            assert not module._forward_pre_hooks
     run = hookrun.open_run(tmp_path / "run")
     assert run.status["status"] == "failed"
     assert "dropped" in run.status["reason"]

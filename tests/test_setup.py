@@ -344,7 +344,8 @@ class Machine:
 
     def install(self, extra: str = "") -> None:
         done = self.bash(f'ensure_env "{extra}"')
-        assert done.returncode == 0 and self.is_ready(extra), done.stderr
+        assert done.returncode == 0, done.stderr
+        assert self.is_ready(extra), done.stderr
         self.asked()
 
 

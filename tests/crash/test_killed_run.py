@@ -214,7 +214,8 @@ def test_all_that_a_killed_run_indexed_is_right(ended: Ended) -> None:
             path = ended.folder / task / f"cut{number}"
             run = hookrun.open_run(path)
             checked = verify(path)
-            assert checked.bad == [] and run.cut_off, (task, kill)
+            assert checked.bad == [], (task, kill)
+            assert run.cut_off, (task, kill)
             counts.add(checked.shards)
             if "all" in run.captures:
                 for place, row in by_sample(run).items():

@@ -59,7 +59,8 @@ def test_ambiguous_prompts_are_refused_with_their_line(tmp_path: Path) -> None:
         ({"spans": ["b"]}, "not a mapping"),
     ]:
         message = refusal("prompts", file=prompts(tmp_path, good, {**good, **change}))
-        assert "line 2" in message and said in message, message
+        assert "line 2" in message, message
+        assert said in message, message
     missing = {key: value for key, value in good.items() if key != "answer"}
     assert "line 2 has no field 'answer'" in refusal("prompts", file=prompts(tmp_path, good, missing))
     assert "lines before it do not have" in refusal("prompts", file=prompts(tmp_path, missing, good))

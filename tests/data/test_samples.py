@@ -87,7 +87,8 @@ def test_the_parts_of_a_split_are_disjoint(total: int, fraction: float) -> None:
     assert len(val) == val_count(total, fraction)
     assert abs(len(val) - total * fraction) <= 1
     if total > 1 and 0 < fraction < 1:
-        assert train and val, "neither part is empty unless that is requested"
+        assert train
+        assert val, "neither part is empty unless that is requested"
 
 
 def test_the_split_has_the_recorded_indices_or_one_empty_part() -> None:

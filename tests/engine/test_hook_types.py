@@ -15,7 +15,9 @@ def test_every_hook_type_is_found_by_its_name() -> None:
     for name, each in HOOK_TYPES.items():
         assert pickle.loads(pickle.dumps(each)) is copy.deepcopy(each) is each
         assert each.name == name
-        assert each.fires and each.sees and not each.fires.endswith("."), name
+        assert each.fires, name
+        assert each.sees, name
+        assert not each.fires.endswith("."), name
         assert (each in ON_VALUES) is (each.phase != "installation"), name
         assert each.phase == "installation" or "when" in each.takes, name
     assert any(OWN_KEYS & each.takes for each in HOOK_TYPES.values())

@@ -147,7 +147,8 @@ def test_added_parameters_are_not_filled_again(tmp_path: Path, loader) -> None:
     assert bias.abs().max() > 0
     assert not torch.equal(module.net[2].weight, torch.full((3, 8), 0.25))
     made.test(module, loader, verbose=False)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, state[name])
 
 
 def test_samples_may_come_from_a_function(tmp_path: Path, loader) -> None:

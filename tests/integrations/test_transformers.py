@@ -113,7 +113,8 @@ def test_added_parameters_are_not_filled_again(tmp_path: Path, trainer) -> None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     made.evaluate()
     assert bias.abs().max() > 0
-    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, state[name])
 
 
 def test_another_model_than_the_hooked_one_is_refused(tmp_path: Path, trainer, spec) -> None:

@@ -126,7 +126,8 @@ def test_a_configuration_is_checked_key_by_key() -> None:
         ({"auto_map": {"AutoModel": "x"}}, "may not choose what code"),
     ]:
         message = problem(config={**GPT2, **change})
-        assert said in message and "model.args.config" in message, message
+        assert said in message, message
+        assert "model.args.config" in message, message
     nested = problem(config={"model_type": "llava", "text_config": {"num_hidden_layers": 10**8}})
     assert "model.args.config.text_config.num_hidden_layers" in nested
     assert "give either `path`, or `config`" in problem()

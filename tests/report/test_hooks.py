@@ -78,7 +78,8 @@ def test_the_map_of_a_deep_net_names_the_outliers() -> None:
     [figure] = over_steps("gradient norm", many, "step", "norm", by_layer=True)
     assert "a row is the largest of 3 layers" in figure.note
     assert "--rows:333;" in figure.picture
-    assert "m0 … m2" in figure.picture and "m990 … m992" in figure.picture, "names where there is room"
+    assert "m0 … m2" in figure.picture
+    assert "m990 … m992" in figure.picture, "names where there is room"
 
 
 def test_each_rank_has_a_curve_of_its_own_rows() -> None:

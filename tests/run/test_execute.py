@@ -305,4 +305,5 @@ def test_the_comparison_has_no_effects(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hooks.fired["h", "0"] == 1
     assert torch.equal(found, expected * 3)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name])

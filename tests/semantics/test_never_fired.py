@@ -29,7 +29,8 @@ def inactive(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str
             run(model)
     told = [str(each.message) for each in caught if issubclass(each.category, hookrun.HookrunWarning)]
     assert [line.split()[0] for line in told] == list(dict.fromkeys(hook for hook, _, _ in hooks.inactive))
-    assert all(any(why in line for line in told) for _, _, why in hooks.inactive)
+    for _, _, why in hooks.inactive:
+        assert any(why in line for line in told)
     return hooks.inactive
 
 

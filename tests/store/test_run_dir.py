@@ -214,7 +214,8 @@ def test_lines_of_ranks_are_in_the_order_of_steps(tmp_path: Path) -> None:
         other.append("samples.jsonl", [{"split": "val", "sample": 2 * sample + 1}])
         main.append("samples.jsonl", [{"split": "val", "sample": 2 * sample}])
         other.batches = main.batches = sample + 1
-    assert main.keeps_many and other.keeps_many, "they are to be written before there are more"
+    assert main.keeps_many
+    assert other.keeps_many, "they are to be written before there are more"
     other.take_kept()
     main.take_kept()
     main.append("stats.jsonl", [{"hook": "last", "epoch": 0, "step": 200}])

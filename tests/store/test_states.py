@@ -64,8 +64,10 @@ def test_every_key_is_read_back_equal(tmp_path: Path, model: nn.Module) -> None:
     found = stored | {name: stored[same] for name, same in aliases.items()}
     for state in (found, model.state_dict()):
         assert state.keys() == expected.keys()
-        assert all(torch.equal(state[name], expected[name]) for name in expected)
-        assert all(state[name].dtype == expected[name].dtype for name in expected)
+        for name in expected:
+            assert torch.equal(state[name], expected[name])
+        for name in expected:
+            assert state[name].dtype == expected[name].dtype
 
 
 def test_shared_tensors_are_stored_once_with_their_other_names(tmp_path: Path) -> None:

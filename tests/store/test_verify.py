@@ -122,7 +122,8 @@ def test_only_damaged_files_are_named(run, tmp_path, capsys) -> None:
         assert main([str(copy)]) == 1, kind
         printed = capsys.readouterr().out
         bad = [line for line in printed.splitlines() if line.startswith("BAD: ")]
-        assert len(bad) == 1 and said in bad[0], kind
+        assert len(bad) == 1, kind
+        assert said in bad[0], kind
         assert printed.endswith("1 bad\n"), kind
 
 

@@ -57,11 +57,13 @@ def test_the_page_agrees_with_the_sweep_on_baselines(cwd: Path, notes, conf) -> 
         typed = ["-m", "--config-dir", conf(**files), key, "seed=5,6", "baseline=true"]
         assert main([*typed, f"hydra.sweep.dir={name}"]) == 0
         facts = read_sweep(cwd / name)
-        assert len(facts.baselines) == 2 and facts.counts == {"done": len(facts.jobs)}, name
+        assert len(facts.baselines) == 2, name
+        assert facts.counts == {"done": len(facts.jobs)}, name
         for job in facts.compared:
             found = facts.baseline_of(job)
             if job.overrides["experiment"] != "zero":
-                assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
+                assert found is not None, name
+                assert found.overrides["seed"] == job.overrides["seed"], name
 
 
 CLAMPED = "hooks: {c: {select: fc, hook: grad, action: clamp, max: '${vars.top}'}}"

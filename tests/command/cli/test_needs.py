@@ -83,7 +83,8 @@ def test_a_plan_shows_it_without_running_it(call: Call, cwd: Path) -> None:
     _, said = call("experiment=patch", "task=plan", "model.weights={run: clean}")
     assert "\nweights: those of clean, which runs first\n" in said
     code, said = call("-m", "experiment=patch", "seed=1,2", "task=plan")
-    assert code == 0 and said.count("(runs first)") == 2, "each seed has its clean run"
+    assert code == 0
+    assert said.count("(runs first)") == 2, "each seed has its clean run"
 
 
 def test_a_need_runs_first_then_is_reused(patched: Path, patched_once: tuple[Path, str], call: Call) -> None:
@@ -122,7 +123,8 @@ def test_an_incomplete_run_is_not_reused(patched: Path, call: Call, cwd: Path) -
             state = {"killed": "running", "failed": "failed"}[change]
             (clean / "status.json").write_text(json.dumps({**status, "status": state, "manifest": None}))
         code, said = call("experiment=patch", "task=plan")
-        assert code == 0 and "(runs first)" in said, change
+        assert code == 0, change
+        assert "(runs first)" in said, change
         shutil.rmtree(clean)
         copied.rename(clean)
     assert "(used again)" in call("experiment=patch", "task=plan")[1]
@@ -155,17 +157,20 @@ def test_a_sweep_runs_it_once_before_its_jobs(notes, call: Call, cwd: Path, monk
     assert said.index("(runs first)") < said.index("Launching 2 jobs")
     assert [job.runs["clean"] for job, _ in notes.prepared[-2:]] == [str(clean)] * 2
     code, said = call("-m", "experiment=patch", "seed=1,2", "hooks.patch.select=layers.9")
-    assert code == 2 and made(cwd) == [clean], "refused before anything runs"
+    assert code == 2
+    assert made(cwd) == [clean], "refused before anything runs"
 
 
 def test_errors_of_a_need_are_reported_with_its_key_path(call, cwd, conf) -> None:
     conf(**{"experiment/clean": CLEAN + "  bad: {select: layers.9, hook: forward, action: print}\n"})
     code, said = call("experiment=patch")
-    assert code == 2 and not (cwd / "outputs").exists(), "refused before anything runs"
+    assert code == 2
+    assert not (cwd / "outputs").exists(), "refused before anything runs"
     assert "needs.clean (experiment clean seed=0): hooks.bad.select: 'layers.9' matches no module" in said
     conf(**{"experiment/clean": CLEAN})
     code, said = call("experiment=patch", "hooks.patch.select=layers.7")
-    assert code == 2 and "(runs first)" not in said, "its own mistakes come before what it needs is run"
+    assert code == 2
+    assert "(runs first)" not in said, "its own mistakes come before what it needs is run"
 
 
 @pytest.mark.parametrize(("seed", "reason"), [(4, ": found inf"), (3, "")], ids=["failed", "stopped"])
@@ -209,7 +214,8 @@ def test_forbidden_needs_are_refused(call, cwd, conf, needs: str, said: str) -> 
         text = PATCH.replace('\n  clean: {experiment: clean, overrides: ["seed=${seed}"]}', f" {needs}")
     conf(**{"experiment/patch": text, "experiment/clean_sweep": sweep})
     code, found = call("experiment=patch")
-    assert code == 2 and said in found, found
+    assert code == 2, found
+    assert said in found, found
     assert set(cwd.rglob("*")) == before
 
 
@@ -224,7 +230,8 @@ def test_a_resumed_run_finds_its_needs_in_folders_typed_again(patched, call, mon
     assert main(["resume=one"]) == 2
     assert "type --config-dir again" in capsys.readouterr().err
     code, said = call("resume=one")
-    assert code == 0 and "used again" in said, said
+    assert code == 0, said
+    assert "used again" in said, said
     assert Path("one/samples.jsonl").read_bytes() == (whole.path / "samples.jsonl").read_bytes()
 
 
@@ -243,7 +250,8 @@ def test_a_need_uses_only_runs_that_are_named_before_it(call, cwd, conf) -> None
         assert "run it first and name its directory" in said
     assert list(cwd.iterdir()) == [], "refused before anything runs"
     code, said = call("experiment=named", "task=plan")
-    assert code == 0 and said.count("(runs first)") == 2, said
+    assert code == 0, said
+    assert said.count("(runs first)") == 2, said
     assert said.index("needs: first = experiment clean") < said.index("needs: clean = experiment patch")
 
 
@@ -267,7 +275,8 @@ def test_previous_is_the_newest_finished_run(patched_once: tuple[Path, str], cal
     assert found.plan["runs"][0]["path"] == str(expected.path)
     assert_close(found.predictions[:], expected.predictions[:])
     code, said = call("-m", "experiment=patch", "~needs", value, "seed=4")
-    assert code == 2 and f"no hook 'seen' in the captures of {found.path}" in said, "the run before the sweep"
+    assert code == 2
+    assert f"no hook 'seen' in the captures of {found.path}" in said, "the run before the sweep"
 
 
 def again(run: Run) -> list[str]:
@@ -329,7 +338,8 @@ def test_one_key_of_vars_changes_several_settings(notes, call: Call, cwd: Path, 
     }.items():
         conf(**{"experiment/bad": f"{CLEAN}{bad}\n"})
         code, said = call("experiment=bad")
-        assert code == 2 and why in said, said
+        assert code == 2, said
+        assert why in said, said
 
 
 def test_another_mistake_does_not_hide_the_needs(call: Call, cwd: Path) -> None:
@@ -343,7 +353,8 @@ def test_another_mistake_does_not_hide_the_needs(call: Call, cwd: Path) -> None:
         ("+needs.clean.overides=[]",),
     ):
         code, said = call("experiment=patch", *typed)
-        assert code == 2 and "1 configuration error\n" in said, said
+        assert code == 2, said
+        assert "1 configuration error\n" in said, said
     code, said = call("experiment=patch", weights, "hooks.patch.select=nowhere", "hooks.corrupt.select=nope")
     assert code == 2
     assert "'nope' matches no module" in said

@@ -111,7 +111,8 @@ def test_another_configuration_is_refused_with_differences(
 ) -> None:
     before = files(failed)
     code, said = say([f"resume={failed}", *more])
-    assert code == 2 and expected in said, said
+    assert code == 2, said
+    assert expected in said, said
     assert files(failed) == before
 
 
@@ -148,7 +149,8 @@ def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
     assert code == 1, said
     write(1.0)
     code, said = say(["resume=one"])
-    assert code == 2 and "data.safetensors: its content has changed" in said, said
+    assert code == 2, said
+    assert "data.safetensors: its content has changed" in said, said
 
 
 def test_damaged_states_are_kept_without_resume_anyway(failed: Path, say: Say) -> None:
@@ -213,14 +215,16 @@ def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) 
 )
 def test_runs_that_cannot_be_resumed_say_why(cwd, say, argv: list[str], expected: str) -> None:
     code, said = say(argv)
-    assert code == 2 and expected in said, said
+    assert code == 2, said
+    assert expected in said, said
     assert not (cwd / "outputs").exists()
 
 
 def test_a_file_cannot_set_resume(conf: Callable[..., str], say: Say) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\nresume: latest\n"})
     code, said = say(["--config-dir", folder, "experiment=mine"])
-    assert code == 2 and "resume: is taken from the command line only" in said, said
+    assert code == 2, said
+    assert "resume: is taken from the command line only" in said, said
 
 
 def test_states_are_kept_with_keep_done(cwd: Path, say: Say) -> None:

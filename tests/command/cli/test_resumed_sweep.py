@@ -55,7 +55,8 @@ def test_finished_jobs_are_not_run_again(pages, notes, earlier, capsys) -> None:
     assert "report:" in out
     assert len((earlier / "sweep.csv").read_text().splitlines()) == 6
     notes.ran.clear()
-    assert main(["-m", "+resume=mine"]) == 3 and notes.ran == [], "alone it is the sweep that is stored"
+    assert main(["-m", "+resume=mine"]) == 3
+    assert notes.ran == [], "alone it is the sweep that is stored"
 
 
 def test_a_finished_job_without_its_page_gets_it(notes, earlier, monkeypatch) -> None:
@@ -146,7 +147,8 @@ def test_a_changed_job_of_a_larger_sweep_is_a_new_job(notes, earlier, capsys) ->
     assert jobs(earlier) == {"0": 5, "1": 6, "2": 8, "3": 9}
     notes.ran.clear()
     assert main(["-m", "resume=latest"]) == 2, "it lies elsewhere"
-    assert main(["resume=mine"]) == 0 and notes.ran == [], "the wider one is stored now"
+    assert main(["resume=mine"]) == 0
+    assert notes.ran == [], "the wider one is stored now"
     assert main(["-m", "seed=5,6", "train.epochs=2", "resume=mine"]) == 0
     assert [run_dir.name for _, run_dir in notes.ran] == ["4", "5"]
     assert "4 more in it, with configurations other than this sweep's" in capsys.readouterr().out
@@ -347,7 +349,8 @@ def test_no_link_in_the_directory_is_written_through(notes, earlier, tmp_path, c
         typed = ["seed=5,1", "hydra.sweep.subdir=jobs/${hydra.job.num}"]
         assert main(["-m", *typed, "resume=mine"]) == 2, place
         assert f"{link} is a link" in capsys.readouterr().err, place
-        assert notes.ran == [] and contents(theirs) == before, place
+        assert notes.ran == [], place
+        assert contents(theirs) == before, place
         link.unlink()
         theirs.rename(link)
     link = earlier / "jobs/1/error.txt"

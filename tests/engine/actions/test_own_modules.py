@@ -69,7 +69,8 @@ def test_modules_start_from_a_seed_of_their_own() -> None:
     one = initial("ad", "more")
     other = initial("more", "ad")
     assert one.keys() == other.keys()
-    assert all(torch.equal(each, other[name]) for name, each in one.items())
+    for name, each in one.items():
+        assert torch.equal(each, other[name])
     assert not torch.equal(one["0.ad_down_weight"], one["2.ad_down_weight"])
     assert not torch.equal(one["0.ad_down_weight"], one["0.more_down_weight"])
 

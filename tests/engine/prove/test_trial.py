@@ -121,7 +121,8 @@ def test_the_model_is_not_changed() -> None:
     }
     hookrun.compile(spec, model, example=EXAMPLE)
     assert model.state_dict().keys() == state.keys()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name])
     for parameter in model.parameters():
         assert parameter.grad is None
     assert model.training
@@ -192,9 +193,12 @@ def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> Non
     plan = hookrun.compile(spec, model, example=((torch.zeros(3, 2),), {}), training=False)
     assert "a deep copy of the model shares 0" in str(plan.unchecked)
     assert model[0].training
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    for parameter in model.parameters():
+        assert parameter.requires_grad
+    for parameter in model.parameters():
+        assert parameter.grad is None
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name])
     for module in model.modules():
         assert not (module._forward_hooks)
         assert not (module._forward_pre_hooks)

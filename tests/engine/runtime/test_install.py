@@ -242,7 +242,8 @@ def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
         now, clock.passes = CurrentCall(path, clock), None
         assert now.tokens is None, path
         clock.passes = SimpleNamespace(current=current)
-        assert now.tokens == expected and now.model_tokens is current, path
+        assert now.tokens == expected, path
+        assert now.model_tokens is current, path
 
 
 def test_a_complex_value_of_a_real_tensor_is_refused() -> None:

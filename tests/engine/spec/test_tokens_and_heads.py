@@ -73,7 +73,8 @@ def test_mistakes_in_tokens_are_reported_at_their_key() -> None:
         with pytest.raises(SpecError) as found:
             keys_of(tokens=raw)
         [problem] = found.value.errors
-        assert problem.where == f"hooks.h.{where}" and what in str(problem), (raw, problem)
+        assert problem.where == f"hooks.h.{where}", (raw, problem)
+        assert what in str(problem), (raw, problem)
 
 
 CLAUSE = TypeAdapter[Heads](HeadsClause)

@@ -56,7 +56,8 @@ def test_every_tensor_has_a_path() -> None:
             int(key) if key.isdigit() else key for key in path.replace("[", ".").replace("]", "").split(".")
         ]
         changed = put(whole, keys, new)
-        assert get(changed, keys) is new and get(whole, keys) is not new, path
+        assert get(changed, keys) is new, path
+        assert get(whole, keys) is not new, path
         assert type(changed) is OrderedDict
         assert type(changed["a"]) is Pair
         assert type(changed["b"]) is Frozen

@@ -118,7 +118,8 @@ def test_boolean_keys_are_reported_with_advice_to_quote_them() -> None:
 def test_a_mistake_in_the_weights_of_a_run_is_reported_there(weights: Any, where: str, says: str) -> None:
     error = of_file(model={"name": "mlp", "weights": weights})
     (problem,) = [each for each in error.errors if "is missing" not in each.what]
-    assert problem.where == where and says in str(problem), error
+    assert problem.where == where, error
+    assert says in str(problem), error
 
 
 @pytest.mark.parametrize(

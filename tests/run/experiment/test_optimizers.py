@@ -282,7 +282,8 @@ def test_other_groups_come_before_the_chosen_ones() -> None:
         ("train.optimizer.groups.1", ("conv2.weight",), {}),
     ]
     whole = trained(**groups({"select": "**", "lr": 1}))
-    assert len(whole.groups) == 1 and whole.groups[0].where, "no empty group of the others"
+    assert len(whole.groups) == 1
+    assert whole.groups[0].where, "no empty group of the others"
     only = trained(parameters="fc", **groups({"select": "{fc,conv1}"}))
     assert [group.names for group in only.groups] == [("fc.weight", "fc.bias")]
 

@@ -66,7 +66,8 @@ def test_each_row_is_the_gradient_for_its_sample_alone(shared, ready) -> None:
     for name in ("grads", "acts"):
         assert found.captures[name]["conv2"].sample_ids.tolist() == list(range(6)), "in the data's order"
     rows = found.captures["weights"]["fc.weight"]
-    assert rows.shape == (2, 10, 512) and rows.sample_ids.tolist() == [-1, -1], "one for each batch"
+    assert rows.shape == (2, 10, 512)
+    assert rows.sample_ids.tolist() == [-1, -1], "one for each batch"
     torch.testing.assert_close(rows[:].sum(0), in_all, rtol=1e-4, atol=1e-5)
 
 

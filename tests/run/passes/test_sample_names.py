@@ -93,7 +93,8 @@ def test_images_keep_their_proportions(ready: Any, folder: Path) -> None:
     prepared = ready("model=mlp", "task=predict", "data=image_folder", f"data.root={folder}")
     image = next(Batches(prepared, "val").epoch(0)).inputs[0]
     assert image.shape == (3, 224, 224)
-    assert float(image.min()) > 0.2 and float(image.max()) < 0.8, "the middle of it"
+    assert float(image.min()) > 0.2
+    assert float(image.max()) < 0.8, "the middle of it"
 
 
 def test_the_tree_of_modules_needs_no_data(capsys: Any) -> None:

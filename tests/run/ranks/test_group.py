@@ -192,7 +192,8 @@ class Wire:
             place.copy_(each)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        assert tensor.is_contiguous() and tensor.dtype is not torch.bool, "not every backend takes these"
+        assert tensor.is_contiguous()
+        assert tensor.dtype is not torch.bool, "not every backend takes these"
         tensor.copy_(self.exchanged(tensor)[source])
 
     def on_all(self, act: Callable[[RankGroup], Any]) -> list[Any]:

@@ -82,7 +82,8 @@ def test_each_setting_that_differs_is_named_with_both_values(workers: Any, tmp_p
     lr = "+train.optimizer={name: SGD, lr: 0.1}"
     last = ["train.optimizer.lr=0.7", "train.checkpoint.keep=3", "seed=1"]
     ended = workers.run(tmp_path, *TRAIN, lr, "hydra.run.dir=run", ranks=3, last=last)
-    assert ended.codes == [2, 2, 2] and ended.said[1:] == ["", ""], ended.said
+    assert ended.codes == [2, 2, 2], ended.said
+    assert ended.said[1:] == ["", ""], ended.said
     assert "rank 2 has train.optimizer.lr 0.7, rank 0 has 0.1" in ended.said[0]
     assert "rank 2 has train.checkpoint.keep 3, rank 0 has 9" in ended.said[0]
     assert "rank 2 has seed 1, rank 0 has 0" in ended.said[0]

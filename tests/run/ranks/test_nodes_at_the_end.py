@@ -83,7 +83,8 @@ def test_the_last_state_outlives_a_node_that_dies(
         assert status["status"] == "running"
         assert "rank 0, or torchrun, is gone" in said
     ended = workers.run(tmp_path, f"resume={path}")
-    assert ended.codes == [0, 0] and "resumed from state_0000" in ended.said[0], ended.said
+    assert ended.codes == [0, 0], ended.said
+    assert "resumed from state_0000" in ended.said[0], ended.said
     assert workers.run(tmp_path, *LONG, "hydra.run.dir=whole").codes == [0, 0]
     resumed = hookrun.open_run(path)
     whole = hookrun.open_run(tmp_path / "whole")

@@ -134,7 +134,8 @@ def test_columns_are_aligned_at_any_width(shown, monkeypatch) -> None:
     assert "(+4 below)" in top
     assert "4 modules further down: task.depth=2 shows one more level" in top
     deep = shown("model=mlp", "task.depth=1", "task.select=layers.0")
-    assert "* 0" in deep and "matches 1: layers.0" in deep, "what is asked for is shown"
+    assert "* 0" in deep
+    assert "matches 1: layers.0" in deep, "what is asked for is shown"
     monkeypatch.setenv("COLUMNS", "30")
     narrow = shown("model=mlp").splitlines()
     assert max(map(len, narrow[:6])) == 30

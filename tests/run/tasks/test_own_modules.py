@@ -56,7 +56,9 @@ def test_the_own_module_alone_is_trained(executed, found, capsys) -> None:
     assert moved == set(ADDED)
     lines = [line for line in found.stats if line["mode"] == "train"]
     assert [(line["step"], line["hook"]) for line in lines] == [(step, "seen") for step in range(6)]
-    assert all(line["spread"] > 0 and line["input_norm"] > 0 for line in lines)
+    for line in lines:
+        assert line["spread"] > 0
+        assert line["input_norm"] > 0
     page = write_report(found.path).read_text()
     assert "spread" in page
     assert "input_norm" in page

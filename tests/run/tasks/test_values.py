@@ -229,7 +229,8 @@ def test_mistakes_in_a_value_are_reported(refused: Any, clean: Run, tmp_path: Pa
         "minus: 3": "minus: found 3, expected a mapping such",
     }.items():
         found = refused(*BASE, patch(clean, keys, "select: fc"))
-        assert said in found and found.startswith("1 co"), keys
+        assert said in found, keys
+        assert found.startswith("1 co"), keys
     wrong = patch(clean, "", "select: fc").replace("{run: ", "{rnu: ").replace(", capture: seen", "")
     assert "hooks.patch.value: found the keys rnu, expected `file`, `run`" in refused(*BASE, wrong)
 

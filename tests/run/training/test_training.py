@@ -326,8 +326,11 @@ def test_weights_are_restored_after_an_average() -> None:
             parameter.add_(1)
     own = {name: each.clone() for name, each in model.state_dict().items()}
     with pytest.raises(ZeroDivisionError), average.swapped_in():
-        assert not any(torch.equal(each, own[name]) for name, each in model.named_parameters())
+        for name, each in model.named_parameters():
+            assert not torch.equal(each, own[name])
         with average.swapped_out():
-            assert all(torch.equal(each, own[name]) for name, each in model.state_dict().items())
+            for name, each in model.state_dict().items():
+                assert torch.equal(each, own[name])
         raise ZeroDivisionError
-    assert all(torch.equal(each, own[name]) for name, each in model.state_dict().items())
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, own[name])

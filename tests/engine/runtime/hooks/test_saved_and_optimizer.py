@@ -136,7 +136,9 @@ def test_after_the_step_the_parameters_are_edited() -> None:
     model = net()
     stepped(model, one_hook("**", "optimizer_step_post", "clamp", min=-0.01, max=0.01))
     assert max(parameter.abs().max().item() for parameter in model.parameters()) == pytest.approx(0.01)
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.requires_grad
+        assert parameter.is_leaf
 
 
 def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:

@@ -255,7 +255,8 @@ def test_each_mistake_is_reported_at_its_key(
     data: str, metrics: list[Any], loss: str, task: dict[str, Any], where: str
 ) -> None:
     found = said(data, metrics, loss, **task)
-    assert len(found) == 1 and where in found[0], found
+    assert len(found) == 1, found
+    assert where in found[0], found
 
 
 def test_valid_settings_have_no_problems() -> None:
