@@ -1,4 +1,4 @@
-"""The recipes of hookrun/README.md, followed exactly in a copy of the package."""
+"""The recipes of hookrun/README.md, followed exactly in a package of one's own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,21 +32,21 @@ TITLES = {
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
-    """All recipes, followed one after another in a copy of the package and its configuration."""
-    checkout = tmp_path_factory.mktemp("checkout")
+    """All recipes, followed in one package, which is installed beside hookrun; its configuration is a --config-dir."""
+    package = tmp_path_factory.mktemp("package")
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("hookrun", "conf"):
-        shutil.copytree(ROOT / name, checkout / name)  # with everything that is compiled already
-    commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]}
+    install(package)
+    options = ["--config-dir", str(package / "conf"), "compute.device=cpu"]
+    commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan", *options]}
     for name, title in TITLES.items():
-        (command,) = follow(title, checkout)
+        (command,) = follow(title, package)
         words = shlex.split(command)
         assert words[:3] == ["python", "-m", "hookrun"]
-        commands[name] = [*words[3:], "compute.device=cpu"]
+        commands[name] = [*words[3:], *options]
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
+        env=os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
     )
@@ -102,35 +102,32 @@ def blocks(text: str) -> Iterator[tuple[str, str, str]]:
         yield kind, place.group(1) if place else "", content[place.end() :] if place else content
 
 
-def patched(old: str, change: str) -> str:
-    """A text with the lines that `change` adds, each after the line before it in the change."""
-    lines = old.splitlines()
-    for hunk in change.split("@@\n"):
-        at = -1
-        for line in hunk.splitlines():
-            if line.startswith("+"):
-                lines.insert(at := at + 1, line[1:])
-            else:
-                at = lines.index(line[1:], at + 1)
-    return "\n".join(lines) + "\n"
-
-
-def follow(title: str, checkout: Path) -> list[str]:
-    """Add the files of a recipe to a checkout; returns its commands."""
+def follow(title: str, folder: Path) -> list[str]:
+    """Write the files of a recipe into a folder; returns its commands."""
     commands = []
     for kind, file, content in blocks(recipe(title)):
-        path = checkout / file
         if kind == "sh":
             commands.append(content.strip())
-        elif kind == "diff":
-            path.write_text(patched(path.read_text(encoding="utf-8"), content), encoding="utf-8")
-        elif file == "hookrun/engine/hook_types.py":
-            before, marker, after = path.read_text(encoding="utf-8").partition("\n\nHOOK_TYPES = ")
-            path.write_text(f"{before}\n{content}{marker}{after}", encoding="utf-8")
-        else:
-            assert not path.exists(), f"{file} is there already"
-            path.write_text(content, encoding="utf-8")
+            continue
+        path = folder / file
+        assert not path.exists(), f"{file} is there already"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
     return commands
+
+
+def install(folder: Path) -> None:
+    """Do what pip does with the pyproject.toml of the recipes: write down the package's name and its entry points."""
+    ((_, file, content),) = blocks(README.split("## Recipes\n", 1)[1].split("\n### ", 1)[0])
+    assert file == "pyproject.toml"
+    project = tomllib.loads(content)["project"]
+    info = folder / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    about = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (info / "METADATA").write_text(about)
+    (group, points), *_ = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {module}" for name, module in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 # Each command runs as `python -m hookrun`, with its output in files, in one process: most of its time is imports.

@@ -18,7 +18,7 @@ from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw.text import module_name, moment, number
 from hookrun.report.facts import named_in, read_facts
-from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection
+from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection, extension_sections
 from hookrun.report.sweep_facts import SweepData, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing, write_table
@@ -46,7 +46,8 @@ def write_run_report(folder: Path) -> Path:
     for word in facts.env.argv:
         if key_of(word) == "experiment" and "," not in word:
             title = word.partition("=")[2]
-    return write_page(folder, "run.html", OF_A_RUN, facts, {"title": title})
+    sections = [*OF_A_RUN, *extension_sections()]
+    return write_page(folder, "run.html", sections, facts, {"title": title})
 
 
 def write_sweep_report(folder: Path) -> Path:

@@ -60,7 +60,7 @@ def study_sections() -> list[ReportSection[RunData]]:
 
 
 def extension_sections() -> list[ReportSection[RunData]]:
-    """The sections that modules of extensions define."""
+    """The sections that modules of extensions define; not made when this is imported, since such a module imports it."""
     sections = list[ReportSection[RunData]]()
     for module in extension_modules():
         sections += [item for item in vars(module).values() if isinstance(item, ReportSection)]
@@ -81,7 +81,6 @@ OF_A_RUN: tuple[ReportSection[RunData], ...] = (
     ReportSection("classes", "Classes", classes.build, "classes.html"),
     ReportSection("plan", "Plan", plan.build, "plan.html", "details"),
     ReportSection("model", "Model", model.build, "model.html", "details"),
-    *extension_sections(),
     ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html", "details"),
 )
 

@@ -45,6 +45,7 @@ from hookrun.studies.effects.replay import Scouted, scout
 from hookrun.studies.kit.passes import (
     EXAMPLE_BATCH,
     Prepared,
+    RunValues,
     Split,
     as_call,
     data,
