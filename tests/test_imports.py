@@ -24,7 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("terminal",),
     ("signals",),
-    ("engine/collector", "engine/discovery", "engine/hook_types", "engine/keys", "engine/rank"),
+    ("engine/discovery",),
+    ("engine/collector", "engine/hook_types", "engine/keys", "engine/rank"),
     ("engine/values",),
     ("engine/validation", "engine/trust"),
     ("engine/actions",),
@@ -47,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("command/compose",),
     ("command/sweeps",),
     ("command",),
-    ("__init__", "__main__", "api", "cli", "compare", "schema", "testing", "verify"),
+    ("__init__", "__main__", "api", "cli", "compare", "extend", "schema", "testing", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

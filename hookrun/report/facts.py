@@ -77,13 +77,13 @@ MOST_PICTURES = 2**20
 MOST_TOKENS = 16 * 2**20
 """Bytes read of tokens.jsonl: more tokens than a model has."""
 
-ON_PARAMETERS = frozenset(name for name, hook_type in HOOK_TYPES.items() if hook_type.on_parameters)
-"""Hook types whose matches are parameters, not modules."""
-
-_ON_GRADIENTS = frozenset(name for name, hook_type in HOOK_TYPES.items() if hook_type.gradient)
-
 NOTICES = frozenset({"ok", "spent"})
 """Keys of records that the page shows as notices: a check's result, a budget that is used up."""
+
+
+def on_parameters(hook_type: str | None) -> bool:
+    """Whether the matches of a hook type are parameters, not modules."""
+    return hook_type in HOOK_TYPES and HOOK_TYPES[hook_type].on_parameters
 
 
 class HookLine(StatsLine):
@@ -165,7 +165,10 @@ class RunData:
 
     def sees_gradients(self, hook: str) -> bool:
         """Whether the hook's values are gradients."""
-        return hook in self.planned and self.planned[hook].hook in _ON_GRADIENTS
+        if hook not in self.planned:
+            return False
+        hook_type = self.planned[hook].hook
+        return hook_type in HOOK_TYPES and HOOK_TYPES[hook_type].gradient
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
