@@ -83,7 +83,8 @@ NOTICES = frozenset({"ok", "spent"})
 
 def on_parameters(hook_type: str | None) -> bool:
     """Whether the matches of a hook type are parameters, not modules."""
-    return hook_type in HOOK_TYPES and HOOK_TYPES[hook_type].on_parameters
+    record = HOOK_TYPES.get(hook_type or "")
+    return record is not None and record.on_parameters
 
 
 class HookLine(StatsLine):
@@ -167,8 +168,8 @@ class RunData:
         """Whether the hook's values are gradients."""
         if hook not in self.planned:
             return False
-        hook_type = self.planned[hook].hook
-        return hook_type in HOOK_TYPES and HOOK_TYPES[hook_type].gradient
+        record = HOOK_TYPES.get(self.planned[hook].hook or "")
+        return record is not None and record.gradient
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
