@@ -122,7 +122,7 @@ class SiteRunner:
         """
         if self._holds is not None and not self._holds():
             return value
-        if self._waits_for_rows and self.site.clock.stands_in:
+        if self._waits_for_rows and self.site.clock.is_dummy_pass:
             return value
         if self._scaler is not None and self._scaler._scale is not None:
             return run_unscaled(
@@ -352,7 +352,7 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
             seen = site.passed_part.of(value)
         # a copy, since it may be written in place later
         site.clock.calls.forward.passed_on[site.hook_name, site.path] = seen.clone()
-        return None if site.clock.stands_in else capture(value)
+        return None if site.clock.is_dummy_pass else capture(value)
 
     return capture_and_pass
 

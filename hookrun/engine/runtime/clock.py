@@ -42,7 +42,7 @@ class Clock:
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count the elements that edits change (on the logged steps)
     rows:         this rank's rows of the current batch; None: the batch is not split
-    stands_in:    this rank has no rows of the current batch and runs the pass only because collective operations need
+    is_dummy_pass: this rank has no rows of the current batch and runs the pass only because collective operations need
                   every rank, or the task runs it for itself: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
     holding:      hook name -> [B] bool: the samples of the current batch that meet its `when.data`; empty: not known
@@ -70,7 +70,7 @@ class Clock:
         self.calls = CallStack([], [])
         self.accumulating = False
         self.rows: RowsOfRank | None = None
-        self.stands_in = False
+        self.is_dummy_pass = False
         self.samples: Tensor | None = None
         self.holding: Mapping[str, Tensor] = {}
         self.population: int | None = None

@@ -208,7 +208,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
             index = self.part.of(places).reshape(-1)
         # a rank without rows of the batch: NaN in its pass would reach the gradients of the others
         of_ranks = distributed.is_available() and distributed.is_initialized()
-        without_rows = clock.stands_in and clock.rows is None and self.hook_type.of_rows and of_ranks
+        without_rows = clock.is_dummy_pass and clock.rows is None and self.hook_type.of_rows and of_ranks
         if not self.has_values or without_rows:
             return x.clone()
         if isinstance(given, PendingRun):

@@ -28,7 +28,7 @@ class SiteRecords(SiteDraws):
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
     ) -> None:
         # an edit acts again in a recomputed call, and in passes that the task makes for itself
-        if self.spec.action.observes or (repeating() is None and not self.clock.stands_in):
+        if self.spec.action.observes or (repeating() is None and not self.clock.is_dummy_pass):
             self.sink.emit(self._start(path), data, show=show)
 
     def _start(self, path: str | None = None) -> tuple[Any, ...]:

@@ -220,7 +220,9 @@ class Wiring:
         self._registered.clear()
 
     def _firing(self, site: HookSite) -> BoundHook:
-        runner = SiteRunner(site, for_other_ranks=self._reduced is not None and self._reduced.stands_in)
+        runner = SiteRunner(
+            site, for_other_ranks=self._reduced is not None and self._reduced.needs_dummy_passes
+        )
         inside = self._compiles and site.hook_type.in_graph
         traced = in_graph_of(site) if inside else self._refused
         if self._around is not None:

@@ -71,7 +71,7 @@ def opened_run(
     settings, ranks = prepared.settings, run_dir.ranks
     is_sharded = ranks.several and settings.compute.strategy == "fsdp"
     repeats = prepared.task.repeats_passes
-    reduced = ReducedGradients(stands_in=is_sharded or repeats) if ranks.several or repeats else None
+    reduced = ReducedGradients(needs_dummy_passes=is_sharded or repeats) if ranks.several or repeats else None
     opened = Loggers()
     logged = LoggedRun(run_dir.path, _config(prepared) if loggers else {})
     sink = _sink_of(prepared, run_dir, screen, opened)
