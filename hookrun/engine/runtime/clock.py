@@ -45,7 +45,7 @@ class Clock:
     is_dummy_pass: this rank has no rows of the current batch and runs the pass only because collective operations need
                   every rank, or the task runs it for itself: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
-    holding:      hook name -> [B] bool: the samples of the current batch that meet its `when.data`; empty: not known
+    matching:     hook name -> [B] bool: the samples of the current batch that meet its `when.data`; empty: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
     training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
                   set before `step`
@@ -72,7 +72,7 @@ class Clock:
         self.rows: RowsOfRank | None = None
         self.is_dummy_pass = False
         self.samples: Tensor | None = None
-        self.holding: Mapping[str, Tensor] = {}
+        self.matching: Mapping[str, Tensor] = {}
         self.population: int | None = None
         self.passes: Sequences | None = None
         self.counting = counting
@@ -240,7 +240,7 @@ class CurrentCall(local):
     args:    the arguments of the module call as one value, for actions that use them; None: there are none
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
-    holding: [k], the rows of what the action would see for which a condition by sample holds; None: all
+    matching: [k], the rows of what the action would see for which a condition by sample holds; None: all
     """
 
     within = ""
@@ -250,7 +250,7 @@ class CurrentCall(local):
     args: Any = None
     whole: Tensor | None = None
     chosen: Chosen | None = None
-    holding: Tensor | None = None
+    matching: Tensor | None = None
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock = clock

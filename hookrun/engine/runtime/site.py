@@ -61,9 +61,9 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             chosen = current.chosen
-            holding = current.holding
-            if holding is not None:
-                rows = holding if rows is None else holding[rows]
+            matching = current.matching
+            if matching is not None:
+                rows = matching if rows is None else matching[rows]
             if chosen is None:
                 keep(value, rows)
                 return

@@ -48,10 +48,10 @@ class SiteRecords(SiteDraws):
         def rows(shape: Sequence[int]) -> Tensor:
             kept = is_kept()
             chosen = self.current.chosen
-            holding = self.current.holding
+            matching = self.current.matching
             places = None if chosen is None else chosen.rows.samples
-            if holding is not None:
-                places = holding if places is None else places[holding]
+            if matching is not None:
+                places = matching if places is None else places[matching]
             if places is not None:
                 return kept[places].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):

@@ -165,7 +165,7 @@ class RunContext:
             clock.rows = None if clock.is_dummy_pass else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
-        clock.holding = {name: batch.matches(wanted) for name, wanted in self._of_data.items()}
+        clock.matching = {name: batch.matches(wanted) for name, wanted in self._of_data.items()}
 
     @contextmanager
     def silently(self, *, edit: bool) -> Iterator[None]:
