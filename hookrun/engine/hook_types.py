@@ -67,7 +67,7 @@ class HookType:
         return self.on != "module"
 
     @property
-    def of_rows(self) -> bool:
+    def sees_batch(self) -> bool:
         """Whether its value is computed from the rows of a batch, which are split over several ranks."""
         return self.on == "module" and self.phase != "installation"
 

@@ -555,7 +555,7 @@ def _why_unfit(spec: HookSpec, match: Match, names: ModelNames, added: Collectio
     kind = spec.hook_type
     action = spec.action
     owner = names.owner_of(match.path) if kind.on_parameters else names.modules[match.path]
-    only_values = kind.of_rows and not action.of_call and not added and not action.adds(spec.name)
+    only_values = kind.sees_batch and not action.of_call and not added and not action.adds(spec.name)
     if is_scripted(owner) and not only_values:
         return "a TorchScript module takes hooks on the values of its calls only"
     if not kind.on_parameters:

@@ -60,7 +60,7 @@ class SiteRunner:
         is_gradient = site.hook_type.phase == "backward"
         self._scaler = site.clock.scaler if is_gradient else None
         self._waits_for_rows = False
-        if for_other_ranks and site.hook_type.of_rows:
+        if for_other_ranks and site.hook_type.sees_batch:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
         self._form_is_checked = False  # shape and dtype of the first result
         self._function: Op = _takes_place if spec.action.of_call else function_of(site)

@@ -76,7 +76,7 @@ class SiteRecords(SiteDraws):
                 least = plain(least).min()
                 largest = plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
-        if self.hook_type.of_rows and clock.rows is not None and clock.samples is not None:
+        if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
             record["samples"] = clock.samples.tolist()  # of this rank
         record["class"] = type(self.module).__name__
         if policy != "error" or not self.has_values:

@@ -544,7 +544,7 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
 def _writes(hook: PlannedHook, name: str) -> bool:
     """Whether the hook may change the parameter of this name or its gradient."""
     spec = hook.spec
-    if spec.action.observes or spec.hook_type.of_rows or spec.hook_type.phase == "forward":
+    if spec.action.observes or spec.hook_type.sees_batch or spec.hook_type.phase == "forward":
         return False
     paths = [path for match in hook.matches for path in match.names]
     return any(not path or name == path or name.startswith(f"{path}.") for path in paths)
