@@ -63,7 +63,7 @@ class SiteRunner:
         if for_other_ranks and site.hook_type.sees_batch:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
         self._form_is_checked = False  # shape and dtype of the first result
-        self._function: Op = _takes_place if spec.action.of_call else function_of(site)
+        self._function: Op = _takes_place if spec.action.acts_on_call else function_of(site)
 
     def _schedule(self) -> Callable[[], bool] | None:
         site = self.site
@@ -134,7 +134,7 @@ class SiteRunner:
         """Count the firing, and run the action."""
         self.site.fired += 1
         try:
-            if self.site.spec.action.of_call:
+            if self.site.spec.action.acts_on_call:
                 return self._function(value)
             if self.site.spec.action.observes:
                 self._observe(value)
@@ -265,7 +265,7 @@ class SiteRunner:
         if kept is not None:
             return kept.observer(self.site, self.fire)
         action = self.site.spec.action
-        if action.observes or action.of_call or self._is_conditional() or not self._is_plain:
+        if action.observes or action.acts_on_call or self._is_conditional() or not self._is_plain:
             return self.fire
         return self._plain_edit()
 

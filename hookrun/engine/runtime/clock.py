@@ -235,7 +235,7 @@ class CurrentCall(local):
     calls:   numbers the calls of the site's module; None: they are not numbered
     within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
     at:      path, below `within`, of the tensor that the action is given
-    of_call: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
+    call_number: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
     of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
     args:    the arguments of the module call as one value, for actions that use them; None: there are none
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
@@ -245,7 +245,7 @@ class CurrentCall(local):
 
     within = ""
     at = ""
-    of_call: int | None = None
+    call_number: int | None = None
     of_pass: Pass | None = None
     args: Any = None
     whole: Tensor | None = None
@@ -264,12 +264,12 @@ class CurrentCall(local):
 
     def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
         """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
-        self.of_call = number
+        self.call_number = number
         self.of_pass = tokens
         try:
             return op(value)
         finally:
-            self.of_call = self.of_pass = None
+            self.call_number = self.of_pass = None
 
     @property
     def model_tokens(self) -> Pass | None:

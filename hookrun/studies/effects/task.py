@@ -255,7 +255,7 @@ class EffectsTask(TaskOfOneSplit):
         """Why the hook cannot be moved, or cannot be repeated with other values."""
         kind = hook.hook_type
         action = hook.action
-        if kind.phase != "forward" or kind.until_backward or action.observes or action.of_call:
+        if kind.phase != "forward" or kind.until_backward or action.observes or action.acts_on_call:
             yield Problem(
                 "task.hook",
                 f"{action.action_name} on {kind} does not edit a value that a forward pass computes",
