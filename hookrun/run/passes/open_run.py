@@ -85,7 +85,7 @@ def opened_run(
         scaler=scaler,
         restored=prepared.applied,
         reduced=reduced,
-        around=prepared.around,
+        replace_op=prepared.replace_op,
     )
     with (
         opened.open(loggers if ranks.is_main else (), logged),
