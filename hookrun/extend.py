@@ -6,8 +6,9 @@ An extension is a module of an installed package, named in its ``pyproject.toml`
     soft_clamp = "mypkg.soft_clamp"
 
 What the module defines is found by its class: a subclass of `Action` is an action, one of `Selector` a selector form,
-and so on. Installing the package is the consent: its code runs in every command. A module of actions, selector forms or
-tasks is imported to validate a configuration; import torch inside its functions, so that a mistake is told without it.
+and so on. A name, prefix or id that is taken is refused. Installing the package is the consent: its code runs in
+every command. A module of actions, selector forms or tasks is imported to validate a configuration; import torch inside
+its functions, so that a mistake is told without it.
 
 hookrun/README.md has a complete recipe for each kind. In short:
 
@@ -24,8 +25,9 @@ hookrun/README.md has a complete recipe for each kind. In short:
         def build(self, site: HookSite) -> Edit:
             return lambda x: (x / self.limit).tanh() * self.limit
 
-A field may also be a `Value` (a number, a tensor of a file or another run; ``site.operand("factor")`` is the tensor), a
-`Seed` (with ``draws = True``), or ``OneOrMore[str]``. Raise `HookError` for a value that it cannot act on.
+A field may also be a `Value` (a number, a tensor of a file or another run; ``site.operand("factor")`` gives it), a
+`Seed` (of random numbers: ``uses = ("drawn",)`` declares them, and ``site.drawn(x, fill)`` draws them), or
+``OneOrMore[str]``. Raise `HookError` for a value that it cannot act on.
 
 **A hook type** is a record, and the class that registers it with torch::
 
@@ -68,9 +70,20 @@ parameters.
 
 Figures: `lines` of `Series`, `bars`, `HeatMap`; each gives a `Figure`, which the template prints.
 
-**A logger** is a `RunLogger`, chosen by ``task.loggers=[name]``.
+**A logger** is a `RunLogger`, chosen by ``task.loggers=[csv]``::
 
-Mistakes of a user are a `Problem` (where, what, the next step); `spec_error` raises one.
+    from hookrun.extend import RunLogger
+
+    class CsvLogger(RunLogger):
+        logger_name = "csv"
+
+        def __init__(self, run):
+            self.file = open(run.path / "metrics.csv", "a")
+
+        def metrics(self, split, values, step, of=None): ...
+        def close(self, *, failed): ...
+
+Mistakes of a user are a `Problem` (where, what, the next step); ``raise spec_error(where, what, hint)`` tells one.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Row:
     @property
     def of_rows(self) -> bool:
         """Whether the hook sees the rank's own rows of the batch."""
-        return HOOK_TYPES[self.hook].of_rows
+        return HOOK_TYPES[self.hook].sees_batch
 
 
 class Network(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 
 import hookrun
 from hookrun import data as data_sets
-from hookrun import errors, models, testing
+from hookrun import errors, extend, models, testing
 from hookrun.command.schema import experiment_schema
 from hookrun.engine.actions import actions
 from hookrun.engine.hook_types import HOOK_TYPES
@@ -30,6 +30,7 @@ def public() -> str:
     sections = {
         "names of hookrun": _names(hookrun),
         "names of hookrun.testing": _names(testing),
+        "names of hookrun.extend": extend.__all__,
         "commands": (f"python -m hookrun{name}" for name in _commands()),
         "root keys and keys of sections": _section_keys(),
         "keys of tasks": (

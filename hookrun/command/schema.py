@@ -13,6 +13,7 @@ from pydantic import create_model
 
 from hookrun.engine.actions import actions
 from hookrun.engine.spec.hook import HookKeys, hook_keys
+from hookrun.errors import SpecError
 from hookrun.run.experiment.settings import Settings, TaskKeys
 from hookrun.run.tasks import tasks
 from hookrun.terminal import words
@@ -143,11 +144,15 @@ def _member(schema: Any) -> Any:
 
 
 def main() -> int:
-    """Write the schema to a file, or to stdout."""
+    """Write the schema to a file, or to stdout. Returns the exit code: 2 where an installed extension is wrong."""
     parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
     parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
     file = parser.parse_args().file
-    text = json.dumps(experiment_schema(), indent=2) + "\n"
+    try:
+        text = json.dumps(experiment_schema(), indent=2) + "\n"
+    except SpecError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     if file is None:
         with words():
             sys.stdout.write(text)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hookrun.engine.discovery import extension_modules
+from hookrun.engine.discovery import extension_modules, taken
+from hookrun.errors import nearest, spec_error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,7 @@ class HookType:
         return self.on != "module"
 
     @property
-    def of_rows(self) -> bool:
+    def sees_batch(self) -> bool:
         """Whether its value is computed from the rows of a batch, which are split over several ranks."""
         return self.on == "module" and self.phase != "installation"
 
@@ -207,23 +208,31 @@ class HookTypes(Mapping[str, HookType]):
         self.shipped = shipped
 
     @cached_property
-    def _extensions(self) -> dict[str, HookType]:
-        found = dict[str, HookType]()
+    def _all(self) -> Mapping[str, HookType]:
+        """Raises SpecError for one of an extension whose name is taken, or that is like none of this file."""
+        types = dict(self.shipped)
         for module in extension_modules():
             for value in vars(module).values():
-                if isinstance(value, HookType) and value.name not in self.shipped:
-                    found[value.name] = value
-        return found
+                if not isinstance(value, HookType):
+                    continue
+                if types.setdefault(value.name, value) is not value:
+                    raise taken(f"a hook type of {module.__name__}", value.name, "another hook type")
+                if value.like not in self.shipped:
+                    raise spec_error(
+                        f"hook type {value.name} of {module.__name__}",
+                        f"like={value.like!r} is not a hook type of hookrun",
+                        nearest(value.like, self.shipped),
+                    )
+        return types
 
     def __getitem__(self, name: str) -> HookType:
-        return self.shipped[name] if name in self.shipped else self._extensions[name]
+        return self._all[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.shipped
-        yield from self._extensions
+        return iter(self._all)
 
     def __len__(self) -> int:
-        return len(self.shipped) + len(self._extensions)
+        return len(self._all)
 
 
 HOOK_TYPES = HookTypes({value.name: value for value in list(vars().values()) if isinstance(value, HookType)})

@@ -77,13 +77,14 @@ MOST_PICTURES = 2**20
 MOST_TOKENS = 16 * 2**20
 """Bytes read of tokens.jsonl: more tokens than a model has."""
 
-ON_PARAMETERS = frozenset(name for name, hook_type in HOOK_TYPES.items() if hook_type.on_parameters)
-"""Hook types whose matches are parameters, not modules."""
-
-_ON_GRADIENTS = frozenset(name for name, hook_type in HOOK_TYPES.items() if hook_type.gradient)
-
 NOTICES = frozenset({"ok", "spent"})
 """Keys of records that the page shows as notices: a check's result, a budget that is used up."""
+
+
+def on_parameters(hook_type: str | None) -> bool:
+    """Whether the matches of a hook type are parameters, not modules."""
+    record = HOOK_TYPES.get(hook_type or "")
+    return record is not None and record.on_parameters
 
 
 class HookLine(StatsLine):
@@ -165,7 +166,10 @@ class RunData:
 
     def sees_gradients(self, hook: str) -> bool:
         """Whether the hook's values are gradients."""
-        return hook in self.planned and self.planned[hook].hook in _ON_GRADIENTS
+        if hook not in self.planned:
+            return False
+        record = HOOK_TYPES.get(self.planned[hook].hook or "")
+        return record is not None and record.gradient
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""

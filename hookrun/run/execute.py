@@ -32,13 +32,13 @@ STOPPED = 3
 
 
 def execute(
-    ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE
+    ready: Ready, path: Path, *, resume: bool = False, force: bool = False, ranks: Ranks = ALONE
 ) -> int:
     """Run the task in the directory `path`.
 
-    go_on:  resume an unfinished run in its directory, from its newest undamaged state; without any state, its records
+    resume: go on with the unfinished run in `path`, from its newest undamaged state; without any state, its records
             are deleted and it starts from the beginning
-    anyway: resume even if the state was saved with another configuration, model, data or version
+    force:  resume even if the state was saved with another configuration, model, data or version
     ranks:  the processes of the run; this process is rank 0, and the others call `execute_as_rank`
 
     Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
@@ -46,7 +46,7 @@ def execute(
     """
     with ranks.failures_told():  # the other ranks wait for the directory
         goal = goal_of(ready.experiment)
-        run_dir = directory.reopen(ready, path, anyway=anyway) if go_on else directory.create(ready, path)
+        run_dir = directory.reopen(ready, path, force=force) if resume else directory.create(ready, path)
     with failure_recorded(run_dir), ranks.failures_told():
         run_dir.set_status("running")
         directory.share(ready, run_dir, ranks)

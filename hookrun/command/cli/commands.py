@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from hookrun.command.compose.overrides import (
     take_trust,
 )
 from hookrun.command.sweeps.exit_codes import DONE, REFUSED
-from hookrun.engine.discovery import names_in
+from hookrun.engine.discovery import EXTENSIONS, names_in
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.engine.trust import of_environment, read_once
 from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
@@ -350,9 +351,10 @@ def _is_hydras(group: str) -> bool:
 
 
 def _actions() -> list[str]:
-    if names := names_in("hookrun.engine.actions", "action_name"):
+    names = names_in("hookrun.engine.actions", "action_name")
+    if names and not entry_points(group=EXTENSIONS):
         return names
-    from hookrun.engine.actions import actions  # hookrun is installed without its sources
+    from hookrun.engine.actions import actions  # hookrun is installed without its sources, or extended
 
     return list(actions())
 

@@ -94,7 +94,7 @@ def resumed(command: Composition, trust: frozenset[str], resume: Resume) -> int:
 
 def run_again(command: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
     """Go on with the unfinished run in the folder; returns the exit code."""
-    with composed_again(command, folder, anyway=resume.anyway) as (again, cfg):
+    with composed_again(command, folder, force=resume.force) as (again, cfg):
         experiment = parsed_run(cfg)
         if (folder / JOB).exists():
             experiment = experiment.of_a_sweep()
@@ -177,7 +177,7 @@ def _performed(command: RunCommand, needs: NeededRuns, ranks: Ranks, prepared: R
     """Make the run in its directory, after those that it needs; returns the exit code. Only rank 0 calls it."""
     resume = command.resume
     run_dir = command.run_dir
-    with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, go_on=resume is not None):
+    with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, is_resumed=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
             ranks.gathered([None, None])
             return DONE
@@ -223,18 +223,18 @@ def remove_left_states(folder: Path) -> None:
     if keeps is not True and any((folder / CHECKPOINTS).glob("state_*")):
         from hookrun.store.states.files import remove_states
 
-        with claimed(folder, RESUME, go_on=True):
+        with claimed(folder, RESUME, is_resumed=True):
             remove_states(folder)
 
 
 @contextmanager
 def composed_again(
-    command: Composition, folder: Path, *, anyway: bool
+    command: Composition, folder: Path, *, force: bool
 ) -> Iterator[tuple[Composition, DictConfig]]:
     """The stored configuration with the typed overrides applied, to be run in the directory of the stored run.
 
     If an override names a group (``experiment=clip_fc``), the configuration is composed from the config folders, as
-    the first time. Raises SpecError with each difference to the stored configuration, unless `anyway`.
+    the first time. Raises SpecError with each difference to the stored configuration, unless `force`.
     """
     typed = command.overrides
     groups = set(command.app.config_loader.list_groups(""))
@@ -245,8 +245,8 @@ def composed_again(
             again = command
         cfg = composed(again)
         # what is stored stays as it is, unless a typed override replaces it
-        place_run(cfg, folder, stores=bool(typed) and anyway)
-        if typed and not anyway:
+        place_run(cfg, folder, stores=bool(typed) and force)
+        if typed and not force:
             stored_cfg = composed(stored)
             place_run(stored_cfg, folder, stores=False)
             before = plain_run(stored_cfg)

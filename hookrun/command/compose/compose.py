@@ -123,11 +123,11 @@ def refuse_used(run_dir: Path, where: str) -> None:
 
 
 @contextmanager
-def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]:
+def claimed(run_dir: Path, where: str, *, is_resumed: bool = False) -> Iterator[None]:
     """Lock the directory of a run or sweep, so that no other process writes into it during the block.
 
     where: the key that chose the directory, for errors
-    go_on: whether the directory holds a run that is resumed
+    is_resumed: whether the directory holds a run that is resumed
 
     Raises SpecError where another process is writing there, which is not affected, and for a directory whose path Hydra
     would resolve again and take for another one.
@@ -145,7 +145,7 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
             refused_at(where, "give another directory, or wait", kinds=LockedError),
         ):
             stack.enter_context(sole_writer(run_dir))
-        if not go_on:
+        if not is_resumed:
             refuse_used(run_dir, where)  # another process may have finished there just now
         yield
 

@@ -227,21 +227,21 @@ class Resume:
     """The typed `resume` and `resume_anyway`.
 
     name:   a directory, or `latest`
-    anyway: whether to resume even if the configuration, model, data or version has changed
+    force:  whether to resume even if the configuration, model, data or version has changed
     """
 
     name: str
-    anyway: bool = False
+    force: bool = False
 
 
 def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
     """The typed `resume`, or None, and the other overrides. Raises SpecError."""
     name, others = take(RESUME, overrides)
-    anyway, others = take(ANYWAY, others, is_flag=True)
+    force, others = take(ANYWAY, others, is_flag=True)
     if name is None:
-        if anyway:
+        if force:
             raise spec_error(ANYWAY, "goes with resume=DIR", "name the directory of the run")
         return None, others
     if isinstance(name, bool) or name == "":
         raise spec_error(RESUME, f"found {name!r}, expected a directory", "for example: resume=latest")
-    return Resume(str(name), bool(anyway)), others
+    return Resume(str(name), bool(force)), others

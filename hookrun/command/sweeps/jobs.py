@@ -78,15 +78,17 @@ def run_alone(
     from hookrun.store.run_dir import outputs_folder, update_latest
 
     run_dir = _run_dir()
-    go_on = resume is not None
-    anyway = resume is not None and resume.anyway
-    if not go_on:
+    is_resumed = resume is not None
+    force = resume is not None and resume.force
+    if not is_resumed:
         in_outputs = Path(run_dir).parent.resolve().is_relative_to(outputs_folder().resolve())
         if latest and in_outputs and (note := update_latest(run_dir)):
             print(note)
         keep_found_runs(run_dir, cfg, prepared)
     with unguarded():
-        return _attempt(run_dir, lambda: execute(prepared, run_dir, go_on=go_on, anyway=anyway, ranks=ranks))
+        return _attempt(
+            run_dir, lambda: execute(prepared, run_dir, resume=is_resumed, force=force, ranks=ranks)
+        )
 
 
 @dataclass
@@ -144,7 +146,7 @@ class SweepJob:
     needs:      need -> the directory of its run
     previous:   the directory of the run before the sweep; None: no experiment refers to it
     begun:      of a resumed sweep, the directories of the jobs in it, relative to its own; None for a new sweep
-    anyway:     whether they are resumed even if their state is of another model, data or version
+    force:      whether they are resumed even if their state is of another model, data or version
     stop:       a file that a failed job creates and that keeps other jobs from starting; None: the others run
     lines:      prints a line for the job; None: the job prints all that a single run prints
     """
@@ -154,7 +156,7 @@ class SweepJob:
     needs: Mapping[Need, str | None] = field(default_factory=dict)
     previous: str | None = None
     begun: frozenset[str] | None = None
-    anyway: bool = False
+    force: bool = False
     stop: Path | None = None
     lines: JobLines | None = None
 
@@ -214,10 +216,10 @@ class SweepJob:
             report(error)
             return REFUSED
 
-    def _run(self, cfg: DictConfig, run_dir: Path, go_on: bool) -> int:
+    def _run(self, cfg: DictConfig, run_dir: Path, resume: bool) -> int:
         from hookrun.run import tasks
 
-        if not go_on:
+        if not resume:
             if self.begun is not None and (run_dir / STATUS).exists():
                 raise spec_error(
                     "hydra.sweep.subdir",
@@ -241,13 +243,13 @@ class SweepJob:
             from hookrun.store.run_dir import RunDir
 
             status: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            run = RunDir(run_dir) if go_on else RunDir.create(run_dir)
+            run = RunDir(run_dir) if resume else RunDir.create(run_dir)
             with shielded():
                 run.set_status(status, str(error) or type(error).__name__, exit_code(error))
             raise
         from hookrun.run.execute import execute
 
-        return execute(prepared, run_dir, go_on=go_on, anyway=self.anyway)
+        return execute(prepared, run_dir, resume=resume, force=self.force)
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:

@@ -151,7 +151,7 @@ def plan_jobs(command: SweepCommand) -> SweepRun | None:
     job = SweepJob(
         command.trust,
         begun=None if earlier is None else frozenset(earlier.jobs),
-        anyway=command.resume is not None and command.resume.anyway,
+        force=command.resume is not None and command.resume.force,
         stop=sweep_dir / STOP if command.fail_fast else None,
         lines=None if command.verbose else JobLines(swept),
     )

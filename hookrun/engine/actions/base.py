@@ -185,7 +185,7 @@ class Action(Section):
         return "keep" in self.uses
 
     @property
-    def of_call(self) -> bool:
+    def acts_on_call(self) -> bool:
         """Whether it acts on the call of its module, not on a value."""
         return self.does in ("skip", "stop")
 

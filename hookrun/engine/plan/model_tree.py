@@ -177,7 +177,7 @@ class ModelNames:
 
     def tree_of(self, spec: HookSpec) -> Tree:
         """The modules as the hook sees them: without a forward they still have parameters and can be changed."""
-        return self.tree if spec.hook_type.of_rows else self.tree.whole
+        return self.tree if spec.hook_type.sees_batch else self.tree.whole
 
     def parameter_tree(self, *, readings: bool = False) -> Tree:
         """The parameters, with all of their names, including those that planned hooks will add.

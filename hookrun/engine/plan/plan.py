@@ -312,7 +312,7 @@ def _program_problems(spec: HookSpec) -> Iterator[Problem]:
             f"hook type {kind.name!r} belongs to training: an exported program computes outputs only",
             f"leave it out: ~{spec.where}",
         )
-    if kind.of_rows or kind.in_graph:
+    if kind.sees_batch or kind.in_graph:
         for key in ("step", "epoch"):
             if getattr(spec.keys.when, key) is not None:
                 what = f"an exported program has no {key}"

@@ -461,7 +461,7 @@ def _meaningless_keys(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
             )
-        elif action.of_call and not key.startswith("when"):
+        elif action.acts_on_call and not key.startswith("when"):
             yield Problem(
                 f"{spec.where}.{key}",
                 f"has no meaning for {action.action_name}, which acts on the whole call of the module",
@@ -507,7 +507,7 @@ def _why_not_by_row(spec: HookSpec) -> str | None:
     kind = spec.hook_type
     if not kind.batch:
         return f"{kind.name!r} sees {kind.sees}"
-    if action.of_call:
+    if action.acts_on_call:
         return f"{action.action_name} acts on the whole call"
     if "flipped" in action.uses:
         return f"{action.action_name} lists what it does to all of them"
@@ -555,7 +555,7 @@ def _why_unfit(spec: HookSpec, match: Match, names: ModelNames, added: Collectio
     kind = spec.hook_type
     action = spec.action
     owner = names.owner_of(match.path) if kind.on_parameters else names.modules[match.path]
-    only_values = kind.of_rows and not action.of_call and not added and not action.adds(spec.name)
+    only_values = kind.sees_batch and not action.acts_on_call and not added and not action.adds(spec.name)
     if is_scripted(owner) and not only_values:
         return "a TorchScript module takes hooks on the values of its calls only"
     if not kind.on_parameters:

@@ -111,7 +111,7 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
     lines = list[str]()
-    acting_on_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
+    acting_on_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.acts_on_call]
     for hook in plan.hooks:
         lines += _hook_notes(hook, plan.samples, acting_on_calls)
     is_unknown = plan.unchecked is not None or plan.batch_unknown is not None

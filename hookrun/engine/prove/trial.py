@@ -40,7 +40,7 @@ from hookrun.engine.runtime.rng import generators_kept
 from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.snapshot import opened
-from hookrun.engine.runtime.wiring import Around
+from hookrun.engine.runtime.wiring import ReplaceOp
 from hookrun.engine.spec import Spec
 from hookrun.engine.values.containers import (
     arguments,
@@ -157,7 +157,7 @@ def prove(
     *,
     training: bool | None = None,
     backward: bool | Score = True,
-    around: Around | None = None,
+    replace_op: ReplaceOp | None = None,
     see: Callable[[Any], None] | None = None,
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
@@ -167,7 +167,7 @@ def prove(
     training: check in this mode; None: in the model's own
     backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
               it, with inputs that require a gradient
-    around:   what runs in place of what each hook does, see `Installation`
+    replace_op: what runs in place of what each hook does, see `Installation`
     see:      called with the output of the model under its hooks
 
     Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
@@ -176,7 +176,7 @@ def prove(
 
     def run(copied: nn.Module, args: Any, kwargs: Any) -> ResolvedPlan:
         located = plan if two is None else batches.located()
-        return _run_hooked(located, copied, args, kwargs, backward, around, batches, see)
+        return _run_hooked(located, copied, args, kwargs, backward, replace_op, batches, see)
 
     proven = on_a_copy(
         model,
@@ -419,7 +419,7 @@ def _run_hooked(
     args: Any,
     kwargs: Any,
     backward: bool | Score,
-    around: Around | None,
+    replace_op: ReplaceOp | None,
     batches: BatchRuns,
     see: Callable[[Any], None] | None,
 ) -> ResolvedPlan:
@@ -430,7 +430,7 @@ def _run_hooked(
     unchecked = None
     with ExitStack() as stack:
         try:
-            stack.enter_context(Installation(plan, model, sink=findings, around=around))
+            stack.enter_context(Installation(plan, model, sink=findings, replace_op=replace_op))
         except HookError as error:
             return replace(plan, unchecked=_unproven(error))
         shapes = _shapes_of_first_calls(plan, model)

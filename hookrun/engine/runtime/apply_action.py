@@ -60,10 +60,10 @@ class SiteRunner:
         is_gradient = site.hook_type.phase == "backward"
         self._scaler = site.clock.scaler if is_gradient else None
         self._waits_for_rows = False
-        if for_other_ranks and site.hook_type.of_rows:
+        if for_other_ranks and site.hook_type.sees_batch:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
         self._form_is_checked = False  # shape and dtype of the first result
-        self._function: Op = _takes_place if spec.action.of_call else function_of(site)
+        self._function: Op = _takes_place if spec.action.acts_on_call else function_of(site)
 
     def _schedule(self) -> Callable[[], bool] | None:
         site = self.site
@@ -122,7 +122,7 @@ class SiteRunner:
         """
         if self._holds is not None and not self._holds():
             return value
-        if self._waits_for_rows and self.site.clock.stands_in:
+        if self._waits_for_rows and self.site.clock.is_dummy_pass:
             return value
         if self._scaler is not None and self._scaler._scale is not None:
             return run_unscaled(
@@ -134,7 +134,7 @@ class SiteRunner:
         """Count the firing, and run the action."""
         self.site.fired += 1
         try:
-            if self.site.spec.action.of_call:
+            if self.site.spec.action.acts_on_call:
                 return self._function(value)
             if self.site.spec.action.observes:
                 self._observe(value)
@@ -265,7 +265,7 @@ class SiteRunner:
         if kept is not None:
             return kept.observer(self.site, self.fire)
         action = self.site.spec.action
-        if action.observes or action.of_call or self._is_conditional() or not self._is_plain:
+        if action.observes or action.acts_on_call or self._is_conditional() or not self._is_plain:
             return self.fire
         return self._plain_edit()
 
@@ -352,7 +352,7 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
             seen = site.passed_part.of(value)
         # a copy, since it may be written in place later
         site.clock.calls.forward.passed_on[site.hook_name, site.path] = seen.clone()
-        return None if site.clock.stands_in else capture(value)
+        return None if site.clock.is_dummy_pass else capture(value)
 
     return capture_and_pass
 

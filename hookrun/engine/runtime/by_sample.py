@@ -67,7 +67,7 @@ def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
             raise ValueError(
                 "`when` chooses samples, and the value holds several tensors: name one with `target`"
             )
-        rows = current.holding = _rows(site, holds(seen[0])) if seen else None
+        rows = current.matching = _rows(site, holds(seen[0])) if seen else None
         if rows is None or not len(rows):
             site.found_nothing()
             return None
@@ -123,10 +123,10 @@ def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
 
 def _of_data(site: HookSite) -> Tensor:
     """[rows] bool on the CPU: for each row that the action sees, whether its sample meets `when.data`."""
-    holding = site.clock.holding[site.hook_name]
+    matching = site.clock.matching[site.hook_name]
     chosen = site.current.chosen
     if chosen is not None:
-        holding = holding[chosen.rows.samples]
-    if not holding.any():
+        matching = matching[chosen.rows.samples]
+    if not matching.any():
         site.found_nothing()
-    return holding
+    return matching

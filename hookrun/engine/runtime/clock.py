@@ -42,10 +42,10 @@ class Clock:
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count the elements that edits change (on the logged steps)
     rows:         this rank's rows of the current batch; None: the batch is not split
-    stands_in:    this rank has no rows of the current batch and runs the pass only because collective operations need
+    is_dummy_pass: this rank has no rows of the current batch and runs the pass only because collective operations need
                   every rank, or the task runs it for itself: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
-    holding:      hook name -> [B] bool: the samples of the current batch that meet its `when.data`; empty: not known
+    matching:     hook name -> [B] bool: the samples of the current batch that meet its `when.data`; empty: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
     training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
                   set before `step`
@@ -70,9 +70,9 @@ class Clock:
         self.calls = CallStack([], [])
         self.accumulating = False
         self.rows: RowsOfRank | None = None
-        self.stands_in = False
+        self.is_dummy_pass = False
         self.samples: Tensor | None = None
-        self.holding: Mapping[str, Tensor] = {}
+        self.matching: Mapping[str, Tensor] = {}
         self.population: int | None = None
         self.passes: Sequences | None = None
         self.counting = counting
@@ -235,22 +235,22 @@ class CurrentCall(local):
     calls:   numbers the calls of the site's module; None: they are not numbered
     within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
     at:      path, below `within`, of the tensor that the action is given
-    of_call: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
+    call_number: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
     of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
     args:    the arguments of the module call as one value, for actions that use them; None: there are none
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
-    holding: [k], the rows of what the action would see for which a condition by sample holds; None: all
+    matching: [k], the rows of what the action would see for which a condition by sample holds; None: all
     """
 
     within = ""
     at = ""
-    of_call: int | None = None
+    call_number: int | None = None
     of_pass: Pass | None = None
     args: Any = None
     whole: Tensor | None = None
     chosen: Chosen | None = None
-    holding: Tensor | None = None
+    matching: Tensor | None = None
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock = clock
@@ -264,12 +264,12 @@ class CurrentCall(local):
 
     def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
         """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
-        self.of_call = number
+        self.call_number = number
         self.of_pass = tokens
         try:
             return op(value)
         finally:
-            self.of_call = self.of_pass = None
+            self.call_number = self.of_pass = None
 
     @property
     def model_tokens(self) -> Pass | None:

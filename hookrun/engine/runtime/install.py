@@ -27,7 +27,7 @@ from hookrun.engine.runtime.reduced import ReducedGradients
 from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import CallTokens
-from hookrun.engine.runtime.wiring import Around, Wiring
+from hookrun.engine.runtime.wiring import ReplaceOp, Wiring
 from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
 
@@ -62,7 +62,7 @@ class Installation:
     restored:   the identities of the hooks that had changed the model when its present state was saved; they must
                 not change it a second time
     reduced:    runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
-    around:     called for each site; what it returns runs in place of what the hook does there
+    replace_op: called for each site; what it returns runs in place of what the hook does there
     locate:     finds out which dimensions are the batch, at the first call of each module that begins a forward; only
                 if a hook needs that and the plan does not say it
     """
@@ -83,7 +83,7 @@ class Installation:
         strict: bool = False,
         restored: Collection[str] = (),
         reduced: ReducedGradients | None = None,
-        around: Around | None = None,
+        replace_op: ReplaceOp | None = None,
         locate: Locate | None = None,
     ) -> None:
         self.plan = plan
@@ -94,7 +94,7 @@ class Installation:
         self.sink = sink if sink is not None else Memory()
         self._model = model
         self._spans: Mapping[str, Tensor] = {}
-        self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced, around)
+        self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced, replace_op)
         self.sites = self._wiring.sites
         self._locate = locate
         self.batch_of_calls = WeakKeyDictionary[nn.Module, int | None]()

@@ -36,11 +36,11 @@ class ReducedGradients:
 
     No hook runs during the backward pass, where a tensor hook would see only the rank's own part.
 
-    stands_in: ranks without rows of a batch still run a pass, because collective operations need every rank; see
-               `Clock.stands_in`
+    needs_dummy_passes: ranks without rows of a batch still run a pass, because collective operations need every rank;
+                        see `Clock.is_dummy_pass`
     """
 
-    stands_in: bool = False
+    needs_dummy_passes: bool = False
     _hooks: list[tuple[HookedParameter, ParameterHook]] = field(default_factory=list)
 
     def add(self, place: HookedParameter, hook: ParameterHook) -> None:

@@ -61,9 +61,9 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             chosen = current.chosen
-            holding = current.holding
-            if holding is not None:
-                rows = holding if rows is None else holding[rows]
+            matching = current.matching
+            if matching is not None:
+                rows = matching if rows is None else matching[rows]
             if chosen is None:
                 keep(value, rows)
                 return
@@ -208,7 +208,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
             index = self.part.of(places).reshape(-1)
         # a rank without rows of the batch: NaN in its pass would reach the gradients of the others
         of_ranks = distributed.is_available() and distributed.is_initialized()
-        without_rows = clock.stands_in and clock.rows is None and self.hook_type.of_rows and of_ranks
+        without_rows = clock.is_dummy_pass and clock.rows is None and self.hook_type.sees_batch and of_ranks
         if not self.has_values or without_rows:
             return x.clone()
         if isinstance(given, PendingRun):
@@ -216,7 +216,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         samples = clock.samples if clock.samples is not None else sink.counted
         there = Faulty(
             x,
-            clock.rows if self.hook_type.of_rows else None,
+            clock.rows if self.hook_type.sees_batch else None,
             samples if self.hook_type.batch and dim is not None else None,
             {**dict(zip(RECORD_KEYS, self._start(), strict=True)), "split": sink.split},
         )

@@ -42,7 +42,7 @@ class SiteDraws(SitePlace):
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
         self._require("generator")  # activation checkpointing would recompute the call with other numbers
-        if self.hook_type.of_rows and self.clock.rows is not None:
+        if self.hook_type.sees_batch and self.clock.rows is not None:
             raise HookError(
                 f"{self.where}: it draws random numbers for the rows of a batch, which would differ by rank: use "
                 "compute.strategy=none"
@@ -52,7 +52,7 @@ class SiteDraws(SitePlace):
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
         """Random numbers in shape, dtype and device of `like`."""
         self._require("drawn")
-        rows = self.clock.rows if self.hook_type.of_rows else None
+        rows = self.clock.rows if self.hook_type.sees_batch else None
         dim = self.batch.of(self.current.path)
         return drawn(like, fill, self._draws.generator(like.device), rows, dim)
 

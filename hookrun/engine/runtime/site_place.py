@@ -93,9 +93,9 @@ class SitePlace:
     @property
     def call(self) -> int:
         """The number of the module's call within the forward pass, from 0; a gradient has the number of its call."""
-        of_call = self.current.of_call
-        if of_call is not None:
-            return of_call
+        call_number = self.current.call_number
+        if call_number is not None:
+            return call_number
         return 0 if self.calls is None else self.calls.now.number
 
     @property

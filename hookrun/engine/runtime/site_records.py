@@ -28,7 +28,7 @@ class SiteRecords(SiteDraws):
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
     ) -> None:
         # an edit acts again in a recomputed call, and in passes that the task makes for itself
-        if self.spec.action.observes or (repeating() is None and not self.clock.stands_in):
+        if self.spec.action.observes or (repeating() is None and not self.clock.is_dummy_pass):
             self.sink.emit(self._start(path), data, show=show)
 
     def _start(self, path: str | None = None) -> tuple[Any, ...]:
@@ -48,10 +48,10 @@ class SiteRecords(SiteDraws):
         def rows(shape: Sequence[int]) -> Tensor:
             kept = is_kept()
             chosen = self.current.chosen
-            holding = self.current.holding
+            matching = self.current.matching
             places = None if chosen is None else chosen.rows.samples
-            if holding is not None:
-                places = holding if places is None else places[holding]
+            if matching is not None:
+                places = matching if places is None else places[matching]
             if places is not None:
                 return kept[places].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):
@@ -76,7 +76,7 @@ class SiteRecords(SiteDraws):
                 least = plain(least).min()
                 largest = plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
-        if self.hook_type.of_rows and clock.rows is not None and clock.samples is not None:
+        if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
             record["samples"] = clock.samples.tolist()  # of this rank
         record["class"] = type(self.module).__name__
         if policy != "error" or not self.has_values:

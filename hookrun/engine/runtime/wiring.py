@@ -54,7 +54,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, listed, refuse
 
 R = TypeVar("R", bound=RegisteredHook)
 
-Around = Callable[[SiteRunner], Op]
+ReplaceOp = Callable[[SiteRunner], Op]
 """The runner of a site -> the op that takes the place of the runner's own."""
 
 
@@ -86,7 +86,7 @@ class Wiring:
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     reduced:  runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
-    around:   called for each site; what it returns runs in place of the site's op
+    replace_op: called for each site; what it returns runs in place of the site's op
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Wiring:
         sink: Sink,
         restored: Collection[str] = (),
         reduced: ReducedGradients | None = None,
-        around: Around | None = None,
+        replace_op: ReplaceOp | None = None,
     ) -> None:
         self.plan = plan
         self.clock = clock
-        self._around = around
+        self._replace_op = replace_op
         self.sink = sink
         self.sites = list[HookSite]()
         problems = uncompilable(plan)
@@ -220,11 +220,13 @@ class Wiring:
         self._registered.clear()
 
     def _firing(self, site: HookSite) -> BoundHook:
-        runner = SiteRunner(site, for_other_ranks=self._reduced is not None and self._reduced.stands_in)
+        runner = SiteRunner(
+            site, for_other_ranks=self._reduced is not None and self._reduced.needs_dummy_passes
+        )
         inside = self._compiles and site.hook_type.in_graph
         traced = in_graph_of(site) if inside else self._refused
-        if self._around is not None:
-            return BoundHook(site, self._around(runner), traced)
+        if self._replace_op is not None:
+            return BoundHook(site, self._replace_op(runner), traced)
         is_new = maker(site.module) is not None
         return BoundHook(site, runner.op(), traced, runner.op_of_new() if is_new else None)
 

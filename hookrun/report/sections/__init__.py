@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from operator import attrgetter
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
-from hookrun.engine.discovery import extension_modules, modules_named
+from hookrun.engine.discovery import extension_modules, modules_named, taken
+from hookrun.errors import listed, spec_error
 from hookrun.report.facts import RunData
 from hookrun.report.sections import (
     classes,
@@ -60,11 +62,35 @@ def study_sections() -> list[ReportSection[RunData]]:
 
 
 def extension_sections() -> list[ReportSection[RunData]]:
-    """The sections that modules of extensions define; not made when this is imported, since such a module imports it."""
-    sections = list[ReportSection[RunData]]()
+    """The sections that modules of extensions define; not made when this is imported, since such a module imports it.
+
+    Raises SpecError for one whose id is taken, whose place is not on the page, or whose template is missing.
+    """
+    sections = {section.id: section for section in OF_A_RUN}
     for module in extension_modules():
-        sections += [item for item in vars(module).values() if isinstance(item, ReportSection)]
-    return sections
+        for item in vars(module).values():
+            if not isinstance(item, ReportSection):
+                continue
+            where = f"section {item.id} of {module.__name__}"
+            if sections.setdefault(item.id, item) is not item:
+                raise taken(where, item.id, "another section")
+            if item.place not in get_args(Place):
+                raise spec_error(where, f"place={item.place!r}", f"use one of {listed(get_args(Place))}")
+            if not _has_template(item.template):
+                raise spec_error(
+                    where,
+                    f"its template {item.template!r} is missing",
+                    "write package:file, and make the file part of the package's data",
+                )
+    return list(sections.values())[len(OF_A_RUN) :]
+
+
+def _has_template(template: str) -> bool:
+    package, _, file = template.rpartition(":")
+    try:
+        return package != "" and files(package).joinpath(file).is_file()
+    except (ModuleNotFoundError, TypeError):  # there is none of that name, or it is a module
+        return False
 
 
 OF_A_RUN: tuple[ReportSection[RunData], ...] = (

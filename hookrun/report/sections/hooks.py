@@ -20,7 +20,7 @@ from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, ON_PARAMETERS, RunData
+from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, RunData, on_parameters
 from hookrun.report.lines import is_number
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
@@ -273,7 +273,7 @@ def _add_pictures(
     places = dict[str, int]()
     hook = facts.planned.get(view.name)
     if hook is not None:
-        noun = "parameter" if hook.hook in ON_PARAMETERS else "module"
+        noun = "parameter" if on_parameters(hook.hook) else "module"
         view.title = f"{hook.hook}, {hook.action} on {counted(len(hook.targets), noun)}"
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))

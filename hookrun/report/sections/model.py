@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from hookrun.report.facts import ON_PARAMETERS, RunData
+from hookrun.report.facts import RunData, on_parameters
 
 SHORT = 40
 """Modules of a model whose tree is shown whole at first; of a larger one the branches with hooked modules are open."""
@@ -35,7 +35,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     marks = _marks(facts, modules)
     shapes = dict[str, str | None]()
     for hook in facts.planned.values():
-        if hook.hook not in ON_PARAMETERS:
+        if not on_parameters(hook.hook):
             shapes |= {match.path: match.shape for match in hook.targets}
     loud = {""}
     for path in marks:
@@ -87,7 +87,7 @@ def _marks(facts: RunData, modules: Mapping[str, object]) -> dict[str, list[dict
         for match in hook.targets:
             owner = match.path
             parameter = ""
-            if hook.hook in ON_PARAMETERS:
+            if on_parameters(hook.hook):
                 owner, _, parameter = owner.rpartition(".")
             mark = of_hook.setdefault(owner, {"hook": name, "counts": [], "silent": None})
             site = facts.sites.get((name, match.path))

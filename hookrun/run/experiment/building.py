@@ -82,7 +82,7 @@ def _build_model(parts: Parts, built: dict[str, BuiltModel], *, with_data: bool)
     key = model_key(settings)
     if key not in built:
         built.clear()  # frees the last model first: two large models may not fit into memory
-        built[key] = load_model(settings, info, parts.trust, stands_in=with_data)
+        built[key] = load_model(settings, info, parts.trust, placeholder_shapes=with_data)
     parts.model, parts.leftover, parts.applied, problems = built[key]
     parts.add(problems)
     if parts.model is None:
@@ -98,12 +98,12 @@ BuiltModel = tuple[nn.Module | None, Mapping[str, Tensor], frozenset[str], list[
 
 
 def load_model(
-    settings: Settings, info: DataInfo | None, trust: frozenset[str], *, stands_in: bool = True
+    settings: Settings, info: DataInfo | None, trust: frozenset[str], *, placeholder_shapes: bool = True
 ) -> BuiltModel:
     """The model with its weights, or the mistakes in them.
 
-    stands_in: if `info` is None, the model gets some shape, classes and vocabulary, on which names of modules do not
-               depend
+    placeholder_shapes: if `info` is None, the model gets some shape, classes and vocabulary, on which names of modules
+                        do not depend
     """
     defaults: dict[str, Any] = {"sample_shape": None, "num_classes": None}
     if info is not None:
@@ -114,7 +114,7 @@ def load_model(
             "vocab_size": info.vocab_size,
             "length": info.length,
         }
-    elif stands_in:
+    elif placeholder_shapes:
         defaults = {"sample_shape": (3, 64, 64), "num_classes": 10, "vocab_size": 256, "length": 256}
     model = None
     try:

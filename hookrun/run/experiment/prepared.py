@@ -14,7 +14,7 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.engine.plan.outside import UsedRun
 from hookrun.engine.prove.trial import Plan
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
-from hookrun.engine.runtime.wiring import Around
+from hookrun.engine.runtime.wiring import ReplaceOp
 from hookrun.errors import Mistakes
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.metrics.losses import TrainLoss
@@ -41,7 +41,7 @@ class Prepared(Ready):
     notes:    notes that are shown with the plan
     trained:  the parameters that the task trains; None if it does not train
     lines:    lines about the task that are shown with the plan
-    around:   what runs in place of what each hook does, see `Installation`; None: the hook itself
+    replace_op: what runs in place of what each hook does, see `Installation`; None: the hook itself
     read:     the samples of the splits that were read before the run, to compare those of several ranks
     """
 
@@ -58,7 +58,7 @@ class Prepared(Ready):
     notes: tuple[str, ...]
     trained: Trained | None = None
     lines: tuple[str, ...] = ()
-    around: Around | None = None
+    replace_op: ReplaceOp | None = None
     read: dict[Split, Samples] = field(default_factory=dict)
 
     @property

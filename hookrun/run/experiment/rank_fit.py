@@ -57,7 +57,7 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
     alone = "use compute.strategy=none"
     for hook in plan.hooks:
         spec, action = hook.spec, hook.spec.action
-        if not spec.hook_type.of_rows:
+        if not spec.hook_type.sees_batch:
             continue
         name = action.action_name
         where = spec.where
@@ -139,7 +139,7 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
 def _differs(hook: PlannedHook) -> str | None:
     """How the hook's results differ with several ranks; None if they do not."""
     action = hook.spec.action
-    if not hook.spec.hook_type.of_rows:
+    if not hook.spec.hook_type.sees_batch:
         return None
     if action.own_functions():
         return "your own function gets only a rank's own rows"
@@ -155,7 +155,7 @@ def under_ranks(plan: ResolvedPlan) -> Column:
 
 def _seen_under_ranks(hook: PlannedHook) -> str:
     hook_type = hook.spec.hook_type
-    if not hook_type.of_rows:
+    if not hook_type.sees_batch:
         return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
     if _differs(hook) is not None:
         return "differs: own rows"

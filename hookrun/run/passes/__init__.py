@@ -1,1 +1,1 @@
-"""One run: from an experiment to its finished directory. Begin with execute.py."""
+"""What each task uses while it runs: batches, sums, records, resumable states, loggers. Begin with ../execute.py."""

@@ -124,7 +124,7 @@ def _every_rank_writes(ready: Ready) -> bool:
         if not hook.spec.action.captures:
             continue
         chosen = hook.spec.keys.when.rank
-        if any(chosen) if chosen else hook.spec.hook_type.of_rows:
+        if any(chosen) if chosen else hook.spec.hook_type.sees_batch:
             return True
     return False
 

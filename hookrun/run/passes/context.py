@@ -162,10 +162,10 @@ class RunContext:
         self.sink.split = batch.split
         if self.ranks.several:
             mine = share(batch.whole, self.ranks.rank, self.ranks.size)
-            clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
+            clock.rows = None if clock.is_dummy_pass else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
-        clock.holding = {name: batch.matches(wanted) for name, wanted in self._of_data.items()}
+        clock.matching = {name: batch.matches(wanted) for name, wanted in self._of_data.items()}
 
     @contextmanager
     def silently(self, *, edit: bool) -> Iterator[None]:
@@ -174,13 +174,13 @@ class RunContext:
         edit: the hooks change values in the forward pass all the same; False: no hook runs
         """
         clock = self.hooks.clock
-        before = clock.stands_in
+        before = clock.is_dummy_pass
         with self.hooks.uncounted() if edit else self.hooks.paused(), buffers_kept(self.model):
-            clock.stands_in = edit
+            clock.is_dummy_pass = edit
             try:
                 yield
             finally:
-                clock.stands_in = before
+                clock.is_dummy_pass = before
 
     def without_hooks(self, batch: Batch) -> Any:
         """The output without the hooks; buffers and random generators are restored afterwards.

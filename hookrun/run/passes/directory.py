@@ -20,23 +20,23 @@ def create(ready: Ready, path: Path) -> RunDir:
     return RunDir.create(path, _buffer(ready))
 
 
-def reopen(ready: Ready, path: Path, *, anyway: bool) -> RunDir:
+def reopen(ready: Ready, path: Path, *, force: bool) -> RunDir:
     """The directory of an unfinished run, reset to its newest undamaged state.
 
-    anyway: also if the state was saved with another configuration, model, data or version
+    force: also if the state was saved with another configuration, model, data or version
 
     Raises SpecError if no state is undamaged, or if the state does not fit; then no file is changed.
     """
     saved, damaged = newest_state(path)
     for line in first_lines(f"{line}; it is ignored" for line in damaged.values()):
         print(line, file=sys.stderr, flush=True)
-    if saved is None and damaged and not anyway:
+    if saved is None and damaged and not force:
         raise spec_error(
             "resume",
             f"{path} has no undamaged state of this version",
             "type resume_anyway=true to start from the beginning and lose the records",
         )
-    if saved is not None and not anyway:
+    if saved is not None and not force:
         require_same(saved, ready, path)
     if saved is None:
         print(f"no state was saved in {path}: the run starts from the beginning", flush=True)

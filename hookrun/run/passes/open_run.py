@@ -71,7 +71,7 @@ def opened_run(
     settings, ranks = prepared.settings, run_dir.ranks
     is_sharded = ranks.several and settings.compute.strategy == "fsdp"
     repeats = prepared.task.repeats_passes
-    reduced = ReducedGradients(stands_in=is_sharded or repeats) if ranks.several or repeats else None
+    reduced = ReducedGradients(needs_dummy_passes=is_sharded or repeats) if ranks.several or repeats else None
     opened = Loggers()
     logged = LoggedRun(run_dir.path, _config(prepared) if loggers else {})
     sink = _sink_of(prepared, run_dir, screen, opened)
@@ -85,7 +85,7 @@ def opened_run(
         scaler=scaler,
         restored=prepared.applied,
         reduced=reduced,
-        around=prepared.around,
+        replace_op=prepared.replace_op,
     )
     with (
         opened.open(loggers if ranks.is_main else (), logged),
@@ -126,7 +126,7 @@ def _perform(context: RunContext, perform: Callable[[RunContext], None]) -> None
         context.write_records()
         if ranks.several:
             effects_of_all(hooks, ranks)
-            bytes_of_all(sink.bytes, sink.of_rows, ranks)
+            bytes_of_all(sink.bytes, sink.rank_local_hooks, ranks)
         if any(hook.action.captures for hook in _hooks_of(context.prepared)):
             counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
 
@@ -145,7 +145,7 @@ def _sink_of(prepared: Prepared, run_dir: RunDir, screen: Screen, loggers: Logge
     sink = RunSink(run_dir, screen.say, loggers)
     hooks = _hooks_of(prepared)
     by_rank = _ranks_chosen_by(hooks)
-    sink.of_rows = {hook.name for hook in hooks if hook.hook_type.of_rows or hook.name in by_rank}
+    sink.rank_local_hooks = {hook.name for hook in hooks if hook.hook_type.sees_batch or hook.name in by_rank}
     return sink
 
 

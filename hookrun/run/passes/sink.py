@@ -27,7 +27,7 @@ class RunSink(RecordSink):
 
     split:    the split of the current batch
     loggers:  the loggers that show records live
-    of_rows:  the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
+    rank_local_hooks: the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
     bytes:    hook -> the total bytes of the tensors that it has counted
     numbered: how many rows of batches whose sample ids are not known were numbered
     without_batch: hook -> the modules where its captures have a row for each firing, because it is not known which
@@ -40,7 +40,7 @@ class RunSink(RecordSink):
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
         self.bytes = Counter[str]()
-        self.of_rows: Collection[str] = ()
+        self.rank_local_hooks: Collection[str] = ()
         self.without_batch = dict[str, dict[str, None]]()
         self.split: Split | None = None
         self.loggers = loggers if loggers is not None else Loggers()
@@ -54,7 +54,7 @@ class RunSink(RecordSink):
         writer = self._run_dir.captures
         clock = site.clock
         loggers = self.loggers
-        if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
+        if not self._run_dir.ranks.is_main and site.hook_name not in self.rank_local_hooks:
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
         def batch_dim(path: str, shape: Sequence[int]) -> int | None:
@@ -145,7 +145,7 @@ class RunSink(RecordSink):
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
         limit = site.spec.byte_limit
         ranks = self._run_dir.ranks
-        if limit is not None and site.hook_type.of_rows:
+        if limit is not None and site.hook_type.sees_batch:
             part = len(share(limit, ranks.rank, ranks.size))
             self._budgets.setdefault(site.hook_name, Budget(part))
         return super().within_budget(site, keep)
@@ -187,7 +187,7 @@ class RunSink(RecordSink):
         """
         ranks = self._run_dir.ranks
         if ranks.several:
-            if record["hook"] in self.of_rows:
+            if record["hook"] in self.rank_local_hooks:
                 record = {**record, OF_RANK: ranks.rank}
             elif not ranks.is_main:
                 return

@@ -315,7 +315,7 @@ class _Origin(NamedTuple):
 class NonFiniteTracer:
     """Calls a model, and finds where values first become non-finite in its passes.
 
-    `observers` and `around` belong to the installation that runs the passes.
+    `observers` and `replace_op` belong to the installation that runs the passes.
 
     origin:   of what is not finite in the last forward pass; what became finite again, as masked scores do in a
               softmax, has none
@@ -348,7 +348,7 @@ class NonFiniteTracer:
         finally:
             self._in_forward = False
 
-    def around(self, runner: SiteRunner) -> Op:
+    def replace_op(self, runner: SiteRunner) -> Op:
         """What runs in place of a hook: the hook, between two looks at the value; see `Installation`."""
         op = runner.op()
         if runner.site.spec.action.observes:
@@ -486,7 +486,7 @@ def _installed(context: RunContext, model: nn.Module, tracer: NonFiniteTracer) -
     sink = Memory()
     sink.wants_calls = True
     plan = replace(plan, hooks=tuple(hooks))
-    installation = Installation(plan, model, sink=sink, scaler=context.scaler, around=tracer.around)
+    installation = Installation(plan, model, sink=sink, scaler=context.scaler, replace_op=tracer.replace_op)
     installation.clock.epoch = context.hooks.clock.epoch
     installation.clock.step = context.hooks.clock.step
     return installation
@@ -544,7 +544,7 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
 def _writes(hook: PlannedHook, name: str) -> bool:
     """Whether the hook may change the parameter of this name or its gradient."""
     spec = hook.spec
-    if spec.action.observes or spec.hook_type.of_rows or spec.hook_type.phase == "forward":
+    if spec.action.observes or spec.hook_type.sees_batch or spec.hook_type.phase == "forward":
         return False
     paths = [path for match in hook.matches for path in match.names]
     return any(not path or name == path or name.startswith(f"{path}.") for path in paths)

@@ -368,14 +368,14 @@ class Cells:
         reading.begin(batch, others)
         moved.rows.clear()
         again = partial(self._set_draws, self._draws())
-        clock.stands_in = not is_new
+        clock.is_dummy_pass = not is_new
         with (
             moved.unedited(record=is_new, on_fire=self._replay.note_fired),
             self._replay.storing(),
             nullcontext() if is_new else context.hooks.uncounted(),
         ):
             output = self._forward(batch)
-        clock.stands_in = True
+        clock.is_dummy_pass = True
         reading.see(output)
         (plain,) = reading.copies_of(output, 1)
         if is_new or not self._over_split:
@@ -396,7 +396,7 @@ class Cells:
             context.resuming.point(context.resuming.seconds >= SECONDS)
         self._set_draws(after)
         self._done = 0
-        clock.stands_in = False
+        clock.is_dummy_pass = False
         return output
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:

@@ -67,7 +67,7 @@ class MovedHook:
         site = runner.site
         is_moved = site.hook_name == self.grid.hook.spec.name
         is_forward = site.hook_type.phase == "forward" and not site.hook_type.until_backward
-        if not is_moved and (not is_forward or site.spec.action.of_call):
+        if not is_moved and (not is_forward or site.spec.action.acts_on_call):
             return runner.op()
         if not is_moved and site.spec.action.observes:
             op = runner.op()

@@ -142,7 +142,7 @@ class EffectsTask(TaskOfOneSplit):
                 grid.example,
                 training=False,
                 backward=False,
-                around=grid.try_every_cell,
+                replace_op=grid.try_every_cell,
             )
         except Refusal as error:
             raise self._at_task(error, self._place_of_cells()) from error
@@ -158,7 +158,7 @@ class EffectsTask(TaskOfOneSplit):
             lines.append(f"cells unchecked: {proven.unchecked}")
         metrics = [replace(metric, where="task.metric") for metric in prepared.metrics]
         moved = MovedHook(grid, trials)
-        return replace(prepared, lines=tuple(lines), around=moved, metrics=tuple(metrics))
+        return replace(prepared, lines=tuple(lines), replace_op=moved, metrics=tuple(metrics))
 
     def _place_of_cells(self) -> str:
         """The key path at which a mistake in a cell is told: the only key of `over` beside the modules, or `over`."""
@@ -255,7 +255,7 @@ class EffectsTask(TaskOfOneSplit):
         """Why the hook cannot be moved, or cannot be repeated with other values."""
         kind = hook.hook_type
         action = hook.action
-        if kind.phase != "forward" or kind.until_backward or action.observes or action.of_call:
+        if kind.phase != "forward" or kind.until_backward or action.observes or action.acts_on_call:
             yield Problem(
                 "task.hook",
                 f"{action.action_name} on {kind} does not edit a value that a forward pass computes",
@@ -295,7 +295,7 @@ class EffectsTask(TaskOfOneSplit):
         from hookrun.studies.effects.records import PLAIN, write_effects
         from hookrun.studies.kit.passes import Batches
 
-        moved = context.prepared.around
+        moved = context.prepared.replace_op
         assert isinstance(moved, MovedHook)
         batches = Batches(context.prepared, self.splits[0])
         names = context.sample_names({self.splits[0]: batches})

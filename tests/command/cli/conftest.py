@@ -49,11 +49,11 @@ class Notes:
         self.shown.append(prepared)
         print(f"the plan of seed {prepared.settings.seed}")
 
-    def execute(self, prepared: Experiment, run_dir: Path, *, go_on: bool = False, **_: bool) -> int:
+    def execute(self, prepared: Experiment, run_dir: Path, *, resume: bool = False, **_: bool) -> int:
         seed = prepared.settings.seed
         self.ran.append((seed, run_dir))
-        self.went_on += [run_dir] if go_on else []
-        run = RunDir(run_dir) if go_on else RunDir.create(run_dir)
+        self.went_on += [run_dir] if resume else []
+        run = RunDir(run_dir) if resume else RunDir.create(run_dir)
         if self.mended:
             run.set_status("done")
             return 0

@@ -117,7 +117,7 @@ def test_another_configuration_is_refused_with_differences(
 
 
 def test_repeating_the_same_overrides_is_not_a_change(failed: Path) -> None:
-    with opened(conf_dir()) as app, composed_again(Composition(app, "config", SMALL), failed, anyway=False):
+    with opened(conf_dir()) as app, composed_again(Composition(app, "config", SMALL), failed, force=False):
         pass
 
 

@@ -244,7 +244,7 @@ def test_a_mistake_in_a_model_is_not_made_again(monkeypatch) -> None:
     last = list[weakref.ref[nn.Module]]()
     made = list[str]()
 
-    def load(settings: Any, info: Any, trust: Any, *, stands_in: bool) -> Any:
+    def load(settings: Any, info: Any, trust: Any, *, placeholder_shapes: bool) -> Any:
         assert all(model() is None for model in last), "two large models may not fit into memory"
         made.append(settings.model.name)
         if settings.model.name == "cnn":

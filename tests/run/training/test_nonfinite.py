@@ -290,7 +290,7 @@ def following(tracer: NonFiniteTracer, model: nn.Module, hooks: dict[str, Any]) 
     sink = Memory()
     sink.wants_calls = True
     plan = replace(plan, hooks=(*tracer.observers, *plan.hooks))
-    return Installation(plan, model, sink=sink, around=tracer.around)
+    return Installation(plan, model, sink=sink, replace_op=tracer.replace_op)
 
 
 ROOT = "first made by the forward of (root) (Net), call 0, itself"

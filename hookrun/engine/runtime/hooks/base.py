@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.engine.discovery import own_subclasses
-from hookrun.engine.hook_types import HookType
+from hookrun.engine.discovery import own_subclasses, taken
+from hookrun.engine.hook_types import HOOK_TYPES, HookType
 from hookrun.engine.runtime.apply_action import Op
 from hookrun.engine.runtime.call_stack import CallStack, forget
 from hookrun.engine.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.engine.runtime.compiled import tracing
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values.containers import tensors
+from hookrun.errors import spec_error
 
 T = TypeVar("T")
 
@@ -101,10 +102,22 @@ class RegisteredHook:
 
 @cache
 def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
-    """Hook type -> the class that registers it, from all classes of this package that have `hook_types`."""
+    """Hook type -> the class that registers it: each class of this package or of an extension that has `hook_types`.
+
+    Raises SpecError for a hook type without a class, and for one with two.
+    """
     registered = dict[HookType, type[RegisteredHook]]()
     for item in own_subclasses(sys.modules[__package__], RegisteredHook):
-        registered |= dict.fromkeys(vars(item).get("hook_types", ()), item)
+        for kind in vars(item).get("hook_types", ()):
+            if registered.setdefault(kind, item) is not item:
+                raise taken(item, kind.name, registered[kind])
+    for name, kind in HOOK_TYPES.items():
+        if kind not in registered:
+            raise spec_error(
+                f"hook type {name}",
+                "no class registers it",
+                "name it in `hook_types` of a ModuleHook or ParameterHook, in a module of `hookrun.extensions`",
+            )
     return MappingProxyType(registered)
 
 

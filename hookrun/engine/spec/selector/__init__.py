@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -15,9 +15,10 @@ from typing import Annotated, Any
 from pydantic import GetJsonSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema
 
-from hookrun.engine.discovery import own_subclasses
+from hookrun.engine.discovery import own_subclasses, taken
 from hookrun.engine.spec.selector.base import Parser, Selector
 from hookrun.engine.spec.selector.tree import Names, Node, Tree
+from hookrun.errors import spec_error
 
 __all__ = [
     "AnySelector",
@@ -35,10 +36,31 @@ __all__ = [
 
 @cache
 def forms() -> tuple[type[Selector], ...]:
-    """Every form of a selector, in the order of the reference table."""
+    """Every form of a selector, in the order of the reference table.
+
+    Raises SpecError for a form of an extension that would read texts of another one.
+    """
     subclasses = own_subclasses(sys.modules[__name__], Selector)  # type: ignore[type-abstract]
     concrete = [form for form in subclasses if not inspect.isabstract(form)]
+    for form in concrete:
+        is_shipped = form.__module__.startswith(f"{__name__}.")
+        if not is_shipped and str in form.types and "reads" not in vars(form):
+            _check_prefix(form, concrete)
     return tuple(sorted(concrete, key=lambda form: (form.position, form.__name__)))
+
+
+def _check_prefix(form: type[Selector], forms: Sequence[type[Selector]]) -> None:
+    if not form.prefix:
+        raise spec_error(
+            f"{form.__module__}.{form.__qualname__}",
+            "has no prefix: it would read every path",
+            'give it one, such as prefix = "depth:"',
+        )
+    for other in forms:
+        if other is form or not other.prefix:
+            continue
+        if form.prefix.startswith(other.prefix) or other.prefix.startswith(form.prefix):
+            raise taken(form, form.prefix, other)
 
 
 def parse_selector(raw: Any) -> Selector:

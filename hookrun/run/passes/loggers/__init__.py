@@ -46,12 +46,12 @@ class RunLogger(ABC):
     """Base of the loggers. Each subclass with a `logger_name` is a logger, created when a run begins.
 
     logger_name: its name in `task.loggers`
-    package:     the package that it needs, which is also the name of hookrun's extra
+    package:     the package that it needs, which is also the name of hookrun's extra; empty: none
     reached:     the training step at which the current evaluation began; steps of its batches are counted from it
     """
 
     logger_name: ClassVar[str]
-    package: ClassVar[str]
+    package: ClassVar[str] = ""
 
     reached: int = 0
 
@@ -103,7 +103,7 @@ def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
     return [
         Problem(where, f"{package} is not installed", f"pip install 'hookrun[{package}]'")
         for package in packages
-        if find_spec(package) is None
+        if package and find_spec(package) is None
     ]
 
 
