@@ -23,7 +23,7 @@ from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast import direct_calls
-from hookrun.engine.runtime.fast.direct_calls import call_through_torch, maker
+from hookrun.engine.runtime.fast.direct_calls import call_through_torch
 from hookrun.engine.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -225,8 +225,7 @@ class Wiring:
         traced = in_graph_of(site) if inside else self._refused
         if self._around is not None:
             return BoundHook(site, self._around(runner), traced)
-        is_new = maker(site.module) is not None
-        return BoundHook(site, runner.op(), traced, runner.op_of_new() if is_new else None)
+        return BoundHook(site, runner.op(), traced, runner)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 
