@@ -32,17 +32,14 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "conf" / "hooks"
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "add_bias": [{"value": 0.01}, {"value": [0.01], "trainable": True}],
     "add_parameter": [{"name": "more", "shape": [2]}],
-    "cast": [{"dtype": "bfloat16"}],
     "check": [{"max": 0.1, "policy": "warn"}],
     "clamp": [{"min": -0.02, "max": 0.02}],
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
     "flip_bits": [{"count": 2, "bits": [18, 20]}],
-    "init": [{"name": "xavier_uniform_"}],
     "linear": [{}],
     "noise": [{"std": 0.1}],
     "project": [{"direction": [1, 2, 0, 0, 0, 0, 0, 0]}],
-    "python": [{"function": "hookrun.examples:soften"}],
     "quantize": [{"bits": 4}, {"bits": 4, "per": "group", "group_size": 2}],
     "replace": [{"value": 0.01}],
     "stats": [{}],
@@ -130,13 +127,13 @@ class Network(nn.Module):
 
 
 def parameters_of(action: str) -> list[dict[str, Any]]:
-    """The action's parameters in each of its rows: those above, or those of the first hook of its example."""
+    """The action's parameters in each of its rows: those above, or those of the first hook with it in its example."""
     if action in PARAMETERS:
         return PARAMETERS[action]
     hooks = yaml.safe_load((EXAMPLES / f"{action}.yaml").read_text())
-    first = next(iter(hooks.values()))
+    of_action = [hook for hook in hooks.values() if hook["action"] == action]
     fields = actions()[action].model_fields
-    return [{key: value for key, value in first.items() if key in fields}]
+    return [{key: value for key, value in of_action[0].items() if key in fields}]
 
 
 def rows() -> Iterator[Row]:

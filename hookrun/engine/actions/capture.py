@@ -113,14 +113,14 @@ class Capture(Action):
 
     def _changes(self, site: HookSite) -> list[Callable[[Any], Any]]:
         """What is done with each tensor before it is stored: reduced, then converted."""
-        import torch
-
-        changes = list[Callable[[Any], Any]]()
+        changes: list[Callable[[Any], Any]] = []
         if self.reduce is not None:
             changes += [widened, _reducer(self.reduce, site.seed)]
         # a run writes rows of any device, without waiting for it
         device = None if site.stores_rows else self.device
         if device is not None or self.dtype is not None:
+            import torch
+
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
             changes.append(partial(_converted, dtype, device))
         return changes

@@ -15,7 +15,7 @@ from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.engine.runtime.checkpointing import PASSED_ON, require_no_checkpoint
 from hookrun.engine.runtime.clock import gate
-from hookrun.engine.runtime.fast.copies import KeptInMemory
+from hookrun.engine.runtime.fast.copies import OF_GRADIENT, KeptInMemory
 from hookrun.engine.runtime.part import BatchFirst, TensorPart
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.snapshot import copied
@@ -99,11 +99,16 @@ class SiteRunner:
         return self.site.sink.guard(self.site, self._fastest())
 
     def op_of_new(self) -> Op | None:
-        """A faster `op` for outputs in new memory, to which nothing else refers; None: there is none."""
+        """A faster `op` for outputs in new memory, or for gradients of tensor hooks; None: there is none.
+
+        Nothing else refers to such an output, and only the backward pass to such a gradient.
+        """
         kept = self._kept_in_memory()
         if kept is None:
             return None
-        return kept.observer(self.site, self.fire, new=True)
+        if self.site.hook_type.phase == "backward":
+            return self._scheduled(kept.observer(self.site, self._act, references=OF_GRADIENT))
+        return self._scheduled(kept.observer(self.site, self._act, new=True))
 
     def variant(self, hook: PlannedHook, seed: int) -> Op:
         """What another hook does at the same place in the same order, with its own counts and random draws."""
@@ -260,29 +265,43 @@ class SiteRunner:
     # ---- the plain case ------------------------------------------------------------------------------------------
 
     def _fastest(self) -> Op:
-        """`fire`, or for a hook that always fires on a whole tensor a function without the questions of `fire`."""
+        """`fire`, or a function that does the same and asks less at each firing."""
+        if self._needs_fire():
+            return self.fire
         kept = self._kept_in_memory()
         if kept is not None:
-            return kept.observer(self.site, self.fire)
+            return self._scheduled(kept.observer(self.site, self._act))
         action = self.site.spec.action
-        if action.observes or action.acts_on_call or self._is_conditional() or not self._is_plain:
-            return self.fire
-        return self._plain_edit()
+        if action.observes or action.acts_on_call or not self._is_plain:
+            return self._scheduled(self._act)
+        return self._scheduled(self._plain_edit())
 
-    def _is_conditional(self) -> bool:
-        """Whether something is decided at each firing before the action runs."""
-        return self._holds is not None or self._waits_for_rows or self._scaler is not None
+    def _needs_fire(self) -> bool:
+        """Whether each firing asks if the pass is for other ranks, or for the scale of mixed precision's gradients."""
+        return self._waits_for_rows or self._scaler is not None
+
+    def _scheduled(self, act: Op) -> Op:
+        """The op, run only when the schedule lets the hook fire."""
+        holds = self._holds
+        if holds is None:
+            return act
+
+        def act_if_due(value: Any) -> Any:
+            return act(value) if holds() else value
+
+        return act_if_due
 
     def _kept_in_memory(self) -> KeptInMemory | None:
-        """The action of an unconditional capture that copies whole values into memory; None for any other hook."""
+        """The action of a capture that copies whole values into memory; None for any other hook."""
         function = self._function
-        if not isinstance(function, KeptInMemory) or self._is_conditional():
+        if not isinstance(function, KeptInMemory) or self._needs_fire():
             return None
         if self.site.target_keys is not None or self.site.hook_type.in_tuple:
             return None
         return function
 
     def _plain_edit(self) -> Op:
+        """`_act` of an edit of whole tensors, without its questions once the first result was checked."""
         site = self.site
         clock = self.site.clock
         function = self._function
@@ -290,7 +309,7 @@ class SiteRunner:
         def edit(value: Any) -> Any:
             is_plain = isinstance(value, Tensor) and value.dtype in _COMPUTED
             if not is_plain or not self._form_is_checked or clock.counting:
-                return self.fire(value)
+                return self._act(value)
             site.fired += 1
             try:
                 new = function(value)

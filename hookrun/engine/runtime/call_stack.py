@@ -124,6 +124,8 @@ def _drop(call: OpenCall) -> None:
 
 def forget(owner: KeepsCalls) -> None:
     """Give up what the owner keeps for calls of this thread: its hooks are removed."""
+    if not _thread.calls:
+        return
     drop_ended()
     for call in reversed(tuple(_thread.calls)):
         kept = call.kept.pop(owner, None)

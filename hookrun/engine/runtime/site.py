@@ -55,9 +55,9 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
         keep = self.sink.keeper(self)
-        current = self.current
         if self.spec.keys.tokens is None and not self.spec.chooses_samples:
             return keep
+        current = self.current
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             chosen = current.chosen

@@ -24,10 +24,8 @@ class SitePlace:
     """One hook at one module or parameter.
 
     sink:       where records and captures go
-    has_values: tensors hold real values, which may be read; False in a trial run
     current:    the state of the firing in each thread
     part:       the part of a tensor that the action acts on; None: all of it
-    tokenizer:  for the text of tokens; None: not known
     target_keys: where the target is in the value that the hook gets; None: the value itself
     """
 
@@ -49,7 +47,6 @@ class SitePlace:
         self.module = module
         self.clock = clock
         self.sink = sink
-        self.has_values = sink.has_values
         self.calls = calls
         self.current = CurrentCall(path, clock, calls) if current is None else current
         # output_grad is attached to the target itself
@@ -57,17 +54,30 @@ class SitePlace:
         self.target_keys = None if target is None else target.keys
         self._hook = hook
         self._given_seed = seed
-        self._values = dict[str, Any]()
+        self._values: dict[str, Any] = {}
         for field, values in hook.values.items():
             if path in values:
                 self._values[field] = values[path]
-        self.stores_rows = sink.stores_rows
-        self.tokenizer = hook.tokenizer
         self.reads_arguments = "args" in hook.spec.action.uses
-        self._held = list[Any]()
+        self._held: list[Any] = []
         self.part: TensorPart | None = None
         if self.spec.acts_on_part:
             self.part = part_of(hook, path, self.current, self.batch, once=self.spec.action.observes)
+
+    @property
+    def has_values(self) -> bool:
+        """Tensors hold real values, which may be read; False in a trial run."""
+        return self.sink.has_values
+
+    @property
+    def stores_rows(self) -> bool:
+        """The sink stores captures by sample."""
+        return self.sink.stores_rows
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer for the text of tokens; None: not known."""
+        return self._hook.tokenizer
 
     @cached_property
     def batch(self) -> BatchDims:

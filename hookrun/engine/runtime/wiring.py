@@ -23,7 +23,7 @@ from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast import direct_calls
-from hookrun.engine.runtime.fast.direct_calls import call_through_torch, maker
+from hookrun.engine.runtime.fast.direct_calls import call_through_torch
 from hookrun.engine.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -70,9 +70,9 @@ class _HookHere(NamedTuple):
     path: str
 
 
-def _owner(hook: PlannedHook, match: Match) -> str:
+def _owner(hook_type: HookType, match: Match) -> str:
     """The path of the hooked module, or of the one that owns the hooked parameter."""
-    if not hook.spec.hook_type.on_parameters:
+    if not hook_type.on_parameters:
         return match.path
     return match.path.rpartition(".")[0]
 
@@ -176,8 +176,8 @@ class Wiring:
             changes = kind.on_parameters or kind.phase == "installation" or bool(hook.added)
             needs_data = changes and self.sink.has_values
             for match in hook.matches:
-                module = modules.get(_owner(hook, match))
-                what = _misplaced(hook, match, module, added)
+                module = modules.get(_owner(kind, match))
+                what = _misplaced(kind, match, module, added)
                 if what is not None:
                     step = "compile the spec against this model"
                     problems.append(Problem(hook.spec.where, f"the plan is for {what}", step))
@@ -227,8 +227,7 @@ class Wiring:
         traced = in_graph_of(site) if inside else self._refused
         if self._replace_op is not None:
             return BoundHook(site, self._replace_op(runner), traced)
-        is_new = maker(site.module) is not None
-        return BoundHook(site, runner.op(), traced, runner.op_of_new() if is_new else None)
+        return BoundHook(site, runner.op(), traced, runner)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 
@@ -251,12 +250,13 @@ class Wiring:
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = dict[int, list[_HookHere]]()
         for hook in self.plan.hooks:
-            kind = registered_hooks()[hook.spec.hook_type]
+            hook_type = hook.spec.hook_type
+            kind = registered_hooks()[hook_type]
             if not issubclass(kind, ModuleHook):
                 continue
             kind = _KINDS_OF_CALL.get(hook.spec.action.does, kind)
             for match in hook.matches:
-                module = modules[_owner(hook, match)]
+                module = modules[_owner(hook_type, match)]
                 by_module.setdefault(id(module), []).append(_HookHere(kind, hook, match.path))
         for module in children_first(self._model):
             here = by_module.pop(id(module), None)
@@ -270,7 +270,7 @@ class Wiring:
         calls: Calls | None = None
         if self._of_calls and any(hook.spec.name in self._of_calls for _, hook, _ in here):
             calls = Calls(self.clock.calls, self.clock.tokens)
-        by_kind = dict[type[ModuleHook], list[HookSite]]()
+        by_kind: dict[type[ModuleHook], list[HookSite]] = {}
         for kind, hook, path in here:
             by_kind.setdefault(kind, []).append(self._site(hook, path, module, calls))
         outermost_first = [
@@ -291,17 +291,18 @@ class Wiring:
         on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
         on_steps = list[HookSite]()
         for hook in self.plan.hooks:
-            kind = registered_hooks()[hook.spec.hook_type]
+            hook_type = hook.spec.hook_type
+            kind = registered_hooks()[hook_type]
             if not issubclass(kind, ParameterHook | OptimizerSteps):
                 continue
             for match in hook.matches:
-                module = modules[_owner(hook, match)]
+                module = modules[_owner(hook_type, match)]
                 site = self._site(hook, match.path, module)
                 self.hooked.add(match.path, module)
                 if issubclass(kind, OptimizerSteps):
                     on_steps.append(site)
                 else:
-                    on_gradients[match.path, hook.spec.hook_type].append(site)
+                    on_gradients[match.path, hook_type].append(site)
         gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
         if self._reduced is None and distributed.is_available() and distributed.is_initialized():
             gradients = self._gradients_of_ranks()
@@ -407,7 +408,7 @@ class Wiring:
 
 
 def _misplaced(
-    hook: PlannedHook, match: Match, module: nn.Module | None, added: Collection[tuple[str, str]]
+    hook_type: HookType, match: Match, module: nn.Module | None, added: Collection[tuple[str, str]]
 ) -> str | None:
     """What the plan has at this place and the model lacks; None: it is there.
 
@@ -416,8 +417,8 @@ def _misplaced(
     """
     if module is None or class_name(module) != match.type:
         present = "nothing" if module is None else f"a {class_name(module)}"
-        return f"a {match.type} at {_owner(hook, match) or '(root)'}, this model has {present} there"
-    if not hook.spec.hook_type.on_parameters:
+        return f"a {match.type} at {_owner(hook_type, match) or '(root)'}, this model has {present} there"
+    if not hook_type.on_parameters:
         return None
     owner, _, name = match.path.rpartition(".")
     is_parameter = module._parameters.get(name) is not None or name in parametrized(module)

@@ -48,6 +48,9 @@ def _alone() -> tuple[int, int, int]:
 ALONE, UNSHARED, _BASE_OF_ONE = _alone() if _is_usable else (0, 0, 0)
 """torch's reference counts of a storage that has one tensor, and of a tensor that DLPack has not exported."""
 
+OF_GRADIENT = UNSHARED + 1
+"""torch's reference count of a gradient in a tensor hook: the backward pass refers to it too."""
+
 
 def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) -> bool:
     """Whether the tensor's memory may become copy-on-write: nothing outside torch is known to share it.
@@ -178,22 +181,30 @@ class KeptInMemory:
         self._is_decided = True
 
     def observer(
-        self, site: Any, otherwise: Callable[[Any], Any], *, new: bool = False
+        self,
+        site: Any,
+        otherwise: Callable[[Any], Any],
+        *,
+        references: int = UNSHARED,
+        new: bool = False,
     ) -> Callable[[Any], Any]:
         """A faster op of a site than `otherwise`, its op for any value, which it calls for unusual values.
 
         The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
 
-        site: the `HookSite`, whose firings it counts
-        new:  the values are outputs of a torch module that returns a new tensor (unless torch's function was replaced)
+        site:       the `HookSite`, whose firings it counts
+        references: torch's reference count of a tensor to which only Python and the caller of the hook refer
+        new:        the values are outputs of a torch module that returns a new tensor (unless torch's function was
+                    replaced)
         """
+        if not _is_usable:
+            return otherwise
         append = self._values.append
         is_grad_enabled = torch.is_grad_enabled
 
         def observe(value: Any) -> Any:
             if (
-                not self._is_decided
-                or type(value) is not Tensor
+                type(value) is not Tensor
                 or functorch_level() is not None
                 or forward_ad._current_level >= 0
                 or value.is_quantized
@@ -202,13 +213,15 @@ class KeptInMemory:
                 return otherwise(value)
             try:
                 storage = value.untyped_storage()
-                if use_count(value) != UNSHARED or not storage.resizable():
+                if use_count(value) != references or not storage.resizable():
                     return otherwise(value)
                 if not new:
                     holders = storage_holders(storage._cdata)
                     is_shared = holders != ALONE and not held_by_torch_alone(value, holders)
                     if is_shared or storage.nbytes() > value.nbytes:
                         return otherwise(value)
+                if not self._is_decided:
+                    self._decide(value)
                 if value.requires_grad:
                     grad = is_grad_enabled()
                     set_grad_enabled(False)  # costs half as much as a detached alias

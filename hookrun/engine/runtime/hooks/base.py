@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.engine.discovery import own_subclasses, taken
 from hookrun.engine.hook_types import HOOK_TYPES, HookType
-from hookrun.engine.runtime.apply_action import Op
+from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.call_stack import CallStack, forget
 from hookrun.engine.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.engine.runtime.compiled import tracing
@@ -32,15 +32,19 @@ T = TypeVar("T")
 class BoundHook:
     """A site with its effect on a value, schedule included.
 
-    op:        value -> value
-    traced:    the same inside a compiled graph, see `in_graph_of`
-    op_of_new: a faster `op` for outputs in new memory, to which nothing else refers; or None
+    op:     value -> value
+    traced: the same inside a compiled graph, see `in_graph_of`
+    runner: that of the site; None: something else takes its place
     """
 
     site: HookSite
     op: Op
     traced: Op
-    op_of_new: Op | None = None
+    runner: SiteRunner | None = None
+
+    def op_of_new(self) -> Op | None:
+        """A faster `op`, see `SiteRunner.op_of_new`; None: there is none."""
+        return None if self.runner is None else self.runner.op_of_new()
 
     def repeat(self, value: Any) -> Any:
         """Edit the value as in the call that is being recomputed; nothing is counted or recorded again."""

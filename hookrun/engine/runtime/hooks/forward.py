@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE
 from hookrun.engine.runtime.compiled import tracing
-from hookrun.engine.runtime.fast.direct_calls import call_directly
+from hookrun.engine.runtime.fast.direct_calls import call_directly, maker
 from hookrun.engine.runtime.hooks.base import BoundHook, ModuleHook, fire
 from hookrun.engine.values.containers import arguments, call_with
 
@@ -66,9 +66,11 @@ class Forward(ModuleHook):
         if len(self.firings) > 1:
             return call_directly(module, number, partial(self.forward, module, ()))
         only = self.firings[0]
-        if only.op_of_new is None:
+        made_by = maker(module)
+        op_of_new = None if made_by is None else only.op_of_new()
+        if op_of_new is None:
             return call_directly(module, number, only.op)
-        return call_directly(module, number, only.op_of_new, type(module).forward)
+        return call_directly(module, number, op_of_new, made_by)
 
 
 def _with_arguments(firings: Sequence[BoundHook], value: Any, inputs: Any = None) -> Any:

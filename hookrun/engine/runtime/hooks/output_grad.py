@@ -48,7 +48,7 @@ class OutputGrad(ModuleHook):
             or site.clock.passes is not None
         ):
             return None
-        op = firing.op
+        op = firing.op_of_new() or firing.op
         hook = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
 
         def attach(output: Any) -> Any:
