@@ -134,11 +134,6 @@ def compile_error(where: str, what: str, hint: str = "") -> CompileError:
     return CompileError([Problem(where, what, hint)])
 
 
-def problems_where(*cases: tuple[object, str, str, str]) -> list[Problem]:
-    """Those of the cases (whether there is a problem, where, what, hint) in which there is one."""
-    return [Problem(where, what, hint) for is_wrong, where, what, hint in cases if is_wrong]
-
-
 def refuse(problems: Iterable[Problem], kind: type[Refusal] = SpecError) -> None:
     """Raise an error of this kind with the problems, if there are any."""
     if errors := list(problems):
