@@ -29,6 +29,89 @@ CHOICES = [
     for path in FILES
     if len(path.parts) > 1 and path.parts[0] not in ("hydra", "experiment")
 ]
+
+
+def test_public_keys_are_overridden_without_a_plus() -> None:
+    keys = [key for key in leaves(compose_dict()) if not key.startswith("model.args.")]
+    assert sorted(keys) == PUBLIC.split()
+
+
+@pytest.mark.parametrize(
+    ("section", "model"), [("model", Model), ("data", Data), ("train", Train), ("compute", Compute)]
+)
+def test_a_section_lists_every_key_that_it_may_have(section: str, model: type[Section]) -> None:
+    section_of = {name: [f"{name}=python", f"{name}.factory=mypkg.own:build"] for name in ("model", "data")}
+    assert set(compose_dict(section_of.get(section, []))[section]) == set(model.model_fields)
+
+
+def test_there_is_a_file_for_every_task() -> None:
+    assert {path.stem for path in FILES if path.parts[0] == "task"} == set(tasks())
+
+
+@pytest.mark.parametrize(("name", "task"), tasks().items())
+def test_the_file_of_a_task_lists_its_keys(name: str, task: type[Task]) -> None:
+    section = compose_dict([f"task={name}"])["task"]
+    assert section.pop("name") == name
+    assert set(section) == (
+        set() if task.task_name == "plan" else set(task.model_fields)
+    )  # plan: those of another task
+
+
+def one_of_each_group() -> list[list[str]]:
+    """Every choice once, in as few command lines as there are choices in the largest group."""
+    groups = dict[str, list[str]]()
+    for choice in CHOICES:
+        groups.setdefault(choice.partition("=")[0], []).append(choice)
+    return [[choice for choice in row if choice] for row in zip_longest(*groups.values())]
+
+
+@pytest.mark.parametrize("choices", one_of_each_group())
+def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
+    own = [f"{group}.factory=mypkg.own:build" for group in ("model", "data") if f"{group}=python" in choices]
+    parse_experiment(compose_dict([*choices, *own]))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_has_a_comment_on_what_it_shows(name: str) -> None:
+    header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
+    assert header == "# @package _global_"
+    assert comment.startswith("# ")
+    assert len(comment) < 100
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])
+def test_the_command_line_changes_the_task_of_a_tutorial(name: str) -> None:
+    assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
+
+
+# Those of the tutorials run, with their figures, in tests of their own.
+def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path: Path) -> None:
+    """Each composes; one of each task is run. That the hooks of each fit its model is tested in test_experiments.py."""
+    shown = dict[str, str]()
+    for name in EXPERIMENTS:
+        if not name.startswith("tutorial/"):
+            file = yaml.safe_load((CONF / f"experiment/{name}.yaml").read_text())
+            chosen = [
+                entry["override /task"] for entry in file.get("defaults", []) if "override /task" in entry
+            ]
+            shown[chosen[0] if chosen else "train"] = name
+            parse_experiment(compose_dict([f"experiment={name}", "task=plan"]))
+    assert len(shown) >= 5
+    for name in shown.values():
+        assert main([f"experiment={name}", "task=plan", "compute=cpu"]) == 0, name
+        assert list(tmp_path.iterdir()) == [], name
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_hold_no_code(path: Path) -> None:
+    text = (CONF / path).read_text()
+    assert text.startswith("# ")
+    assert len(text.splitlines()) < 60
+    assert "_target_" not in text
+    for key in yaml.safe_load(text) or {}:
+        assert key not in ("on", "off", True, False)
+
+
 PUBLIC = """
 baseline
 compute.capture_buffer compute.compile compute.deterministic compute.device
@@ -58,82 +141,3 @@ def leaves(node: Any, path: str = "") -> list[str]:
     if not isinstance(node, dict) or not node:
         return [path]
     return [leaf for key in node for leaf in leaves(node[key], f"{path}.{key}".lstrip("."))]
-
-
-def test_the_public_keys_are_these_and_can_be_overridden_without_a_plus() -> None:
-    keys = [key for key in leaves(compose_dict()) if not key.startswith("model.args.")]
-    assert sorted(keys) == PUBLIC.split()
-
-
-@pytest.mark.parametrize(
-    ("section", "model"), [("model", Model), ("data", Data), ("train", Train), ("compute", Compute)]
-)
-def test_a_section_lists_every_key_that_it_may_have(section: str, model: type[Section]) -> None:
-    section_of = {name: [f"{name}=python", f"{name}.factory=mypkg.own:build"] for name in ("model", "data")}
-    assert set(compose_dict(section_of.get(section, []))[section]) == set(model.model_fields)
-
-
-def test_there_is_a_file_for_every_task() -> None:
-    assert {path.stem for path in FILES if path.parts[0] == "task"} == set(tasks())
-
-
-@pytest.mark.parametrize(("name", "task"), tasks().items())
-def test_the_file_of_a_task_names_it_and_lists_its_keys(name: str, task: type[Task]) -> None:
-    section = compose_dict([f"task={name}"])["task"]
-    assert section.pop("name") == name
-    assert set(section) == (
-        set() if task.task_name == "plan" else set(task.model_fields)
-    )  # plan: those of another task
-
-
-def one_of_each_group() -> list[list[str]]:
-    """Every choice once, in as few command lines as there are choices in the largest group."""
-    groups = dict[str, list[str]]()
-    for choice in CHOICES:
-        groups.setdefault(choice.partition("=")[0], []).append(choice)
-    return [[choice for choice in row if choice] for row in zip_longest(*groups.values())]
-
-
-@pytest.mark.parametrize("choices", one_of_each_group())
-def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
-    own = [f"{group}.factory=mypkg.own:build" for group in ("model", "data") if f"{group}=python" in choices]
-    parse_experiment(compose_dict([*choices, *own]))
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_placed_at_the_root_and_has_a_comment_on_what_it_shows(name: str) -> None:
-    header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
-    assert header == "# @package _global_"
-    assert comment.startswith("# ") and len(comment) < 100
-
-
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])
-def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) -> None:
-    assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
-
-
-# Those of the tutorials run, with their figures, in tests of their own.
-def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path: Path) -> None:
-    """Each composes; one of each task is run. That the hooks of each fit its model is tested in test_experiments.py."""
-    shown = dict[str, str]()
-    for name in EXPERIMENTS:
-        if not name.startswith("tutorial/"):
-            file = yaml.safe_load((CONF / f"experiment/{name}.yaml").read_text())
-            chosen = [
-                entry["override /task"] for entry in file.get("defaults", []) if "override /task" in entry
-            ]
-            shown[chosen[0] if chosen else "train"] = name
-            parse_experiment(compose_dict([f"experiment={name}", "task=plan"]))
-    assert len(shown) >= 5
-    for name in shown.values():
-        assert main([f"experiment={name}", "task=plan", "compute=cpu"]) == 0, name
-        assert list(tmp_path.iterdir()) == [], name
-
-
-@pytest.mark.parametrize("path", FILES)
-def test_files_are_short_explained_and_hold_no_code(path: Path) -> None:
-    text = (CONF / path).read_text()
-    assert text.startswith("# ")
-    assert len(text.splitlines()) < 60
-    assert "_target_" not in text
-    assert all(key not in ("on", "off", True, False) for key in yaml.safe_load(text) or {})

@@ -32,7 +32,7 @@ def holding(model: nn.Module, *, of_input: bool) -> set[str]:
         ),
     ],
 )
-def test_heads_are_in_what_a_projection_to_them_gives_and_the_output_projection_takes(
+def test_heads_are_in_inputs_of_the_output_projection(
     name: str, attention: str, outputs: list[str], projection: str
 ) -> None:
     pytest.importorskip("transformers")

@@ -32,26 +32,29 @@ STATUS = {
 }
 
 
-def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
+def test_an_analysis_names_its_run() -> None:
     config = {"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
     assert dict(summary.build(RunData(Path("a"), {"status": "running"}, config=config)) or []) == {
         "task": "probe", "of the run": "/runs/b", "started": "–", "directory": "a",
     }  # fmt: skip
     resnet = {"plan": PlanRecord(model="ResNet"), "config": {"model": {"name": "resnet18"}}}
     cut_off = dict(summary.build(RunData(Path("a"), STATUS, cut_off="its process is gone", **resnet)) or [])
-    assert cut_off["model"] == "resnet18 (ResNet)" and "duration" not in cut_off
+    assert cut_off["model"] == "resnet18 (ResNet)"
+    assert "duration" not in cut_off
 
 
 # ---- plan and model
 
 
-def test_the_plan_counts_what_fired_and_what_was_changed(observed: Path, page) -> None:
+def test_the_plan_counts_what_fired(observed: Path, page) -> None:
     rows = {cells[1]: cells for cells in table_rows(page(observed).source, "plan")}
     assert list(rows) == ["norms", "spread", "seen", "gradient", "halved", "said", "late", "few"]
     assert rows["halved"][3:7] == ["Linear", "forward", "scale", "factor=0.5"]
     assert rows["halved"][-2:] == ["36", "100.0 %"]
-    assert rows["norms"][-2] == str(6 * 18) and "and 2 more" in rows["norms"][2]
-    assert rows["late"][-2] == "0" and rows["late"][7] == "epoch 99:"
+    assert rows["norms"][-2] == str(6 * 18)
+    assert "and 2 more" in rows["norms"][2]
+    assert rows["late"][-2] == "0"
+    assert rows["late"][7] == "epoch 99:"
 
 
 def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -> None:
@@ -63,7 +66,8 @@ def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -
     assert lines[0] == "(root) MLP 8,970"
     [fc] = [line for line in lines if line.startswith("fc ")]
     assert fc.startswith("fc Linear 650 [2, 10]")
-    assert "halved ×36" in fc and "norms weight ×18, bias ×18" in fc
+    assert "halved ×36" in fc
+    assert "norms weight ×18, bias ×18" in fc
     [flatten] = [line for line in lines if "flatten" in line]
     assert "×" not in flatten
     assert '<span class="mark silent" title="never fired">late ×0</span>' in tree
@@ -71,7 +75,8 @@ def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -
 
 def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
     tree = page(observed).source.split('id="tree"')[1].split("<h2")[0]
-    depth, found = 0, dict[str, int]()
+    depth = 0
+    found = dict[str, int]()
     for closes, opens, name in re.findall(r"(</ul>)|(<ul>)|<li><div><span[^>]*>([^<]*)<", tree):
         depth += bool(opens) - bool(closes)
         if name:
@@ -87,16 +92,20 @@ def tree_of(*paths: str) -> dict[str, Any]:
     return dict(shown)
 
 
-def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
+def test_a_tree_as_deep_as_allowed_may_have_gaps() -> None:
     """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     root = tree_of(*paths)["root"]
     assert [child["name"] for child in root["children"]] == ["m", "child"]
-    depth, count, level = 0, 0, [root]
+    depth = 0
+    count = 0
+    level = [root]
     while level:
-        depth, count = depth + 1, count + len(level)
+        depth = depth + 1
+        count = count + len(level)
         level = [child for node in level for child in node["children"]]
-    assert (depth, count) == (model.DEEPEST + 2, len(paths))
+    assert depth == model.DEEPEST + 2
+    assert count == len(paths)
 
 
 def test_a_large_tree_is_folded_to_forty_rows() -> None:
@@ -104,7 +113,8 @@ def test_a_large_tree_is_folded_to_forty_rows() -> None:
         return 1 + (sum(map(rows, node["children"])) if node["opened"] else 0)
 
     shown = tree_of("", "h", *(path for n in range(30) for path in (f"h.{n}", f"h.{n}.mlp")))
-    assert shown["folds"] and rows(shown["root"]) <= 40 < shown["modules"]
+    assert shown["folds"]
+    assert rows(shown["root"]) <= 40 < shown["modules"]
 
 
 # ---- metrics
@@ -118,7 +128,7 @@ def line(step: int, of: str = "epoch", split: str = "val", **values: float) -> d
     return {"split": split, "of": of, "step": step, **values}
 
 
-def test_each_metric_is_one_chart_and_single_batches_are_named() -> None:
+def test_each_metric_is_one_chart() -> None:
     found = metrics.build(
         facts(
             *(line(step, "batch", "train", loss=1.0 / step, lr=0.1) for step in (1, 2)),
@@ -131,7 +141,7 @@ def test_each_metric_is_one_chart_and_single_batches_are_named() -> None:
     assert found[0].legend == ("train, single batches", "train", "val")
 
 
-def test_the_latest_and_the_best_of_means_before_those_of_batches() -> None:
+def test_means_come_before_values_of_batches() -> None:
     lines = [line(1, loss=0.5, accuracy=0.9), line(2, loss=0.7, accuracy=0.8)]
     lines += [line(3, "batch", loss=0.1), line(3, "batch", "train", loss=0.2, lr=0.1)]
     assert [tuple(value.values())[:5] for value in latest(facts(*lines))] == [
@@ -141,16 +151,17 @@ def test_the_latest_and_the_best_of_means_before_those_of_batches() -> None:
     ]
 
 
-def test_a_nan_can_be_the_latest_value_and_never_the_best() -> None:
+def test_a_nan_is_never_the_best_value() -> None:
     (found,) = latest(facts(line(1, loss=0.5), line(2, loss=math.nan)))
-    assert math.isnan(found["last"]) and found["best"] == 0.5
+    assert math.isnan(found["last"])
+    assert found["best"] == 0.5
 
 
 def test_lines_without_a_step_are_of_analyses() -> None:
     assert metrics.build(facts({"module": "fc", "accuracy": 0.5})) is None
 
 
-def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
+def test_only_whole_numbers_from_0_are_positions() -> None:
     values = (0, 1, True, -1, 2**60)
     lines = [
         {"split": "val", "of": of, of: value, "loss": 1.0}
@@ -167,7 +178,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
 # ---- what tasks found
 
 
-def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> None:
+def test_the_worst_samples_equal_the_files(shared, page, remade, tmp_path) -> None:
     path = shared("task=evaluate")
     lines = read_lines(path / "samples.jsonl")
     right = sum(line["class"] == line["predicted_class"] for line in lines)
@@ -181,36 +192,42 @@ def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(shared, page
     assert sum(map(int, re.findall(r'class="on-\w+">([\w.]*)<', matrix))) == len(lines)
     worst = max(lines, key=lambda line: line["loss"])
     first = found.source.split('class="worst"')[1].split("</li>")[0]
-    assert f"val sample {worst['sample']}" in first and "data:image/png;base64," in first
+    assert f"val sample {worst['sample']}" in first
+    assert "data:image/png;base64," in first
     (tmp_path / "status.json").write_text((path / "status.json").read_text())
     write_lines(tmp_path / "pictures.jsonl", [{"split": "val", "sample": 0, "png": 'x" onerror="alert(1)'}])
     evil = {**lines[0], "class": "<script>1</script>", "predicted_class": "\u202e", "file": "<b>"}
     write_lines(tmp_path / "samples.jsonl", [evil])
     hostile = remade(tmp_path)
-    assert hostile.tags.count("script") == 1 and 'onerror="' not in hostile.source
+    assert hostile.tags.count("script") == 1
+    assert 'onerror="' not in hostile.source
 
 
 @pytest.mark.parametrize("task", ["probe", "similarity"])
-def test_analyses_have_their_table_and_their_picture(analysed, page, task: str) -> None:
+def test_analyses_have_their_table_with_a_picture(analysed, page, task: str) -> None:
     path = analysed(task)
-    found, lines = page(path), hookrun.open_run(path).metrics
+    found = page(path)
+    lines = hookrun.open_run(path).metrics
     if task == "probe":
         rows = {cells[0]: cells[-4] for cells in table_rows(found.source, "analysis")}
         assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
-        assert "majority" in found.text and found.tags.count("svg") == 1
+        assert "majority" in found.text
+        assert found.tags.count("svg") == 1
     else:
-        assert "linear CKA" in found.text and found.tags.count("img") == 1
+        assert "linear CKA" in found.text
+        assert found.tags.count("img") == 1
         cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
         assert [float(cell) for cell in cells] == [float(f"{line['cka']:.4g}") for line in lines]
 
 
-def test_a_comparison_has_its_picture_tables_and_bounds(run, predictions, page, remade, tmp_path) -> None:
+def test_a_comparison_has_its_tables_with_bounds(run, predictions, page, remade, tmp_path) -> None:
     seen = "{select: [layers.1, fc], hook: forward, action: capture}"
     path = run(
         "task=compare", f"task.run={predictions}", f"task.other={run('task=predict', 'seed=1', seen=seen)}"
     )
     found = page(path)
-    assert "first: layers.1, sample 0" in found.text and found.tags.count("svg") == 1
+    assert "first: layers.1, sample 0" in found.text
+    assert found.tags.count("svg") == 1
     first = json.loads((path / "compare.json").read_text())["captures"][0]
     assert table_rows(found.source, "comparison")[0][:2] == ["layers.1", f"{first['relative_l2']:.4g}"]
     evil = {"module": "<script>1</script>", "relative_l2": 1e300, "token": 10**12, "path": ["x"]}
@@ -222,9 +239,11 @@ def test_a_comparison_has_its_picture_tables_and_bounds(run, predictions, page, 
     assert "is not JSON" in remade(tmp_path).text
 
 
-def test_classes_of_random_weights_are_said_to_be_and_folded(shared, observed: Path, page) -> None:
-    random, trained = page(shared("task=evaluate")), page(observed)
-    assert "The weights are random" in random.text and "The weights are random" not in trained.text
+def test_classes_of_random_weights_are_folded(shared, observed: Path, page) -> None:
+    random = page(shared("task=evaluate"))
+    trained = page(observed)
+    assert "The weights are random" in random.text
+    assert "The weights are random" not in trained.text
     assert ["<summary>confusion matrix" in each.source for each in (random, trained)] == [True, False]
 
 
@@ -236,9 +255,10 @@ def test_only_misclassified_samples_have_the_highest_loss(observed: Path, page) 
     assert shown == min(len(wrong), 16)
 
 
-def test_a_rate_says_of_how_many_samples_on_the_page_and_the_terminal() -> None:
+def test_a_rate_says_of_how_many_samples() -> None:
     values = {each["name"]: each for each in latest(facts(line(1, samples=12, changed=0.75)))}
-    assert (values["changed"]["last"], values["changed"]["total"]) == (0.75, 12)
+    assert values["changed"]["last"] == 0.75
+    assert values["changed"]["total"] == 12
     assert progress.numbers({"samples": 12, "changed": 0.75}) == "samples 12  changed 9 of 12"
 
 
@@ -248,7 +268,8 @@ def test_a_rate_says_of_how_many_samples_on_the_page_and_the_terminal() -> None:
 def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> None:
     words = shlex.split(page(observed).command)
     assert words[:3] == ["python", "-m", "hookrun"]
-    assert not any(word.startswith("hydra.run.dir") for word in words)
+    for word in words:
+        assert not word.startswith("hydra.run.dir")
     assert main([*words[3:], "hydra.run.dir=repeated"]) == 0
     assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
 
@@ -262,7 +283,8 @@ def test_the_command_names_a_run_as_hydra_reads_it(tmp_path: Path, path: str) ->
     again = repeat.of_a_run(RunData(tmp_path, STATUS, plan=used))
     assert again is not None
     [override] = OverridesParser.create().parse_overrides(shlex.split(again["command"])[-1:])
-    assert (override.key_or_group, override.value()) == ("task.run", path)
+    assert override.key_or_group == "task.run"
+    assert override.value() == path
 
 
 def test_the_command_on_the_page_is_that_of_the_sweep(sweep: Path, page) -> None:

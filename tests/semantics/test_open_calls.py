@@ -21,36 +21,6 @@ X = torch.arange(8.0).reshape(2, 4) / 8
 KINDS = ["weight", "saved_tensors", "output_grad", "backward_pre", "backward"]
 
 
-def hooked(model: nn.Module, select: str | list[str], kind: str, action: dict[str, Any] | None = None) -> Any:
-    action = {"action": "stats"} if action is None else action
-    if kind == "weight":
-        action = {"action": "scale", "factor": 2.0}
-        select = [f"{path}.weight".lstrip(".") for path in ([select] if isinstance(select, str) else select)]
-    return hookrun.hooked(model, {"h": {"select": select, "hook": kind, **action}})
-
-
-class Recursive(nn.Module):
-    """Calls itself once, and goes on when that call fails."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.failed = False
-
-    def forward(self, x: Tensor, depth: int = 1) -> Tensor:
-        if depth:
-            try:
-                self(x, depth - 1)
-            except ValueError:
-                self.failed = True
-        return x * self.weight
-
-
-def refuse_inner(module: nn.Module, args: tuple[Any, ...]) -> None:
-    if len(args) > 1:
-        raise ValueError("an inner call")
-
-
 def test_a_call_that_no_hook_of_ours_began_ends_no_other_call() -> None:
     model = Recursive()
     with hooked(model, "", "weight"):
@@ -200,5 +170,36 @@ def test_what_a_generation_holds_is_freed_when_it_ends() -> None:
     spec = {"h": {"select": "embed", "hook": "forward", "action": "stats", "tokens": {"position": -1}}}
     with hookrun.hooked(model, spec) as hooks:
         model.generate(torch.tensor([[1, 2]]))
-        assert model.cache is not None and model.cache() is None
+        assert model.cache is not None
+        assert model.cache() is None
         assert hooks.fired["h", "embed"] == 3
+
+
+def hooked(model: nn.Module, select: str | list[str], kind: str, action: dict[str, Any] | None = None) -> Any:
+    action = {"action": "stats"} if action is None else action
+    if kind == "weight":
+        action = {"action": "scale", "factor": 2.0}
+        select = [f"{path}.weight".lstrip(".") for path in ([select] if isinstance(select, str) else select)]
+    return hookrun.hooked(model, {"h": {"select": select, "hook": kind, **action}})
+
+
+class Recursive(nn.Module):
+    """Calls itself once, and goes on when that call fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.failed = False
+
+    def forward(self, x: Tensor, depth: int = 1) -> Tensor:
+        if depth:
+            try:
+                self(x, depth - 1)
+            except ValueError:
+                self.failed = True
+        return x * self.weight
+
+
+def refuse_inner(module: nn.Module, args: tuple[Any, ...]) -> None:
+    if len(args) > 1:
+        raise ValueError("an inner call")

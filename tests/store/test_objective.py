@@ -23,14 +23,16 @@ from hookrun.store.objective import (
 METRICS = TypeAdapter[tuple[MetricKeys, ...] | None](Metrics)
 
 
-def test_one_metric_is_a_list_of_one_and_each_is_serialized_in_its_shortest_form() -> None:
+def test_each_goal_is_serialized_in_its_shortest_form() -> None:
     assert METRICS.validate_python("loss") == (MetricKeys(name="loss"),)
     assert METRICS.validate_python({"name": "loss"}) == (MetricKeys(name="loss"),)
     assert METRICS.validate_python(None) is None
     raw = ["loss", {"name": "kl", "by": "sample", "against": {"run": "base"}}]
     metrics = METRICS.validate_python(raw)
     assert METRICS.dump_python(metrics) == tuple(raw)
-    assert asked(metrics, "kl") and not asked(metrics, "accuracy") and not asked(None, "loss")
+    assert asked(metrics, "kl")
+    assert not asked(metrics, "accuracy")
+    assert not asked(None, "loss")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def objective(raw: object) -> Objective:
     return parse_experiment({**PLAIN, "objective": raw}).settings.objective
 
 
-def test_the_metric_alone_is_the_short_form_and_nothing_is_the_default() -> None:
+def test_the_metric_alone_is_the_short_form() -> None:
     assert objective("val/loss") == objective({"metric": "val/loss"}) == Objective(metric="val/loss")
     assert objective(None) == objective({}) == parse_experiment(PLAIN).settings.objective
     assert objective({"metric": "val/loss", "direction": "maximize", "of": "last"}).of == "last"
@@ -64,12 +66,12 @@ def test_the_metric_alone_is_the_short_form_and_nothing_is_the_default() -> None
         ({"metrics": "val/loss"}, r"objective.metrics: unknown key"),
     ],
 )
-def test_several_objectives_and_wrong_keys_are_refused(raw: object, said: str) -> None:
+def test_several_objectives_are_refused(raw: object, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         objective(raw)
 
 
-def test_by_default_accuracy_comes_before_loss_and_val_before_train() -> None:
+def test_accuracy_comes_before_loss_by_default() -> None:
     directions = {
         "val/accuracy": "maximize",
         "probe/accuracy": "maximize",

@@ -113,7 +113,7 @@ def test_folders_of_the_search_path_are_listed(conf: Conf, said) -> None:
         "train.optimizer.momentum=0.9", "train.optimizer={name: SGD, momentum: 0.9}", "train.scheduler.name=StepLR",
     ],
 )  # fmt: skip
-def test_a_plus_is_suggested_where_keys_may_be_added_and_works(typed: str, said, capsys) -> None:
+def test_the_suggested_plus_works(typed: str, said, capsys) -> None:
     assert f"to add it: +{typed}\n" in said(typed)
     assert main(["--cfg", "job", f"+{typed}"]) == 0
 
@@ -126,12 +126,12 @@ def test_a_key_that_the_hook_may_have_is_only_to_be_added(key: str, said) -> Non
 
 
 @pytest.mark.parametrize(("key", "meant"), [("mn", "min"), ("idnex", "index"), ("whem.step", "when.step")])
-def test_a_misspelt_key_of_a_hook_is_compared_with_all_that_it_may_have(key: str, meant: str, said) -> None:
+def test_a_misspelt_hook_key_is_compared_with_all_keys(key: str, meant: str, said) -> None:
     typed = f"hooks.clip_fc.{key}=1"
     assert f"did you mean 'hooks.clip_fc.{meant}'" in said("experiment=clip_fc", "~hooks.clip_fc.min", typed)
 
 
-def test_a_key_that_only_a_swept_experiment_has_needs_two_plusses(capsys, notes) -> None:
+def test_a_key_of_a_swept_experiment_needs_two_plusses(capsys, notes) -> None:
     assert main(["-m", "experiment=clip_fc,", "hooks.clip_fc.max=1"]) == 2
     assert main(["-m", "experiment=choice(clip_fc)", "hooks.clip_fc.max=1"]) == 2
     assert "where only a swept experiment has it: ++hooks.clip_fc.max=1" in capsys.readouterr().err
@@ -154,7 +154,8 @@ class TestFiles:
         assert main(["--config-dir", folder, "experiment=mine"]) == 0
         assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 0
         assert [experiment.settings.task.name for experiment, _ in notes.prepared] == ["predict", "predict"]
-        assert (len(notes.ran), len(notes.shown)) == (1, 1)
+        assert len(notes.ran) == 1
+        assert len(notes.shown) == 1
 
     def test_a_suffix_that_hydra_does_not_read(self, conf: Conf, said) -> None:
         folder = conf(**{"experiment/mine.yml": "# @package _global_\n"})

@@ -23,7 +23,7 @@ from hookrun.store.reader import open_run
 
 
 class TestFailedRun:
-    def test_type_message_and_place_are_printed_and_the_traceback_is_saved(self, cwd, notes, capsys) -> None:
+    def test_the_traceback_of_an_error_is_saved(self, cwd, notes, capsys) -> None:
         assert main(["seed=1"]) == 1
         run = (cwd / "outputs/latest").resolve()
         places = [f"run directory: {run}", f"traceback: {run / 'error.txt'}"]
@@ -41,7 +41,8 @@ class TestFailedRun:
         assert main(["seed=4"]) == 3
         run = (cwd / "outputs/latest").resolve()
         said = ["hook nan_hunt at conv1: found inf", f"run directory: {run}"]
-        assert capsys.readouterr().err.splitlines() == said and not (run / "error.txt").exists()
+        assert capsys.readouterr().err.splitlines() == said
+        assert not (run / "error.txt").exists()
 
     def test_an_interrupted_run_prints_its_directory(self, cwd: Path, notes, capsys) -> None:
         assert main(["seed=130"]) == 130
@@ -57,7 +58,7 @@ class TestFailedRun:
         assert capsys.readouterr().out.count("exit code 1") == 2
 
 
-def test_an_error_before_the_directory_exists_shows_its_traceback(notes, monkeypatch, capsys) -> None:
+def test_an_error_before_the_directory_shows_its_traceback(notes, monkeypatch, capsys) -> None:
     def prepare(experiment: object, *, trust: frozenset[str]) -> object:
         raise ZeroDivisionError("in the model")
 
@@ -110,7 +111,8 @@ def test_signals_are_handled_in_the_process_of_any_launcher(monkeypatch, tmp_pat
         monkeypatch.setattr(f"hookrun.command.sweeps.jobs.{name}", lambda: tmp_path)
     with pytest.raises(Interrupted, match="SIGTERM"):
         SweepJob(frozenset())(OmegaConf.create())
-    assert seen != [signal.SIG_DFL] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert seen != [signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
@@ -121,14 +123,15 @@ def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
         raise AttributeError("no attribute '_set'")
 
 
-def test_a_job_that_is_interrupted_while_it_is_prepared_is_interrupted(cwd, notes, monkeypatch) -> None:
+def test_a_job_can_be_interrupted_while_it_is_prepared(cwd, notes, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.run.tasks.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.run.tasks.prepare", interrupted_and_cleaned_up)
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=mine"]) == 143
-    assert open_run(cwd / "mine/0").status["status"] == "interrupted" and not Path("mine/1").exists()
+    assert open_run(cwd / "mine/0").status["status"] == "interrupted"
+    assert not Path("mine/1").exists()
 
 
-def test_a_run_whose_interruption_another_error_replaced_is_interrupted(cwd, no_pages, monkeypatch) -> None:
+def test_an_interruption_outlives_an_error_that_replaces_it(cwd, no_pages, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.run.tasks.predict.PredictTask.execute", interrupted_and_cleaned_up)
     assert main(["compute.device=cpu", "model=mlp", "task=predict", "hydra.run.dir=mine"]) == 143
     assert open_run(cwd / "mine").status["reason"] == "interrupted by SIGTERM"
@@ -142,12 +145,13 @@ def test_a_python_without_the_packages_is_told_where_they_are(capsys) -> None:
     report(ModuleNotFoundError("No module named 'hydra'", name="hydra.errors"))
     printed = capsys.readouterr().err
     assert f"{sys.executable} has no module 'hydra'" in printed
-    assert "scripts/hookrun" in printed and "Traceback" not in printed
+    assert "scripts/hookrun" in printed
+    assert "Traceback" not in printed
     report(ModuleNotFoundError("No module named 'mine'", name="mine"))
     assert "scripts/hookrun" not in capsys.readouterr().err
 
 
-def test_the_modules_of_all_packages_that_hookrun_needs_are_known() -> None:
+def test_modules_of_all_needed_packages_are_known() -> None:
     text = Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
     asked = tomllib.loads(text)["project"]["dependencies"]
     dependencies = {re.split("[<>=]", each)[0] for each in asked}

@@ -23,26 +23,6 @@ WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Records = list[dict[str, Any]]
 
 
-def copying() -> nn.Sequential:
-    """Its output is a copy of its argument in the same order of memory."""
-    return nn.Sequential(Net(lambda _, x: x.clone()))
-
-
-def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
-    """x after flips of its elements, and the records of these."""
-    model = copying()
-    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
-        if samples is not None:
-            hooks.samples = torch.tensor(samples)
-        return model(x), hooks.records
-
-
-def integers(x: Tensor) -> np.ndarray[Any, Any]:
-    """The elements as unsigned integers of the same bits."""
-    flat = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8).numpy().view(WIDTHS[x.element_size()]).copy()
-
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int32, torch.int64)
 SHAPES: dict[str, Callable[[], Tensor]] = {
     "matrix": lambda: torch.randn(6, 5),
@@ -63,8 +43,10 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
     expected = before.copy()
     for record in records:
         expected[record["element"]] ^= expected.dtype.type(1 << record["bit"])
-    assert (integers(new) == expected).all() and (integers(x) == before).all()
-    assert bool(records) is bool(x.numel()) and new.dtype is dtype
+    assert (integers(new) == expected).all()
+    assert (integers(x) == before).all()
+    assert bool(records) is bool(x.numel())
+    assert new.dtype is dtype
     values = {record["element"]: (record["before"], record["after"]) for record in records}
     for element, (old, changed) in values.items():
         np.testing.assert_equal(
@@ -73,7 +55,10 @@ def test_flips_are_those_of_integers_in_numpy(shape: str, dtype: torch.dtype) ->
 
 
 def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
-    model, bits, elements, draws = copying(), [0, 5, 31], 10, 10_000
+    model = copying()
+    bits = [0, 5, 31]
+    elements = 10
+    draws = 10_000
     spec = {"select": "0", "hook": "forward", "action": "flip_bits", "rate": 0.01, "bits": bits, "seed": 1}
     with hookrun.hooked(model, {"h": spec}) as hooks:
         for _ in range(draws):
@@ -87,15 +72,18 @@ def test_each_bit_flips_at_the_rate_over_10000_draws() -> None:
     for key, kinds in (("bit", bits), ("element", range(elements))):
         counts = Counter(record[key] for record in records)
         assert set(counts) == set(kinds)
-        assert all(within_3_sigma(counts[kind], elements * 3 * draws // len(kinds)) for kind in kinds)
+        for kind in kinds:
+            assert within_3_sigma(counts[kind], elements * 3 * draws // len(kinds))
 
 
 @pytest.mark.parametrize("index", [None, ":, [0, 2]", "[3, 1]", "..., 1:"])
-def test_count_is_exact_and_elements_are_of_the_whole_tensor(index: str | None) -> None:
-    x, part = torch.randn(4, 5, 3), {} if index is None else {"index": index}
+def test_count_is_exact_for_the_whole_tensor(index: str | None) -> None:
+    x = torch.randn(4, 5, 3)
+    part = {} if index is None else {"index": index}
     picked = np.arange(60).reshape(4, 5, 3)[eval(f"np.s_[{index or '...'}]")]
     new, records = flipped(x, count=7, samples=[10, 11, 12, 13], **part)
-    assert len(records) == 7 and {record["element"] for record in records} <= set(picked.ravel().tolist())
+    assert len(records) == 7
+    assert {record["element"] for record in records} <= set(picked.ravel().tolist())
     assert {(record["element"], record["sample"]) for record in records} == {
         (at, 10 + at // 15) for at in np.flatnonzero(integers(new) != integers(x)).tolist()
     }
@@ -104,9 +92,10 @@ def test_count_is_exact_and_elements_are_of_the_whole_tensor(index: str | None) 
     assert Counter(record["sample"] for record in records) == {10 + row: 2 for row in rows}
 
 
-def test_the_gradient_is_straight_through_and_a_weight_stays() -> None:
+def test_the_gradient_is_straight_through() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
-    stored, x = model[0].weight.detach().clone(), torch.randn(2, 3, requires_grad=True)
+    stored = model[0].weight.detach().clone()
+    x = torch.randn(2, 3, requires_grad=True)
     flips = {"action": "flip_bits", "count": 3, "bits": [20, 31]}
     weight = {"select": "0.weight", "hook": "weight", **flips}
     output = {"select": "0", "hook": "forward", **flips}
@@ -114,7 +103,8 @@ def test_the_gradient_is_straight_through_and_a_weight_stays() -> None:
         seen = model(x)
         seen.sum().backward()
         lists = {name: [r for r in hooks.records if r["hook"] == name] for name in ("weight", "output")}
-    read, made = integers(stored), None
+    read = integers(stored)
+    made = None
     for record in lists["weight"]:
         read[record["element"]] ^= np.uint32(1 << record["bit"])
     read_weight = torch.from_numpy(read.view(np.float32)).view(4, 3)
@@ -122,14 +112,15 @@ def test_the_gradient_is_straight_through_and_a_weight_stays() -> None:
     for record in lists["output"]:
         made[record["element"]] ^= np.uint32(1 << record["bit"])
     plain = torch.from_numpy(made.view(np.float32)).view(2, 4)
-    assert torch.equal(seen, plain.relu()) and torch.equal(model[0].weight, stored)
+    assert torch.equal(seen, plain.relu())
+    assert torch.equal(model[0].weight, stored)
     passed = (plain > 0).float()
     torch.testing.assert_close(x.grad, passed @ read_weight)
     torch.testing.assert_close(model[0].weight.grad, passed.t() @ x.detach())
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_recomputed_call_flips_again_and_lists_nothing_twice(reentrant: bool) -> None:
+def test_a_recomputed_call_lists_nothing_twice(reentrant: bool) -> None:
     def trained(run: Callable[[nn.Module, Tensor], Tensor]) -> tuple[list[Tensor], Records]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -141,7 +132,8 @@ def test_a_recomputed_call_flips_again_and_lists_nothing_twice(reentrant: bool) 
 
     plain, records = trained(lambda model, x: model(x))
     again, others = trained(lambda model, x: checkpoint(model, x, use_reentrant=reentrant))
-    assert all(map(torch.equal, plain, again)) and records == others
+    assert all(map(torch.equal, plain, again))
+    assert records == others
 
 
 @pytest.mark.parametrize(
@@ -185,3 +177,23 @@ def test_a_list_of_faults_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hookrun.HookError, match=r"hook 'h' on 0: the list of its faults is full"):
         flipped(torch.randn(10), count=6)
     assert base.MOST_FAULTS == 200_000
+
+
+def copying() -> nn.Sequential:
+    """Its output is a copy of its argument in the same order of memory."""
+    return nn.Sequential(Net(lambda _, x: x.clone()))
+
+
+def flipped(x: Tensor, *, samples: list[int] | None = None, **keys: Any) -> tuple[Tensor, Records]:
+    """x after flips of its elements, and the records of these."""
+    model = copying()
+    with hookrun.hooked(model, one_hook("0", "forward", "flip_bits", **keys)) as hooks:
+        if samples is not None:
+            hooks.samples = torch.tensor(samples)
+        return model(x), hooks.records
+
+
+def integers(x: Tensor) -> np.ndarray[Any, Any]:
+    """The elements as unsigned integers of the same bits."""
+    flat = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().view(WIDTHS[x.element_size()]).copy()

@@ -14,7 +14,8 @@ import hookrun
 from hookrun.engine.plan.plan import unexportable
 from hookrun.errors import CompileError, SpecError
 
-INPUT, STEPS = normal(3, 4), range(7)
+INPUT = normal(3, 4)
+STEPS = range(7)
 RAMP = {"from": 0.5, "to": -2, "steps": [1, 5]}
 
 
@@ -54,8 +55,9 @@ def plain(net: nn.Sequential) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
-def test_noise_draws_the_same_numbers_with_the_deviation_of_the_step(kind: str) -> None:
-    net, outputs = model(), []
+def test_noise_takes_the_deviation_of_the_step(kind: str) -> None:
+    net = model()
+    outputs = []
     for std in ({"from": 0, "to": 1, "steps": [0, 4]}, 0.75):
         with compiled(net, action="noise", kind=kind, std=std, seed=3).install(net) as hooks:
             hooks.clock.step = 3
@@ -64,8 +66,9 @@ def test_noise_draws_the_same_numbers_with_the_deviation_of_the_step(kind: str) 
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_graph_reads_the_number_and_is_compiled_once(name: str) -> None:
-    net, graphs = model(), list[Any]()
+def test_a_graph_with_a_ramp_is_compiled_once(name: str) -> None:
+    net = model()
+    graphs = list[Any]()
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
@@ -97,8 +100,9 @@ def test_a_number_that_cannot_follow_the_clock_is_refused(keys: dict[str, Any], 
         compiled(model(), **keys)
 
 
-def test_the_plan_shows_it_and_an_export_refuses_it() -> None:
+def test_an_export_refuses_a_ramp() -> None:
     plan = compiled(model(), action="scale", factor=RAMP)
     assert "factor=0.5 to -2 over steps 1 to 5" in str(plan)
     (problem,) = unexportable(plan)
-    assert problem.where == "hooks.h.factor" and "no step" in problem.what
+    assert problem.where == "hooks.h.factor"
+    assert "no step" in problem.what

@@ -64,7 +64,8 @@ def test_an_edited_helper_of_the_module_changes_the_hash(tmp_path: Path) -> None
         path.parent.mkdir()
         path.write_text(f"def helper(x):\n    return x * {factor}\n\n\ndef edit(x):\n    return helper(x)\n")
         found = importlib.util.spec_from_file_location("edited", path)
-        assert found is not None and found.loader is not None
+        assert found is not None
+        assert found.loader is not None
         module = sys.modules["edited"] = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
         digests.append(digest(module.edit))

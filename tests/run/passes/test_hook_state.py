@@ -34,77 +34,6 @@ SPEC: dict[str, Any] = {
 STEPS = 7
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2))
-
-
-class Loop:
-    """A user's small loop, under a sink that writes to `path`."""
-
-    def __init__(self, path: Path, spec: dict[str, Any], before: dict[str, Any] | None = None) -> None:
-        self.model = net()
-        self.hooks, self.seen = None, list[Tensor]()
-        plan = hookrun.compile(spec, self.model)
-        self.run_dir = RunDir.create(path) if before is None else RunDir.reopen(path, before["files"])
-        self.said = list[str]()
-        sink = RunSink(self.run_dir, self.said.append)
-        self.hooks = Installation(plan, self.model, sink=sink, effects=True)
-        self.hooks.__enter__()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
-        if before is not None:
-            self.model.load_state_dict(before["model"])
-            self.optimizer.load_state_dict(before["optimizer"])
-            self.hooks.load_state_dict(before["hooks"])
-
-    def step(self, number: int) -> None:
-        generator = torch.Generator().manual_seed(number)
-        self.hooks.samples, self.hooks.population = torch.arange(4) + 4 * number, 4 * STEPS
-        self.hooks.sink.split = "train"
-        self.optimizer.zero_grad()
-        output = self.model(torch.randn(4, 3, generator=generator))
-        output.square().sum().backward()
-        self.optimizer.step()
-        self.seen.append(output.detach())
-        self.hooks.step()
-        if number == 3:
-            self.hooks.epoch()
-
-    def state(self) -> dict[str, Any]:
-        hooks = self.hooks.state_dict()
-        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return copy.deepcopy({"hooks": hooks, "files": self.run_dir.position(), **parts})
-
-    def end(self) -> dict[str, Any]:
-        stopped = self.hooks.stopped
-        self.hooks.__exit__(None, None, None)
-        counts = dict(self.run_dir.captures.counts)
-        self.run_dir.close()
-        self.run_dir.set_status("done")
-        run = hookrun.open_run(self.run_dir.path)
-        columns = ("sample_ids", "steps", "calls")
-        rows = {
-            (hook, module): [each[:].tolist(), *(getattr(each, name).tolist() for name in columns)]
-            for hook, modules in run.captures.items()
-            for module, each in modules.items()
-        }
-        return {
-            "rows": rows, "counts": counts, "records": run.stats, "fired": dict(self.hooks.fired),
-            "effects": self.hooks.effects, "inactive": self.hooks.inactive, "bytes": self.hooks.sink.bytes,
-            "stopped": stopped,
-            "weights": {name: value.tolist() for name, value in self.model.state_dict().items()},
-        }  # fmt: skip
-
-
-def plain(value: Any) -> bool:
-    """Whether a state can be written without pickle."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(plain, value))
-    return value is None or type(value) in (bool, int, float, str, Tensor)
-
-
 def test_a_loop_may_be_resumed_from_any_step(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "whole", SPEC)
     for number in range(STEPS):
@@ -238,3 +167,74 @@ def test_a_user_s_object_with_a_state_continues() -> None:
         broken = copy.deepcopy(state)
         broken["sites"]["s"]["0"]["held"] = [{}]
         outputs(range(1), broken)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class Loop:
+    """A user's small loop, under a sink that writes to `path`."""
+
+    def __init__(self, path: Path, spec: dict[str, Any], before: dict[str, Any] | None = None) -> None:
+        self.model = net()
+        self.hooks, self.seen = None, list[Tensor]()
+        plan = hookrun.compile(spec, self.model)
+        self.run_dir = RunDir.create(path) if before is None else RunDir.reopen(path, before["files"])
+        self.said = list[str]()
+        sink = RunSink(self.run_dir, self.said.append)
+        self.hooks = Installation(plan, self.model, sink=sink, effects=True)
+        self.hooks.__enter__()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
+        if before is not None:
+            self.model.load_state_dict(before["model"])
+            self.optimizer.load_state_dict(before["optimizer"])
+            self.hooks.load_state_dict(before["hooks"])
+
+    def step(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        self.hooks.samples, self.hooks.population = torch.arange(4) + 4 * number, 4 * STEPS
+        self.hooks.sink.split = "train"
+        self.optimizer.zero_grad()
+        output = self.model(torch.randn(4, 3, generator=generator))
+        output.square().sum().backward()
+        self.optimizer.step()
+        self.seen.append(output.detach())
+        self.hooks.step()
+        if number == 3:
+            self.hooks.epoch()
+
+    def state(self) -> dict[str, Any]:
+        hooks = self.hooks.state_dict()
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return copy.deepcopy({"hooks": hooks, "files": self.run_dir.position(), **parts})
+
+    def end(self) -> dict[str, Any]:
+        stopped = self.hooks.stopped
+        self.hooks.__exit__(None, None, None)
+        counts = dict(self.run_dir.captures.counts)
+        self.run_dir.close()
+        self.run_dir.set_status("done")
+        run = hookrun.open_run(self.run_dir.path)
+        columns = ("sample_ids", "steps", "calls")
+        rows = {
+            (hook, module): [each[:].tolist(), *(getattr(each, name).tolist() for name in columns)]
+            for hook, modules in run.captures.items()
+            for module, each in modules.items()
+        }
+        return {
+            "rows": rows, "counts": counts, "records": run.stats, "fired": dict(self.hooks.fired),
+            "effects": self.hooks.effects, "inactive": self.hooks.inactive, "bytes": self.hooks.sink.bytes,
+            "stopped": stopped,
+            "weights": {name: value.tolist() for name, value in self.model.state_dict().items()},
+        }  # fmt: skip
+
+
+def plain(value: Any) -> bool:
+    """Whether a state can be written without pickle."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(plain, value))
+    return value is None or type(value) in (bool, int, float, str, Tensor)

@@ -239,7 +239,7 @@ def test_a_missing_file_is_a_problem_of_its_key(tmp_path: Path) -> None:
     assert [problem.where for problem in refusal.value.errors] == ["hooks.h.value"]
 
 
-def test_a_number_that_follows_the_clock_multiplies_the_tensor_of_a_file(tmp_path: Path) -> None:
+def test_a_number_of_the_clock_multiplies_a_tensor(tmp_path: Path) -> None:
     path = tmp_path / "v.safetensors"
     vector = torch.tensor([1.0, -2.0])
     save_file({"v": vector}, path)
@@ -251,7 +251,7 @@ def test_a_number_that_follows_the_clock_multiplies_the_tensor_of_a_file(tmp_pat
             hooks.step()
 
 
-def test_the_engine_alone_says_who_reads_files_and_runs(tmp_path: Path) -> None:
+def test_the_engine_alone_says_who_reads_files(tmp_path: Path) -> None:
     spec = parse_spec(hooked_by_file(tmp_path / "v.safetensors"))
     with pytest.raises(hookrun.CompileError, match=r"is read by hookrun\.compile"):
         compile_plan(spec, nn.Sequential(nn.Identity()))

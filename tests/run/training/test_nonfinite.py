@@ -29,7 +29,8 @@ from hookrun.run.training.loop import train
 from hookrun.run.training.nonfinite import BeforeStep, NonFiniteTracer, source_of
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
-SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
+SKIP = "train.on_nonfinite=skip"
+STOP = "train.on_nonfinite=stop"
 
 
 UNWRITTEN = """
@@ -44,7 +45,7 @@ def forward(self, x):
 """
 
 
-def test_memory_read_before_it_is_written_is_found_in_the_first_step(fails, own_model) -> None:
+def test_memory_read_before_it_is_written_is_found(fails, own_model) -> None:
     said = fails(*own_model(UNWRITTEN), *FOUR_STEPS)
     assert "epoch 0, step 0: the loss is nan: first made by the forward of (root) (Net)" in said, said
 
@@ -74,23 +75,27 @@ def test_a_hook_that_takes_the_value_of_another_is_named(fails) -> None:
 BY_STEP = "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5, interval: step}"
 
 
-def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -> None:
+def test_overflows_of_the_scaler_do_not_count(run, executed, fails, own_model) -> None:
     """`stop` ends with exit 3 and the weights from before; an overflow under fp16 is not a failure; a bad loss is."""
     net = (*own_model(POISONED), "+model.args.at=[2]")
     found = run(*net, *FOUR_STEPS, STOP, code=3)
-    assert found.status["status"] == "stopped" and "step 2: the loss is nan" in found.status["reason"]
+    assert found.status["status"] == "stopped"
+    assert "step 2: the loss is nan" in found.status["reason"]
     saved = load_file(found.path / "checkpoints/last.safetensors")
-    assert all(tensor.isfinite().all() for tensor in saved.values())
+    for tensor in saved.values():
+        assert tensor.isfinite().all()
     assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
 
     fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16", "data.batch_size=4")
     overflows = "+hooks.o={select: fc.bias, hook: grad, action: scale, factor: 1e39, when: {step: [1]}}"
     bad_loss = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1e39, when: {step: [2]}}"
     said = fails(*fp16, overflows, bad_loss)
-    assert "step 2: the loss is" in said and "first made by hook 'h' (forward, scale) on fc, call 0" in said
+    assert "step 2: the loss is" in said
+    assert "first made by hook 'h' (forward, scale) on fc, call 0" in said
     found = executed(*fp16, overflows, bad_loss, SKIP, BY_STEP)
     *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
-    assert [line["step"] for line in steps] == [0, 1, 3] and epoch["skipped_steps"] == 1
+    assert [line["step"] for line in steps] == [0, 1, 3]
+    assert epoch["skipped_steps"] == 1
     assert [line["lr"] for line in steps] == [1e-3, 5e-4, 5e-4], "neither advances the schedule"
 
 
@@ -103,9 +108,11 @@ def test_the_last_hook_on_gradients_is_checked_in(precision: str, executed) -> N
     small = ("model=mlp", "train.log_every=1", "train.limit_batches=3", "train.epochs=1")
     found = executed(*small, f"compute.precision={precision}", late, SKIP)
     *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
-    assert [line["step"] for line in steps] == [0, 2] and epoch["skipped_steps"] == 1
+    assert [line["step"] for line in steps] == [0, 2]
+    assert epoch["skipped_steps"] == 1
     weights = load_file(found.path / "checkpoints/last.safetensors")
-    assert all(tensor.isfinite().all() for tensor in weights.values())
+    for tensor in weights.values():
+        assert tensor.isfinite().all()
 
 
 def test_a_check_that_stops_comes_first(performed) -> None:
@@ -115,7 +122,8 @@ def test_a_check_that_stops_comes_first(performed) -> None:
     assert "hook 'c' on fc" in str(performed(train, task={"name": "train"}, hooks={"b": bad, "c": check}))
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 class Normed(nn.Module):
@@ -148,7 +156,8 @@ def asked(
     torch.manual_seed(0)
     model = Normed()
     with hookrun.hooked(model, hooks) as installed, torch.no_grad():
-        installed.clock.step, installed.clock.epoch = 3, 2
+        installed.clock.step = 3
+        installed.clock.epoch = 2
         spoil(model)
         before = BeforeStep(model, installed, own_code=True)
         before.take()
@@ -159,16 +168,21 @@ def asked(
         )  # fmt: skip
         torch.rand(3)  # as the step did
         state = [each.clone() for each in model.state_dict().values()], torch.get_rng_state()
-        records, fired = list(installed.records), dict(installed.fired)
-        python, numpy = random.getstate(), np.random.get_state()[1].tolist()
+        records = list(installed.records)
+        fired = dict(installed.fired)
+        python = random.getstate()
+        numpy = np.random.get_state()[1].tolist()
         with torch.enable_grad():
             said = source_of(context, before, group, wrong)
-        assert random.getstate() == python and np.random.get_state()[1].tolist() == numpy
+        assert random.getstate() == python
+        assert np.random.get_state()[1].tolist() == numpy
         for old, new in zip(state[0], model.state_dict().values(), strict=True):
             assert torch.equal(old.nan_to_num(), new.nan_to_num())
         assert torch.equal(torch.get_rng_state(), state[1])
-        assert all(each.grad is None for each in model.parameters())
-        assert (installed.records, installed.fired) == (records, fired)
+        for each in model.parameters():
+            assert each.grad is None
+        assert installed.records == records
+        assert installed.fired == fired
         assert installed.clock.samples is None
     return said
 
@@ -178,7 +192,7 @@ def edit(select: str, hook: str, action: str = "scale", **keys: Any) -> dict[str
     return {"select": select, "hook": hook, "action": action, **given, **keys}
 
 
-def test_inputs_and_targets_that_are_not_finite_are_named_with_their_samples() -> None:
+def test_inputs_that_are_not_finite_name_their_samples() -> None:
     counted = "2 NaN and 2 infinite of 8 elements (train samples 11, 13)"
     assert asked(batch(1, NAN, 2, INF)) == f"the inputs of the batch are not finite: {counted}"
     said = asked(batch(1, 2), batch(3, 4, target=NAN), wrong=1)
@@ -200,8 +214,9 @@ def test_a_parameter_not_finite_before_is_named_with_its_hooks() -> None:
     )
 
 
-def test_a_hook_of_this_step_a_module_or_the_loss_is_named_where_it_makes_it_first() -> None:
-    now, gone = ({**edit("norm", "forward"), "when": {"step": step, "epoch": 2}} for step in (3, 1))
+def test_what_makes_it_first_is_named() -> None:
+    now = {**edit("norm", "forward"), "when": {"step": 3, "epoch": 2}}
+    gone = {**edit("norm", "forward"), "when": {"step": 1, "epoch": 2}}
     assert asked(batch(1, 2), h=now).startswith("first made by hook 'h' (forward, scale) on norm")
     assert "the step is finite, so the model, the loss or a hook depends on" in asked(batch(1, 2), h=gone)
     said = asked(batch(1, 2), spoil=lambda model: setattr(model, "factor", INF))
@@ -238,7 +253,7 @@ def test_gradients_that_overflow_in_their_sum_are_told() -> None:
     )
 
 
-def test_a_step_that_cannot_be_repeated_is_told_and_does_not_end_the_run() -> None:
+def test_a_step_that_cannot_be_repeated_does_not_end_the_run() -> None:
     def fails(output: Tensor, target: Tensor) -> Tensor:
         raise ZeroDivisionError("in the loss")
 
@@ -280,7 +295,9 @@ def traced(
         loss = loss_of(output).sum()
         tracer.follow_backward(loss, "the loss")
         loss.backward()
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    for each in model.modules():
+        assert not (each._forward_hooks)
+        assert not (each._forward_pre_hooks)
     assert tracer.origin is None or tracer.origin.path is not None
     return tracer.origin.text if tracer.origin else "", tracer.backward or ""
 
@@ -308,7 +325,8 @@ FIRST = "first made by the forward of first (Linear), call"
 ])  # fmt: skip
 def test_the_call_that_makes_them_is_named(step: Step, named: str) -> None:
     forward, _ = traced(step, torch.tensor([[1.0, 1.0, -0.1]]))
-    assert forward.startswith(named) and bool(named) == bool(forward)
+    assert forward.startswith(named)
+    assert bool(named) == bool(forward)
 
 
 def test_values_that_become_finite_again_are_not_to_blame() -> None:
@@ -401,7 +419,7 @@ class Gate(nn.Module):
         return x
 
 
-def test_modules_that_overlap_in_several_threads_do_not_hide_the_origin() -> None:
+def test_overlapping_modules_do_not_hide_the_origin() -> None:
     gates = nn.ModuleList([Gate(), Gate()])
 
     def step(net: Net, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hookrun.studies.generate.records import GenerationLine
 
 
-def test_a_line_is_accepted_with_or_without_the_other_continuation() -> None:
+def test_a_line_may_lack_the_other_continuation() -> None:
     assert GenerationLine.model_validate(LINE).next == [(2, " b", 0.5), (3, None, 0.25)]
     other = {"text_without": "b", "ids_without": [2], "reason_without": "end", "kl_first": 0.1}
     assert GenerationLine.model_validate(LINE | other).kl_first == 0.1

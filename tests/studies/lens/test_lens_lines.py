@@ -12,7 +12,9 @@ from hookrun.studies.lens.records import MOST_TOP, LensLine
 
 def test_a_line_is_accepted_with_keys_of_a_later_version() -> None:
     found = LensLine.model_validate(LINE | {"later": 1})
-    assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
+    assert found.part == "h.0"
+    assert found.position == 3
+    assert found.top == [(5, " a", 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from hookrun.engine.runtime.snapshot import append_copy
 
 @pytest.mark.parametrize("way", ["any", "new", "gradient"])
 def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
-    values, site, others = list[torch.Tensor](), SimpleNamespace(fired=0), list[torch.Tensor]()
+    values = list[torch.Tensor]()
+    site = SimpleNamespace(fired=0)
+    others = list[torch.Tensor]()
     kept = KeptInMemory(values, append_copy)
 
     def otherwise(value: torch.Tensor) -> torch.Tensor:
@@ -26,7 +28,8 @@ def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
 
     references = OF_GRADIENT if way == "gradient" else UNSHARED
     keep = kept.observer(cast(Any, site), otherwise, references=references, new=way == "new")
-    base, array = torch.zeros(4), np.zeros(2, np.float32)
+    base = torch.zeros(4)
+    array = np.zeros(2, np.float32)
     given = [torch.zeros(2), torch.zeros(2), base[:2], torch.from_numpy(array), torch.zeros(2)]
     given.append(torch.zeros(2, requires_grad=True) * 1)
     given.append(torch.from_dlpack(torch.zeros(2).__dlpack__()))
@@ -37,7 +40,9 @@ def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
     base.add_(1)
     array += 1
     assert torch.is_grad_enabled()
-    assert not any(each.any() or each.requires_grad for each in values)
+    for each in values:
+        assert not (each.any())
+        assert not (each.requires_grad)
     assert site.fired + len(others) == len(values) == len(given)
     assert (site.fired > 1) == (fast.IS_ON and way != "gradient"), "which has one reference more"
 
