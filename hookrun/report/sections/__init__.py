@@ -60,7 +60,7 @@ def study_sections() -> list[ReportSection[RunData]]:
 
 
 def extension_sections() -> list[ReportSection[RunData]]:
-    """The sections that modules of extensions define; not made when this is imported, since such a module imports it."""
+    """The sections that modules of extensions define; not made on import, since such a module imports this one."""
     sections = list[ReportSection[RunData]]()
     for module in extension_modules():
         sections += [item for item in vars(module).values() if isinstance(item, ReportSection)]
