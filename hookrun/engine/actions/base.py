@@ -358,10 +358,8 @@ class ActionDraws(Protocol):
 class ActionRecords(Protocol):
     """What an action records and captures."""
 
-    @property
-    def stores_rows(self) -> bool:
-        """What is kept is written to a run directory."""
-        ...
+    stores_rows: bool
+    """What is kept is written to a run directory."""
 
     def emit(
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False

@@ -58,6 +58,7 @@ class SitePlace:
         for field, values in hook.values.items():
             if path in values:
                 self._values[field] = values[path]
+        self.stores_rows = sink.stores_rows
         self.reads_arguments = "args" in hook.spec.action.uses
         self._held: list[Any] = []
         self.part: TensorPart | None = None
@@ -68,11 +69,6 @@ class SitePlace:
     def has_values(self) -> bool:
         """Tensors hold real values, which may be read; False in a trial run."""
         return self.sink.has_values
-
-    @property
-    def stores_rows(self) -> bool:
-        """The sink stores captures by sample."""
-        return self.sink.stores_rows
 
     @property
     def tokenizer(self) -> Any:

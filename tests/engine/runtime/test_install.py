@@ -115,6 +115,23 @@ def test_probability_repeats_with_its_own_generator() -> None:
     assert len({firings(seed) for seed in range(5)}) > 1
 
 
+@pytest.mark.parametrize("effects", [False, True])
+def test_probability_is_drawn_once_for_each_call_of_an_edit(effects: bool) -> None:
+    model = nn.Sequential(nn.Identity())
+
+    def fired_after_each_call(action: dict[str, Any]) -> list[int]:
+        spec = {"h": {"select": "0", "hook": "forward", "when": {"probability": 0.5}, **action}}
+        with hookrun.compile({"hooks": spec}, model).install(model, effects=effects) as hooks:
+            fired = list[int]()
+            for _ in range(50):
+                model(X)
+                fired.append(hooks.fired["h", "0"])
+        return fired
+
+    capture = fired_after_each_call({"action": "capture"})
+    assert fired_after_each_call({"action": "scale", "factor": 2}) == capture
+
+
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
 def test_noise_repeats_with_its_seed(kind: str) -> None:
     model = nn.Sequential(nn.Identity(), nn.Identity())
