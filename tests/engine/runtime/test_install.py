@@ -116,20 +116,20 @@ def test_probability_repeats_with_its_own_generator() -> None:
 
 
 @pytest.mark.parametrize("effects", [False, True])
-def test_probability_is_drawn_once_for_each_call_of_an_edit(effects: bool) -> None:
-    model = nn.Sequential(nn.Identity())
+def test_probability_is_drawn_once_for_each_gradient_that_an_edit_gets(effects: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
 
-    def fired_after_each_call(action: dict[str, Any]) -> list[int]:
-        spec = {"h": {"select": "0", "hook": "forward", "when": {"probability": 0.5}, **action}}
+    def fired_after_each_backward(action: dict[str, Any]) -> list[int]:
+        spec = {"h": {"select": "0.weight", "hook": "grad", "when": {"probability": 0.5}, **action}}
         with hookrun.compile({"hooks": spec}, model).install(model, effects=effects) as hooks:
             fired = list[int]()
             for _ in range(50):
-                model(X)
-                fired.append(hooks.fired["h", "0"])
+                model(X).sum().backward()
+                fired.append(hooks.fired["h", "0.weight"])
         return fired
 
-    capture = fired_after_each_call({"action": "capture"})
-    assert fired_after_each_call({"action": "scale", "factor": 2}) == capture
+    capture = fired_after_each_backward({"action": "capture"})
+    assert fired_after_each_backward({"action": "scale", "factor": 2}) == capture
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform", "multiplicative"])
