@@ -325,7 +325,7 @@ class HeadsPart(TensorPart):
     def _in_last(self, shape: Sequence[int]) -> int:
         counted = self._counted
         size = shape[-1] if shape else 0
-        fits = list[int]()
+        fits: list[int] = []  # torch.compile does not trace list[int]()
         for count in counted.counts:
             divides = size > 0 and size % count == 0
             if divides and counted.width in (None, size // count):
