@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ class PendingRun:
         self.digest = f"not yet run: {name}"
 
 
-class Rows:
+class Rows(ABC):
     """A value for each sample of a batch.
 
     shape:  of one row
@@ -42,13 +43,13 @@ class Rows:
     draws: bool
     digest: str
 
+    @abstractmethod
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
         """The rows [B, *shape] of the samples [B]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lacking(self, samples: Tensor) -> str:
         """The error message for samples that need a row and have none; empty if there is none of them."""
-        raise NotImplementedError
 
 
 class FaultList:
