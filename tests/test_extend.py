@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import linecache
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hookrun
 from hookrun import SpecError, extend
 from hookrun.command import schema
 from hookrun.engine.actions import actions
@@ -206,3 +210,24 @@ def test_the_schema_tells_a_wrong_extension(
     monkeypatch.setattr(sys, "argv", ["schema"])
     assert schema.main() == 2
     assert "my_own.Mine" in capsys.readouterr().err
+
+
+def test_an_edited_action_of_an_extension_is_another_plan(extended: Extend, tmp_path: Path) -> None:
+    from torch import nn
+
+    def planned() -> Mapping[str, Any]:
+        hooks = {"mine": {"select": "0", "hook": "forward", "action": "mine"}}
+        return hookrun.compile(hooks, nn.Sequential(nn.Linear(2, 2))).to_dict()
+
+    extended(action=ACTION.format(name="mine"))
+    before = planned()
+    assert before["hooks"][0]["code"]["action"]["function"] == "my_action:Mine"
+    (tmp_path / "my_action.py").write_text(
+        ACTION.format(name="mine").replace("lambda x: x", "lambda x: x + 1")
+    )
+    del sys.modules["my_action"]
+    linecache.clearcache()
+    importlib.invalidate_caches()
+    _forget()
+    after = planned()
+    assert after["hooks"][0]["code"]["action"]["sha256"] != before["hooks"][0]["code"]["action"]["sha256"]

@@ -16,7 +16,7 @@ from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.plan.batch import BatchDims, Followers
 from hookrun.engine.plan.outside import Source, UsedRun, digest_of
 from hookrun.engine.spec.hook import HookSpec
-from hookrun.engine.trust.callables import Code
+from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import Trusted
 from hookrun.errors import Problem, listed
 
@@ -167,8 +167,11 @@ class PlannedHook:
 
     @cached_property
     def code(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Names and hashes of the user's own functions; empty without any."""
+        """Names and hashes of the user's own functions, and of an extension's action; empty without any."""
         codes = {key: function.code.to_dict() for key, function in self.functions.items()}
+        action = code_of_class(type(self.spec.action))
+        if action is not None:
+            codes["action"] = action.to_dict()
         return {"code": codes} if codes else {}
 
 

@@ -65,6 +65,13 @@ def code_of_name(target: object, name: str) -> Code:
     return Code(name, _sha(text), f"the source of the module {module_name(defined)}")
 
 
+def code_of_class(cls: type) -> Code | None:
+    """The class of an extension, such as an action, as by `code_of_name`; None for hookrun's own."""
+    if cls.__module__.partition(".")[0] == "hookrun":
+        return None
+    return code_of_name(cls, f"{cls.__module__}:{cls.__qualname__}")
+
+
 def code_of_given(target: Callable[..., Any]) -> Code:
     """A callable that was passed as an object, with a hash of the source of its module and of what it holds.
 

@@ -11,7 +11,7 @@ from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.data.collate import WHERE as COLLATE
 from hookrun.engine.plan.model_tree import unhookable_model
-from hookrun.engine.trust.callables import Code
+from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import COLLATES, DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.engine.trust.load import METRICS as OWN_METRIC
 from hookrun.errors import Problem, Refusal
@@ -130,7 +130,7 @@ def load_model(
 
 
 def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[Metric]) -> dict[str, Code]:
-    """Key path -> its code, for everything that the task loads by name from a trusted package."""
+    """Key path -> its code: what the task loads from a trusted package, and the task itself if an extension has it."""
     train = settings.train
     named = [
         ("model.factory", settings.model.factory, MODELS),
@@ -146,6 +146,9 @@ def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[
         where, backward = scored
         named.append((f"{where.removesuffix('.score')}.score", backward.score, OWN_METRIC))
     code = dict[str, Code]()
+    of_extension = code_of_class(type(task))
+    if of_extension is not None:
+        code["task.name"] = of_extension
     for where, name, kind in named:
         if name and ":" in name:
             code[where] = load(name, kind, where).code
