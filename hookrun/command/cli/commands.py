@@ -41,6 +41,7 @@ from hookrun.command.compose.overrides import (
     take_resume,
     take_trust,
 )
+from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import DONE, REFUSED
 from hookrun.engine.discovery import EXTENSIONS, names_in
 from hookrun.engine.keys import ROOT_KEYS
@@ -53,14 +54,17 @@ _WRITTEN = "settings are written key=value, without dashes"
 _TALKS = ("hydra", "hydra_plugins")  # launchers and sweepers, Hydra's own and installed ones
 
 
-def execute(arguments: Sequence[str]) -> int:
+def execute(arguments: Sequence[str], outcome: Outcome | None = None) -> int:
     """Carry out ``hookrun ARGUMENTS``; returns the exit code.
+
+    outcome: is filled with what was done
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
     for text in arguments:
         if whole_characters(text) != text:
             raise spec_error(text, "is not UTF-8, in which configurations are written", "name it otherwise")
+    outcome = outcome or Outcome()
     with read_once(), loggers_restored():
         flags = read_flags(arguments)
         _refuse_flags(flags)
@@ -82,7 +86,7 @@ def execute(arguments: Sequence[str]) -> int:
                     _refuse_fail_fast(fail_fast)
                     from hookrun.command.cli.running import resumed
 
-                    return resumed(command, trust, resume)
+                    return resumed(command, trust, resume, outcome)
                 overrides = [text for text in command.overrides if text not in PLAN]
                 is_plan = len(overrides) < len(command.overrides)
                 mode = RunMode.RUN if flags.run else None
@@ -90,12 +94,14 @@ def execute(arguments: Sequence[str]) -> int:
                 command, cfg = _composed(replace(command, overrides=overrides), mode)
                 if command.mode is RunMode.RUN:
                     _refuse_fail_fast(fail_fast)
-                    return _run(command, cfg, trust, is_plan)
+                    return _run(command, cfg, trust, is_plan, outcome)
                 from hookrun.command.sweeps.sweep import SweepCommand, sweep
 
                 waiting_for("checking the jobs of the sweep")
                 show_sweep_lines(cfg)
-                return sweep(SweepCommand(app, cfg, trust, is_plan, resume, bool(fail_fast), flags.verbose))
+                return sweep(
+                    SweepCommand(app, cfg, trust, is_plan, resume, bool(fail_fast), flags.verbose, outcome)
+                )
 
 
 def _stored_sweep(command: Composition, flags: argparse.Namespace, resume: Resume) -> Composition | None:
@@ -113,7 +119,9 @@ def _stored_sweep(command: Composition, flags: argparse.Namespace, resume: Resum
     return replace(command, config_name=name, overrides=overrides)
 
 
-def _run(command: Composition, cfg: DictConfig, trust: frozenset[str], is_plan: bool) -> int:
+def _run(
+    command: Composition, cfg: DictConfig, trust: frozenset[str], is_plan: bool, outcome: Outcome
+) -> int:
     """Check the configuration of a single run, which needs few modules; then show it or run it."""
     from hookrun.engine.collector import collector_paused
 
@@ -123,7 +131,7 @@ def _run(command: Composition, cfg: DictConfig, trust: frozenset[str], is_plan: 
         experiment = parsed_run(cfg, is_plan=is_plan)
     from hookrun.command.cli.running import RunCommand, run_once
 
-    return run_once(RunCommand(command, cfg, experiment, trust, is_plan))
+    return run_once(RunCommand(command, cfg, experiment, trust, is_plan, outcome=outcome))
 
 
 def _refuse_fail_fast(fail_fast: bool | None) -> None:

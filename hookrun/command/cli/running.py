@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
@@ -21,6 +21,7 @@ from hookrun.command.compose.compose import claimed, parsed_run, place_run, plai
 from hookrun.command.compose.errors import composed, explained, origins_told
 from hookrun.command.compose.hydra import Composition, conf_dir, opened
 from hookrun.command.compose.overrides import LATEST, RESUME, Resume, named_folder
+from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import DONE, exit_code
 from hookrun.command.sweeps.jobs import JobFailed, import_torch, make_missing_page, run_alone
 from hookrun.command.sweeps.needs import NeededRuns
@@ -54,6 +55,7 @@ class RunCommand:
     trust:       the packages that a user's own code may come from
     is_plan:     whether ``task=plan`` was typed
     resume:      what was typed to resume the run; None for a new run
+    outcome:     is filled with what was done
     """
 
     composition: Composition
@@ -62,6 +64,7 @@ class RunCommand:
     trust: frozenset[str]
     is_plan: bool = False
     resume: Resume | None = None
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def shows(self) -> bool:
@@ -74,10 +77,11 @@ class RunCommand:
         return Path(self.cfg.hydra.runtime.output_dir)
 
 
-def resumed(command: Composition, trust: frozenset[str], resume: Resume) -> int:
+def resumed(command: Composition, trust: frozenset[str], resume: Resume, outcome: Outcome) -> int:
     """Resume an unfinished run; returns the exit code."""
     folder = named_folder(resume.name, outputs_folder())
     if _is_done(folder):
+        outcome.run_dir = folder
         if is_main():
             if command.overrides:
                 print(f"not used: {' '.join(command.overrides)}; start a new run for it")
@@ -89,10 +93,12 @@ def resumed(command: Composition, trust: frozenset[str], resume: Resume) -> int:
         if typed in showing:
             what = f"{typed} does not make a run that could be resumed"
             raise spec_error("resume", what, "leave one of them out")
-    return run_again(command, folder, trust, resume)
+    return run_again(command, folder, trust, resume, outcome)
 
 
-def run_again(command: Composition, folder: Path, trust: frozenset[str], resume: Resume) -> int:
+def run_again(
+    command: Composition, folder: Path, trust: frozenset[str], resume: Resume, outcome: Outcome
+) -> int:
     """Go on with the unfinished run in the folder; returns the exit code."""
     with composed_again(command, folder, force=resume.force) as (again, cfg):
         experiment = parsed_run(cfg)
@@ -100,7 +106,7 @@ def run_again(command: Composition, folder: Path, trust: frozenset[str], resume:
             experiment = experiment.of_a_sweep()
         # a stored configuration has no other experiments beside it: the folders that were typed have the needs
         needs = NeededRuns(command, trust, resumes=True)
-        return run_once(RunCommand(again, cfg, experiment, trust, resume=resume), needs)
+        return run_once(RunCommand(again, cfg, experiment, trust, resume=resume, outcome=outcome), needs)
 
 
 def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
@@ -117,7 +123,7 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
             return DONE
     elif not shows and command.resume is None and (begun := begun_before(command.run_dir)):
         print(f"torchrun has started the run again: it goes on in {begun}")
-        return run_again(command.composition, begun, command.trust, Resume(str(begun)))
+        return run_again(command.composition, begun, command.trust, Resume(str(begun)), command.outcome)
     needs = needs or NeededRuns(command.composition, command.trust)
     try:
         with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
@@ -127,6 +133,7 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
             needs.prepare(shows=shows)
             if shows:
                 tasks.show(prepared)
+                command.outcome.shown.append(((), prepared))
                 return DONE
             return _performed(command, needs, ranks, prepared)
     except RefusedByMain as refused:
@@ -177,6 +184,7 @@ def _performed(command: RunCommand, needs: NeededRuns, ranks: Ranks, prepared: R
     """Make the run in its directory, after those that it needs; returns the exit code. Only rank 0 calls it."""
     resume = command.resume
     run_dir = command.run_dir
+    command.outcome.run_dir = run_dir
     with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, is_resumed=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
             ranks.gathered([None, None])
@@ -186,7 +194,7 @@ def _performed(command: RunCommand, needs: NeededRuns, ranks: Ranks, prepared: R
         needs.make()
         if had_missing:  # again, now that the runs exist from which its values come
             prepared = tasks.prepare(needs.given_to(command.experiment), trust=command.trust)
-        run = partial(run_alone, prepared=prepared, resume=resume, ranks=ranks)
+        run = partial(run_alone, prepared=prepared, resume=resume, ranks=ranks, outcome=command.outcome)
         with explained(command.composition):
             returned = command.composition.app.run_checked(command.cfg, run)
     return int(returned.return_value)

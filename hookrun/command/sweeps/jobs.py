@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose.compose import plain
+from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.composed_jobs import hash_of
 from hookrun.command.sweeps.exit_codes import DONE, FAILED, REFUSED, exit_code, report
 from hookrun.command.sweeps.resumed import refuse_links
@@ -67,12 +68,14 @@ def run_alone(
     latest: bool = True,
     resume: Resume | None = None,
     ranks: Ranks = ALONE,
+    outcome: Outcome | None = None,
 ) -> int:
     """The exit code of a single run, checked and built before its directory was created.
 
     latest: whether the link `latest` beside a new run in the folder of outputs is set to it
     resume: what was typed to resume the run; None for a new run
     ranks:  the processes of the run, of which this is rank 0
+    outcome: gets the error that ends the run
     """
     from hookrun.run.execute import execute
     from hookrun.store.run_dir import outputs_folder, update_latest
@@ -87,7 +90,9 @@ def run_alone(
         keep_found_runs(run_dir, cfg, prepared)
     with unguarded():
         return _attempt(
-            run_dir, lambda: execute(prepared, run_dir, resume=is_resumed, force=force, ranks=ranks)
+            run_dir,
+            lambda: execute(prepared, run_dir, resume=is_resumed, force=force, ranks=ranks),
+            outcome=outcome,
         )
 
 
@@ -322,8 +327,13 @@ def _sweep_dir() -> Path:
     return Path(os.path.normpath(os.path.join(plain["cwd"], hydra.sweep.dir)))
 
 
-def _attempt(run_dir: Path, run: Callable[[], int], *, says_page: bool = True) -> int:
-    """The exit code of `run`; a failure is reported but not raised, so that the sweep continues."""
+def _attempt(
+    run_dir: Path, run: Callable[[], int], *, says_page: bool = True, outcome: Outcome | None = None
+) -> int:
+    """The exit code of `run`; a failure is reported but not raised, so that the sweep continues.
+
+    outcome: gets the failure
+    """
     before = _status(run_dir)
     try:
         return run()
@@ -332,6 +342,8 @@ def _attempt(run_dir: Path, run: Callable[[], int], *, says_page: bool = True) -
         _tell_how_to_go_on(run_dir)
         raise
     except (Exception, SystemExit) as error:
+        if outcome is not None:
+            outcome.error = error
         report(error, run_dir)
         if _status(run_dir) != before:  # otherwise the same command would be refused again
             _tell_how_to_go_on(run_dir)

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from hookrun.command.compose.compose import JOB_DIRECTORY, claimed, parsed, plai
 from hookrun.command.compose.errors import explained
 from hookrun.command.compose.hydra import App, numbered
 from hookrun.command.compose.overrides import RESUME, Resume
+from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.composed_jobs import (
     SUBDIR,
     ComposedJob,
@@ -101,6 +102,7 @@ class SweepCommand:
     resume:    what was typed to go on with an earlier sweep; None for a new one
     fail_fast: whether no job starts after one has failed
     verbose:   whether jobs print all that a single run prints, and not one line each
+    outcome:   is filled with what was done
     """
 
     app: App
@@ -110,6 +112,7 @@ class SweepCommand:
     resume: Resume | None = None
     fail_fast: bool = False
     verbose: bool = False
+    outcome: Outcome = field(default_factory=Outcome)
 
 
 def sweep(command: SweepCommand) -> int:
@@ -122,7 +125,8 @@ def sweep(command: SweepCommand) -> int:
     if run is None:
         return DONE
     if shown := check_jobs(run):
-        return _show(run, shown)
+        return _show(run, shown, command.outcome)
+    command.outcome.sweep_dir = run.sweep_dir
     return launch(run)
 
 
@@ -166,6 +170,7 @@ def plan_jobs(command: SweepCommand) -> SweepRun | None:
         count = len(earlier.jobs)
         print(f"sweep: {count} of {count} jobs done, {count} of them before, in {sweep_dir}")
         print(f"report: {sweep_dir / REPORT}")
+        command.outcome.sweep_dir = sweep_dir
         return None
     run.jobs = jobs_of(app, cfg, named, MOST_REFUSED)
     if earlier is not None:
@@ -488,15 +493,18 @@ def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: i
 # ---- the launch ----------------------------------------------------------------------------------------------------
 
 
-def _show(run: SweepRun, experiments: Mapping[int, Experiment]) -> int:
+def _show(run: SweepRun, experiments: Mapping[int, Experiment], outcome: Outcome) -> int:
     """Print the plan of each experiment below the overrides of its job, on rank 0."""
     if not is_main():
         return DONE
     for number, experiment in experiments.items():
+        overrides = list[str]()
         if run.jobs is not None:
             overrides = [*_typed(run.jobs[number]), *(["task=plan"] if run.is_plan else [])]
             print(f"#{number}: {' '.join(overrides)}")
-        tasks.show(tasks.prepare(experiment, trust=run.job.trust))
+        ready = tasks.prepare(experiment, trust=run.job.trust)
+        tasks.show(ready)
+        outcome.shown.append((tuple(overrides), ready))
         free_job_memory()
     return DONE
 
