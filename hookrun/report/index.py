@@ -90,11 +90,12 @@ def index_page(found: Runs) -> str:
     size = 0
     for summary in found.summaries:
         cells = {key: shortened(_text(summary, key), _MOST_CELL) for key in columns}
-        rows.append(_row(summary, cells, kinds))
-        longest |= Counter({key: min(len(text), _WIDTH) for key, text in cells.items()})
-        size += len(rows[-1].encode()) + 1
+        row = _row(summary, cells, kinds)
+        size += len(row.encode()) + 1
         if size > MOST_BYTES:
             break
+        rows.append(row)
+        longest |= Counter({key: min(len(text), _WIDTH) for key, text in cells.items()})
     notes = list[str]()
     in_python = f"all: hookrun.runs({str(found.folder)!r}).table()"
     if len(rows) < len(found):
