@@ -111,7 +111,7 @@
     menu.append(...samples.map(each => new Option(each.querySelector("summary").textContent)));
     menu.setAttribute("aria-label", "sample");
     const show = at => {
-      samples.forEach((each, n) => { each.hidden = n !== at; each.open = n === at; });
+      samples.forEach((each, n) => { each.open = n === at; });
       menu.selectedIndex = at;
       buttons.forEach(({button, step}) => { button.disabled = !samples[at + step]; });
     };
