@@ -135,6 +135,88 @@ def test_the_address_keeps_the_order(sweep: Path, show) -> None:
     assert cells(show(sweep, at=address), "job") == ["1", "0"]
 
 
+def column(table: Any, place: int) -> list[str]:
+    """The texts of a column of a table, of the rows that are shown."""
+    return table.evaluate(  # type: ignore[no-any-return]
+        """(table, place) => [...table.tBodies[0].rows]
+            .filter(row => !row.hidden).map(row => row.cells[place].textContent.trim())""",
+        place,
+    )
+
+
+def samples_of(page: Any) -> Any:
+    """The table of all predictions of a page, unfolded."""
+    table = page.locator("table[data-rows='samples']").first
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    return table
+
+
+def test_a_table_of_samples_sorts_by_a_key(predictions: Path, show) -> None:
+    table = samples_of(show(predictions))
+    before = column(table, 1)
+    losses = {str(line["sample"]): line["loss"] for line in read_lines(predictions / "samples.jsonl")}
+    assert len(set(losses.values())) > 2
+    head = table.locator("th", has_text="loss")
+    head.locator("button").focus()
+    head.page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column(table, 1) == sorted(before, key=losses.__getitem__)
+    head.page.keyboard.press("Space")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert [losses[sample] for sample in column(table, 1)] == sorted(losses.values(), reverse=True)
+
+
+def test_equal_cells_keep_their_order(predictions: Path, show) -> None:
+    table = samples_of(show(predictions))
+    before = dict(zip(column(table, 1), column(table, 3), strict=True))
+    table.locator("th", has_text="class").first.locator("button").click()
+    classes = sorted(before.items(), key=lambda of_sample: int(of_sample[1]))
+    assert column(table, 1) == [sample for sample, _ in classes]
+
+
+def test_words_filter_a_table_of_samples(predictions: Path, show) -> None:
+    table = samples_of(show(predictions))
+    total = len(column(table, 1))
+    table.page.get_by_label("filter the samples").first.fill("val no such")
+    assert column(table, 1) == []
+    assert table.page.get_by_text(f"0 of {total} samples").is_visible()
+    table.page.get_by_label("filter the samples").first.fill("val")
+    assert len(column(table, 1)) == total
+
+
+ODD = """
+<div><table data-rows="things" data-columns><thead><tr><th>name</th><th class="n">value</th></tr></thead><tbody>
+<tr><td>b10</td><td>1,234</td></tr><tr><td>b9</td><td>−∞</td></tr><tr><td>a</td><td>–</td></tr>
+<tr><td>B1</td><td>1e-05</td></tr><tr><td>c</td><td>not 1</td></tr><tr><td>d</td><td>+7.5 %</td></tr>
+</tbody></table></div><script>
+"""
+
+
+def test_numbers_come_by_size_and_texts_after_them(observed: Path, tmp_path: Path, show) -> None:
+    source = (observed / "report.html").read_text()
+    (tmp_path / "report.html").write_text(source.replace("<script>", ODD.strip("\n"), 1))
+    page = show(tmp_path)
+    table = page.locator("table[data-rows='things']")
+    table.locator("th button").nth(1).click()
+    assert column(table, 1) == ["−∞", "1e-05", "+7.5 %", "1,234", "not 1", "–"]
+    table.locator("th button").nth(1).click()
+    assert column(table, 1) == ["not 1", "1,234", "+7.5 %", "1e-05", "−∞", "–"]
+    table.locator("th button").nth(0).click()
+    assert column(table, 0) == ["a", "B1", "b9", "b10", "c", "d"]
+    page.get_by_label("filter by value").fill(">=7.5 <2000")
+    assert column(table, 0) == ["b10", "d"]
+
+
+def test_a_table_is_whole_without_a_script(predictions: Path, browser) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((predictions / "report.html").as_uri())
+    table = page.locator("table[data-rows='samples']").first
+    assert table.locator("tbody tr").count() == len(read_lines(predictions / "samples.jsonl"))
+    assert page.locator("input[type=search], th button").count() == 0
+    context.close()
+
+
 def test_the_value_under_the_pointer_is_shown(observed: Path, look) -> None:
     page = look(observed)
     page.locator("svg.chart").first.hover()
