@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from report_pages import read_lines, write_lines
 
 from hookrun.report import write_report
+from hookrun.report.draw.pictures import HeatMap
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the browser, and is not installed"
@@ -312,6 +315,74 @@ def test_the_outer_columns_of_a_lens_stay_in_sight(made: Callable[[str], Path], 
         )
         assert abs(first["x"] - outer["x"]) < 3
         assert abs(last["x"] + last["width"] - outer["x"] - outer["width"]) < 3
+
+
+@pytest.fixture
+def phone(browser) -> Iterator[Callable[[Path], Any]]:
+    """Open the page in a directory on a narrow screen, without its script."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, java_script_enabled=False)
+
+    def phone(path: Path) -> Any:
+        page = context.new_page()
+        page.goto((path / "report.html").as_uri())
+        return page
+
+    yield phone
+    context.close()
+
+
+def with_map(observed: Path, folder: Path) -> Path:
+    """A page with a map of twelve columns of long numbers, in the first figure of another page."""
+    values = np.geomspace(-1.2345e-5, -9.8765e5, 24, dtype=np.float32).reshape(2, 12)
+    names = [f"layer.{place}.of_a_model" for place in range(12)]
+    drawn = HeatMap("long", values, rows=names[:2], columns=names, x="column", numbers=True).figure()
+    before, after = (observed / "report.html").read_text().split("<figcaption>", 1)
+    (folder / "report.html").write_text(f"{before}{drawn.picture}<figcaption>{after}")
+    return folder
+
+
+@pytest.mark.parametrize("of", ["matrix", "similarity", "long"])
+def test_no_number_of_a_map_is_cut_on_a_phone(of: str, observed, made, tmp_path, phone) -> None:
+    if of == "similarity":
+        page = phone(made(of))
+    else:
+        page = phone(observed if of == "matrix" else with_map(observed, tmp_path))
+        assert page.locator(".heat.numbered").count() == (1 if of == "matrix" else 2)
+    cells = page.evaluate(
+        """() => [...document.querySelectorAll(".heat.numbered")].flatMap(heat => {
+            const end = heat.getBoundingClientRect().right
+                - parseFloat(getComputedStyle(heat, "::after").width);
+            return [...heat.querySelectorAll(".cell-numbers span")].map(cell => {
+                const text = document.createRange();
+                text.selectNodeContents(cell);
+                const [number, box] = [text.getBoundingClientRect(), cell.getBoundingClientRect()];
+                const fits = number.left >= box.left && number.right <= box.right;
+                return {fits, is_whole: number.right <= end + 1 || number.left >= end - 1};
+            });
+        })"""
+    )
+    assert len(cells) >= 9
+    assert all(cell["fits"] and cell["is_whole"] for cell in cells)
+
+
+def brightness(box: Any, page: Any) -> float:
+    """The mean brightness of the last pixels inside the right edge of an element."""
+    from PIL import Image, ImageStat
+
+    edge = {"x": box["x"] + box["width"] - 5, "y": box["y"] + 4, "width": 3, "height": box["height"] - 8}
+    shot = Image.open(io.BytesIO(page.screenshot(clip=edge, full_page=True)))
+    return float(ImageStat.Stat(shot.convert("L")).mean[0])
+
+
+def test_a_table_has_a_shadow_until_its_end_is_reached(sweep: Path, phone) -> None:
+    page = phone(sweep)
+    frame = page.locator(".scroll:has(table[data-jobs])")
+    before = brightness(frame.bounding_box(), page)
+    frame.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    assert brightness(frame.bounding_box(), page) > before + 20
+    page.set_viewport_size({"width": 3000, "height": 900})
+    assert frame.evaluate("each => each.scrollWidth === each.clientWidth")
+    assert brightness(frame.bounding_box(), page) > before + 20
 
 
 def test_a_link_to_a_folded_part_opens_it(observed: Path, show) -> None:
