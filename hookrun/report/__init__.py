@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hookrun.errors import HookrunError
 
-__all__ = ["try_report", "write_report"]
+__all__ = ["try_report", "write_index", "write_report"]
 
 
 def write_report(path: str | os.PathLike[str]) -> Path:
@@ -27,12 +27,34 @@ def write_report(path: str | os.PathLike[str]) -> Path:
     return write_run_report(folder) if os.path.isfile(folder / STATUS) else write_sweep_report(folder)
 
 
+def write_index(path: str | os.PathLike[str]) -> Path | None:
+    """Write `index.html`, a table of the runs, into a folder of them. Returns its path; None for a run or a sweep.
+
+    Raises StoreError if the page can't be written, or is not one that hookrun has made.
+    """
+    from hookrun.report.index import index_of, is_collection
+
+    folder = Path(path).expanduser().resolve()
+    return index_of(folder) if is_collection(folder) else None
+
+
 def try_report(path: Path) -> Path | None:
     """As `write_report`; if that fails, which must not affect the run, print why and how to make it later: None."""
+    again = f"python -m hookrun.report {path}"
     try:
-        return write_report(path)
+        page = write_report(path)
     except Exception as error:
-        message = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
-        later = f"  to make it later: python -m hookrun.report {path}"
-        print(f"report: not made: {message}\n{later}", file=sys.stderr, flush=True)
+        _tell_failure("report", error, again)
         return None
+    try:
+        from hookrun.report.index import renew_indexes
+
+        renew_indexes(page.parent)
+    except Exception as error:
+        _tell_failure("index.html", error, "python -m hookrun.report FOLDER")
+    return page
+
+
+def _tell_failure(what: str, error: Exception, later: str) -> None:
+    message = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+    print(f"{what}: not made: {message}\n  to make it later: {later}", file=sys.stderr, flush=True)

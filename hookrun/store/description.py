@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -20,7 +21,7 @@ from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import StoreError, open_inside
 from hookrun.store.format import CONFIG, METRICS, OVERRIDES, PLAN, decode
 from hookrun.store.records import Count, Name, PlannedHookRecord, PlanRecord, typed_record
-from hookrun.store.scores import is_batch, measures
+from hookrun.store.scores import latest
 
 T = TypeVar("T")
 
@@ -159,22 +160,19 @@ def last_metrics(path: Path) -> dict[str, float]:
 
     Learning rates are left out. Of a long file the end is read. Lines that are not valid are left out.
     """
-    means = dict[str, float]()
-    batches = dict[str, float]()
     with open_inside(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _TAIL, 0))
-        lines = file.read(_TAIL).split(b"\n")
+        texts = file.read(_TAIL).split(b"\n")
     if size > _TAIL:
-        del lines[0]  # its beginning was not read
-    for text in lines:
-        try:
+        del texts[0]  # its beginning was not read
+    lines = list[dict[str, Any]]()
+    for text in texts:
+        with suppress(ValueError):
             line = decode(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            of_line = batches if is_batch(line) else means
-            of_line.update(measures(line))
+            if isinstance(line, dict):
+                lines.append(line)
+    means, batches = latest(lines)
     metrics = dict[str, float]()
     for name, value in (batches | means).items():
         if not name.endswith("/lr") and len(metrics) < MOST_METRICS:

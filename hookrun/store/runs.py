@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from hookrun.engine.keys import key_of
-from hookrun.errors import HookrunError, counted, nearest, shortened
+from hookrun.errors import Problem, counted, nearest, refuse, shortened
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
 from hookrun.store.run_dir import outputs_folder
@@ -53,6 +56,9 @@ COLUMNS: Mapping[str, Callable[[RunSummary], Any]] = {
     "damaged": lambda summary: summary.damaged,
 }
 """Column of the table -> its value; `duration` is in seconds."""
+
+_THREADS = 8
+"""How many files are read at a time: most of the time is the disk's, or that of a network."""
 
 _CLOSED = {"status": STATUSES}
 """Column -> the values that it may have, which are right also if no run has them."""
@@ -106,17 +112,18 @@ class Runs(Sequence["Run"]):
         - a list of them: one of them
         - a function of what the run has there; it is not asked about runs that have nothing
 
-        HookrunError, with the nearest names, for a key that no run has, and for a text that no run has there.
+        SpecError, with the nearest names, for keys that no run has, and for texts that no run has there.
         """
+        wanted = {**(conditions or {}), **others}
+        refuse(chain.from_iterable(starmap(self._problems, wanted.items())))
         kept = list(self.summaries)
-        for key, condition in {**(conditions or {}), **others}.items():
-            self._refuse_unseen(key, condition)
+        for key, condition in wanted.items():
             kept = [summary for summary in kept if _fits(value_of(summary, key), condition)]
         return Runs(self.folder, kept, self._of)
 
     def sorted(self, by: str, reverse: bool = False) -> Runs:
-        """The runs ordered by a key as in `where`; those that have nothing there come last."""
-        self._refuse_key(by)
+        """The runs ordered by a key as in `where`, which may raise SpecError; those with nothing there come last."""
+        refuse(self._problems(by))
         present = list[tuple[tuple[bool, float, str], int]]()
         missing = list[RunSummary]()
         for place, summary in enumerate(self.summaries):
@@ -143,7 +150,7 @@ class Runs(Sequence["Run"]):
         `started` is a time, `duration` is in seconds, and `hooks`, `overrides` and `tags` are texts.
         HookrunError if the library is not installed.
         """
-        from hookrun.store.captures.read import as_table
+        from hookrun.store.tables import as_table
 
         columns = dict[str, list[Any]]()
         for name, read in COLUMNS.items():
@@ -158,14 +165,12 @@ class Runs(Sequence["Run"]):
             yield from summary.metrics
             yield from map(key_of, summary.overrides)
 
-    def _refuse_key(self, key: str) -> None:
+    def _problems(self, key: str, condition: Any = None) -> Iterator[Problem]:
+        """A key that no run has, and texts that no run has there, which are most probably mistakes."""
         keys = set(self._keys())
         if key not in keys:
-            raise HookrunError(f"no run of {self.folder} has {shortened(repr(key))}: {nearest(key, keys)}")
-
-    def _refuse_unseen(self, key: str, condition: Any) -> None:
-        """HookrunError for a text that no run has there, which is most probably a mistake."""
-        self._refuse_key(key)
+            yield Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
+            return
         texts = [each for each in _one_of(condition) if isinstance(each, str) and "*" not in each]
         if not texts:
             return
@@ -175,7 +180,7 @@ class Runs(Sequence["Run"]):
         for text in texts:
             if text not in seen:
                 near = nearest(text, seen - {"None", ""})
-                raise HookrunError(f"no run of {self.folder} has {key}={shortened(text)}: {near}")
+                yield Problem(key, f"no run of {self.folder} has {shortened(repr(text))} there", near)
 
 
 def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
@@ -190,17 +195,40 @@ def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
     """
     place = outputs_folder() if folder is None else Path(folder)
     with os_errors(f"cannot read {place}"):
-        root = place.expanduser().resolve(strict=True)
+        root = place.expanduser().resolve()
         if not root.is_dir():
-            raise StoreError(f"{root} is a file, not a folder of runs")
-    found = [summary_of(path, path.relative_to(root).as_posix()) for path in run_folders(root)]
-    if not found and is_run(root):
-        found = [summary_of(root)]
+            raise StoreError(_not_a_folder(root))
+        folders = [entry.path for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        paths = [root] if is_run(root) else list(chain.from_iterable(pool.map(_runs_at, folders)))
+        found = list(pool.map(partial(_summary_in, root), paths))
     found.sort(
         key=lambda summary: by_number(summary.name), reverse=True
     )  # of those that began at the same time
     found.sort(key=_began, reverse=True)
     return Runs(root, found)
+
+
+def _not_a_folder(place: Path) -> str:
+    if place.exists():
+        return f"{place} is a file, not a folder of runs"
+    parent = next(parent for parent in place.parents if parent.is_dir())
+    names = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
+    first = place.relative_to(parent).parts[0]
+    return f"there is no folder {parent / first}: {nearest(first, names)}"
+
+
+def _runs_at(path: str) -> list[Path]:
+    """The folder if it holds a run, otherwise the folders below it that do."""
+    folder = Path(path)
+    if folder.name.startswith("."):
+        return []
+    return [folder] if is_run(folder) else list(run_folders(folder))
+
+
+def _summary_in(root: Path, path: Path) -> RunSummary:
+    name = path.name if path == root else str(path)[len(str(root)) :].lstrip("/")
+    return summary_of(path, name)
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -214,8 +242,8 @@ def run_folders(folder: Path) -> Iterator[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder holds a run."""
-    return os.path.lexists(folder / STATUS)
+    """Whether the folder holds a run, or Hydra has begun one there."""
+    return os.path.lexists(folder / STATUS) or os.path.isdir(folder / HYDRA)
 
 
 def value_of(summary: RunSummary, key: str) -> Any:
