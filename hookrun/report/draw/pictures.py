@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product, repeat, zip_longest
@@ -64,6 +64,7 @@ def mosaic(
     inputs: Sequence[str] = (),
     pages: int = 0,
     room: int = 0,
+    pixels: int = MOST_PIXELS,
 ) -> Figure:
     """Tiles [rows, columns, height, width] beside each other, all on one scale of colours.
 
@@ -72,6 +73,7 @@ def mosaic(
     inputs: for each row the URL of a picture of the sample, or ""
     pages:  how many columns are shown at a time; the others are shown on demand, smaller, if there is room; 0: all
     room:   how many bytes the columns on demand may take
+    pixels: the largest width and height of a tile that is shown at once
     """
     across = tiles.shape[1]
     first = tiles
@@ -82,7 +84,7 @@ def mosaic(
         shown = f"{columns}s 0–{pages - 1} of {across}"
         limits = _ends(tiles[np.isfinite(tiles)])
     says, table = of_tiles(title, first, rows, shown)
-    address, scale = encoded(*_sheet(first, MOST_PIXELS), limits=limits)
+    address, scale = encoded(*_sheet(first, pixels), limits=limits)
     notes = [note] if note else []
     further = list[dict[str, str]]()
     for start in range(first.shape[1], across, pages or across):
@@ -144,6 +146,7 @@ class HeatMap:
     facts:   texts about single rows, one line each
     centre:  the value of the colour in the middle; 0 for values on both sides of it
     links:   for each cell the address of the page that a click opens, or ""
+    written: how a value is written into its cell
     """
 
     title: str
@@ -159,6 +162,7 @@ class HeatMap:
     facts: Sequence[str] = ()
     centre: float | None = None
     links: Sequence[Sequence[str]] = ()
+    written: Callable[[float], str] = number
 
     def figure(self) -> Figure:
         """The picture with its scale and its table."""
@@ -215,8 +219,8 @@ class HeatMap:
         ):
             text = ""
             if self.numbers and not math.isnan(value):
-                text = number(value)
-            says = f"{printable(row)}, {printable(column)}: {number(value)}"
+                text = self.written(value)
+            says = f"{printable(row)}, {printable(column)}: {self.written(value)}"
             yield {"ground": grounds[shade], "text": text, "link": link, "says": says}
 
 

@@ -17,11 +17,13 @@ import numpy as np
 from hookrun.engine.actions.base import ABOUT, OF_RANK
 from hookrun.errors import counted, listed, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
+from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_share
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, MOST_SAMPLES, NOTICES, RunData, on_parameters
 from hookrun.report.lines import is_number
+from hookrun.report.sample_layers import SampleChooser, sample_layers
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -217,6 +219,8 @@ class HookView:
     left:  captured tensors that are not drawn
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
+    changed: how much its edits changed over the steps of a training
+    chooser: samples, each through all layers that are drawn
     """
 
     name: str
@@ -227,11 +231,14 @@ class HookView:
     left: list[StoredCapture] = field(default_factory=list)
     lines: list[tuple[str, str]] = field(default_factory=list)
     samples: dict[str, Any] | None = None
+    changed: ChangedShare = NOTHING_CHANGED
+    chooser: SampleChooser = field(default_factory=SampleChooser)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.figures or self.views or self.left or self.lines)
+        shown = self.figures or self.views or self.left or self.lines
+        return not (shown or self.changed.figures or self.changed.note)
 
 
 def build(facts: RunData) -> list[HookView]:
@@ -241,7 +248,7 @@ def build(facts: RunData) -> list[HookView]:
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     drawn = set(list(captured)[:MOST_VIEWS])
     order = {name: place for place, name in enumerate(facts.planned)}
-    names = list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS]
+    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
     names.sort(key=lambda name: order.get(name, len(order)))
     views = list[HookView]()
     for name in names:
@@ -271,9 +278,11 @@ def _add_pictures(
     if hook is not None:
         noun = "parameter" if on_parameters(hook.hook) else "module"
         view.title = f"{hook.hook}, {hook.action} on {counted(len(hook.targets), noun)}"
+        view.changed = changed_share(hook, facts)
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     view.left = captures[most:]
+    view.chooser = sample_layers(captures[:most], facts)
     view.views = [view_capture(capture, facts) for capture in captures[:most]]
     view.lines = list(as_lines(records))
     figures = statistics(records, places, are_gradients=facts.sees_gradients(view.name))
