@@ -69,6 +69,9 @@ MOST_HOOKS = 2_000
 MOST_ROWS = 400
 """Rows of a table or a picture, for example of modules, unless a section has its own bound."""
 
+MOST_SAMPLES = 2_000
+"""Rows of a table of samples, which can be sorted and filtered."""
+
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
 

@@ -13,16 +13,17 @@ from typing import Any, TypeVar, get_args
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookrun.engine.keys import key_of
 from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw.text import module_name, moment, number
 from hookrun.report.facts import named_in, read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection, extension_sections
 from hookrun.report.sweep_facts import SweepData, read_sweep, read_yaml
+from hookrun.report.titles import sweep_headline
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing, write_table
 from hookrun.store.format import CONFIG, REPORT
+from hookrun.store.summary import headline, summary_of
 from hookrun.version import __version__
 
 F = TypeVar("F")
@@ -38,16 +39,10 @@ _STUDIES = Path(__file__).parents[1] / "studies"
 
 
 def write_run_report(folder: Path) -> Path:
-    """Write the page of the run in `folder`; its title is the name of the experiment, else task and model."""
+    """Write the page of the run in `folder`; its title says what the run did."""
     facts = read_facts(folder)
-    title = f"{facts.task} {facts.named('model')}".rstrip()
-    if facts.source:
-        title = f"{facts.task} of {Path(facts.source).name}"
-    for word in facts.env.argv:
-        if key_of(word) == "experiment" and "," not in word:
-            title = word.partition("=")[2]
     sections = [*OF_A_RUN, *extension_sections()]
-    return write_page(folder, "run.html", sections, facts, {"title": title})
+    return write_page(folder, "run.html", sections, facts, {"title": headline(summary_of(folder))})
 
 
 def write_sweep_report(folder: Path) -> Path:
@@ -55,11 +50,11 @@ def write_sweep_report(folder: Path) -> Path:
     facts = read_sweep(folder)
     write_table(folder / CSV, _job_rows(facts))
     write_table(folder / SETTINGS_CSV, _setting_rows(facts))
-    values = {"title": _sweep_title(facts), "csv": [CSV, SETTINGS_CSV]}
+    values = {"title": sweep_headline(facts), "heading": _sweep_heading(facts), "csv": [CSV, SETTINGS_CSV]}
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
 
 
-def _sweep_title(facts: SweepData) -> str:
+def _sweep_heading(facts: SweepData) -> str:
     """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
     experiments = {job.overrides.get("experiment") for job in facts.compared} - {None}
     if len(experiments) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from report_pages import read_lines, write_lines
 
 from hookrun.report import write_report
+from hookrun.report.draw.pictures import HeatMap
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the browser, and is not installed"
@@ -133,6 +136,88 @@ def test_the_address_keeps_the_order(sweep: Path, show) -> None:
     page.fill("#filter", "0.001")
     address = page.evaluate("location.hash")
     assert cells(show(sweep, at=address), "job") == ["1", "0"]
+
+
+def column(table: Any, place: int) -> list[str]:
+    """The texts of a column of a table, of the rows that are shown."""
+    return table.evaluate(  # type: ignore[no-any-return]
+        """(table, place) => [...table.tBodies[0].rows]
+            .filter(row => !row.hidden).map(row => row.cells[place].textContent.trim())""",
+        place,
+    )
+
+
+def samples_of(page: Any) -> Any:
+    """The table of all predictions of a page, unfolded."""
+    table = page.locator("table[data-rows='samples']").first
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    return table
+
+
+def test_a_table_of_samples_sorts_by_a_key(predictions: Path, show) -> None:
+    table = samples_of(show(predictions))
+    before = column(table, 1)
+    losses = {str(line["sample"]): line["loss"] for line in read_lines(predictions / "samples.jsonl")}
+    assert len(set(losses.values())) > 2
+    head = table.locator("th", has_text="loss")
+    head.locator("button").focus()
+    head.page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column(table, 1) == sorted(before, key=losses.__getitem__)
+    head.page.keyboard.press("Space")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert [losses[sample] for sample in column(table, 1)] == sorted(losses.values(), reverse=True)
+
+
+def test_equal_cells_keep_their_order(predictions: Path, show) -> None:
+    table = samples_of(show(predictions))
+    before = dict(zip(column(table, 1), column(table, 3), strict=True))
+    table.locator("th", has_text="class").first.locator("button").click()
+    classes = sorted(before.items(), key=lambda of_sample: int(of_sample[1]))
+    assert column(table, 1) == [sample for sample, _ in classes]
+
+
+def test_words_filter_a_table_of_samples(predictions: Path, show) -> None:
+    table = samples_of(show(predictions))
+    total = len(column(table, 1))
+    table.page.get_by_label("filter the samples").first.fill("val no such")
+    assert column(table, 1) == []
+    assert table.page.get_by_text(f"0 of {total} samples").is_visible()
+    table.page.get_by_label("filter the samples").first.fill("val")
+    assert len(column(table, 1)) == total
+
+
+ODD = """
+<div><table data-rows="things" data-columns><thead><tr><th>name</th><th class="n">value</th></tr></thead><tbody>
+<tr><td>b10</td><td>1,234</td></tr><tr><td>b9</td><td>−∞</td></tr><tr><td>a</td><td>–</td></tr>
+<tr><td>B1</td><td>1e-05</td></tr><tr><td>c</td><td>not 1</td></tr><tr><td>d</td><td>+7.5 %</td></tr>
+</tbody></table></div><script>
+"""
+
+
+def test_numbers_come_by_size_and_texts_after_them(observed: Path, tmp_path: Path, show) -> None:
+    source = (observed / "report.html").read_text()
+    (tmp_path / "report.html").write_text(source.replace("<script>", ODD.strip("\n"), 1))
+    page = show(tmp_path)
+    table = page.locator("table[data-rows='things']")
+    table.locator("th button").nth(1).click()
+    assert column(table, 1) == ["−∞", "1e-05", "+7.5 %", "1,234", "not 1", "–"]
+    table.locator("th button").nth(1).click()
+    assert column(table, 1) == ["not 1", "1,234", "+7.5 %", "1e-05", "−∞", "–"]
+    table.locator("th button").nth(0).click()
+    assert column(table, 0) == ["a", "B1", "b9", "b10", "c", "d"]
+    page.get_by_label("filter by value").fill(">=7.5 <2000")
+    assert column(table, 0) == ["b10", "d"]
+
+
+def test_a_table_is_whole_without_a_script(predictions: Path, browser) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((predictions / "report.html").as_uri())
+    table = page.locator("table[data-rows='samples']").first
+    assert table.locator("tbody tr").count() == len(read_lines(predictions / "samples.jsonl"))
+    assert page.locator("input[type=search], th button").count() == 0
+    context.close()
 
 
 def test_the_value_under_the_pointer_is_shown(observed: Path, look) -> None:
@@ -261,6 +346,74 @@ def test_without_scripts_samples_are_folded(predictions: Path, screens: Screens)
     names.nth(2).click()
     assert page.locator(".samples figure:visible").count() == 3
     context.close()
+
+
+@pytest.fixture
+def phone(browser) -> Iterator[Callable[[Path], Any]]:
+    """Open the page in a directory on a narrow screen, without its script."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, java_script_enabled=False)
+
+    def phone(path: Path) -> Any:
+        page = context.new_page()
+        page.goto((path / "report.html").as_uri())
+        return page
+
+    yield phone
+    context.close()
+
+
+def with_map(observed: Path, folder: Path) -> Path:
+    """A page with a map of twelve columns of long numbers, in the first figure of another page."""
+    values = np.geomspace(-1.2345e-5, -9.8765e5, 24, dtype=np.float32).reshape(2, 12)
+    names = [f"layer.{place}.of_a_model" for place in range(12)]
+    drawn = HeatMap("long", values, rows=names[:2], columns=names, x="column", numbers=True).figure()
+    before, after = (observed / "report.html").read_text().split("<figcaption>", 1)
+    (folder / "report.html").write_text(f"{before}{drawn.picture}<figcaption>{after}")
+    return folder
+
+
+@pytest.mark.parametrize("of", ["matrix", "similarity", "long"])
+def test_no_number_of_a_map_is_cut_on_a_phone(of: str, observed, made, tmp_path, phone) -> None:
+    if of == "similarity":
+        page = phone(made(of))
+    else:
+        page = phone(observed if of == "matrix" else with_map(observed, tmp_path))
+        assert page.locator(".heat.numbered").count() == (1 if of == "matrix" else 2)
+    cells = page.evaluate(
+        """() => [...document.querySelectorAll(".heat.numbered")].flatMap(heat => {
+            const end = heat.getBoundingClientRect().right
+                - parseFloat(getComputedStyle(heat, "::after").width);
+            return [...heat.querySelectorAll(".cell-numbers span")].map(cell => {
+                const text = document.createRange();
+                text.selectNodeContents(cell);
+                const [number, box] = [text.getBoundingClientRect(), cell.getBoundingClientRect()];
+                const fits = number.left >= box.left && number.right <= box.right;
+                return {fits, is_whole: number.right <= end + 1 || number.left >= end - 1};
+            });
+        })"""
+    )
+    assert len(cells) >= 9
+    assert all(cell["fits"] and cell["is_whole"] for cell in cells)
+
+
+def brightness(box: Any, page: Any) -> float:
+    """The mean brightness of the last pixels inside the right edge of an element."""
+    from PIL import Image, ImageStat
+
+    edge = {"x": box["x"] + box["width"] - 5, "y": box["y"] + 4, "width": 3, "height": box["height"] - 8}
+    shot = Image.open(io.BytesIO(page.screenshot(clip=edge, full_page=True)))
+    return float(ImageStat.Stat(shot.convert("L")).mean[0])
+
+
+def test_a_table_has_a_shadow_until_its_end_is_reached(sweep: Path, phone) -> None:
+    page = phone(sweep)
+    frame = page.locator(".scroll:has(table[data-jobs])")
+    before = brightness(frame.bounding_box(), page)
+    frame.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    assert brightness(frame.bounding_box(), page) > before + 20
+    page.set_viewport_size({"width": 3000, "height": 900})
+    assert frame.evaluate("each => each.scrollWidth === each.clientWidth")
+    assert brightness(frame.bounding_box(), page) > before + 20
 
 
 def test_a_link_to_a_folded_part_opens_it(observed: Path, show) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -49,6 +50,31 @@ def test_it_shows_the_versions(observed: Path, page) -> None:
     last = found.metrics[-1]
     assert f"val accuracy {last['accuracy']:.4g}" in text
     assert f"val loss {last['loss']:.4g}" in text
+
+
+def test_the_title_says_what_was_done(run, page) -> None:
+    entry = "{select: fc, hook: grad, action: clamp, max: 0.001}"
+    found = page(run("train.epochs=1", "train.limit_batches=1", clip=entry))
+    said = "train · mlp · grad clamp fc.weight, fc.bias · "
+    title = re.search(r"<title>(.*) · hookrun</title>", found.source)[1]
+    assert title.startswith(said)
+    assert "train.epochs=1 train.limit_batches=1" in title
+    assert f"<h1>{title}</h1>" in found.source
+
+
+def test_the_title_of_hostile_names_is_bounded(observed: Path, remade, tmp_path: Path) -> None:
+    status = json.loads((observed / "status.json").read_text())
+    (tmp_path / "status.json").write_text(json.dumps({"status": status["status"]}))
+    plan = json.loads((observed / "plan.json").read_text())
+    for hook in plan["hooks"]:
+        hook["action"] = "</title><script>\x1b[2J" + 400 * "w"
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    found = remade(tmp_path)
+    title = re.search(r"<title>(.*) · hookrun</title>", found.source)[1]
+    assert "&lt;script&gt;" in title
+    assert "\x1b" not in found.source
+    assert len(html.unescape(title)) <= 500
+    assert found.tags.count("script") == 1
 
 
 def test_every_record_begins_with_the_same_keys(observed: Path) -> None:

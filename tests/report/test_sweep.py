@@ -102,6 +102,18 @@ def compared(swept: Callable[..., Path]) -> Path:
     return swept("compared", *small, hook, "baseline=true", "seed=0,1")
 
 
+def test_the_title_of_a_sweep_says_what_was_swept(compared: Path, patched: Path, page) -> None:
+    said = page(compared).source
+    title = "train · mlp · forward scale fc · "
+    assert f"<title>{title}" in said
+    assert f'<p class="said">{title}' in said
+    assert " · over seed=0, 1 · hookrun</title>" in said
+    assert "seed=0 " not in said.split("</title>")[0]
+    layers = page(patched).source.split("</title>")[0]
+    assert "forward scale blocks.0.resid_post · " in layers
+    assert "· hooks of job 1 · over vars.position=-1, 1; vars.layer=0, 1 · hookrun" in layers
+
+
 def test_metrics_that_only_the_baselines_have_are_not_drawn(compared: Path, remade, tmp_path: Path) -> None:
     path = Path(shutil.copytree(compared, tmp_path / "moved"))
     for job in ("2", "3"):

@@ -180,6 +180,7 @@ class HeatMap:
             row_height = _FULL_ROWS * _FULL_HEIGHT // max(len(self.rows), 1)
             row_height = min(_FULL_HEIGHT, max(_LOWEST, row_height))
         says, table = of_cells(self.title, self.values, self.rows, self.columns)
+        cells = list(self._cells(colours)) if has_cells else []
         body = rendered(
             "heat.html",
             map=self,
@@ -191,7 +192,8 @@ class HeatMap:
             is_upright=is_upright,
             stride=math.ceil(len(self.columns) / most_names) or 1,
             image=colours.png(),
-            cells=list(self._cells(colours)) if has_cells else [],
+            cells=cells,
+            digits=max((len(cell["text"]) for cell in cells), default=0),
         )
         starts = dict.fromkeys(filter(None, [column_start, row_start]))
         return Figure(

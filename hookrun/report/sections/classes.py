@@ -12,7 +12,7 @@ from typing import Any
 from hookrun.errors import shortened
 from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.text import by_number
-from hookrun.report.facts import RunData
+from hookrun.report.facts import MOST_SAMPLES, RunData
 from hookrun.report.lines import is_number
 from hookrun.store.records import grouped
 
@@ -20,6 +20,7 @@ MOST_CLASSES = 40
 """Classes of a matrix; for more classes only the most frequent confusions are listed."""
 MOST_PAIRS = 20
 MOST_WORST = 16
+"""Samples that are shown with their picture."""
 MOST_TEXT = 300
 """Characters shown of a sample that is a text."""
 _NUMBERED = 12
@@ -28,6 +29,8 @@ _NUMBERED = 12
 def build(facts: RunData) -> dict[str, Any] | None:
     """The confusions of each split and the worst samples; None if no sample has both a class and a predicted class.
 
+    worst:     the misclassified samples with the highest loss
+    wrong:     the first of all misclassified samples, those without a finite loss first, then by loss
     is_random: the model has random weights, which nothing has trained
     is_sample: only a part of the samples was read
     """
@@ -35,9 +38,14 @@ def build(facts: RunData) -> dict[str, Any] | None:
     if not lines:
         return None
     by_split = grouped(lines, itemgetter("split"))
+    wrong = [line for line in lines if line["class"] != line["predicted_class"]]
+    wrong.sort(key=lambda line: (-_loss(line), line["split"], line["sample"]))
+    finite = [line for line in wrong if math.isfinite(_loss(line))]
     return {
         "splits": [_confusions(split, of_split) for split, of_split in by_split.items()],
-        "worst": _worst(facts, lines),
+        "worst": [_shown(facts, line) for line in finite[:MOST_WORST]],
+        "wrong": [_shown(facts, line) for line in wrong[:MOST_SAMPLES]],
+        "total_wrong": len(wrong),
         "is_random": facts.has_random_weights,
         "is_sample": facts.samples.is_sample,
     }
@@ -82,29 +90,24 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _worst(facts: RunData, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    wrong = list[dict[str, Any]]()
-    for line in lines:
-        is_wrong = line["class"] != line["predicted_class"]
-        if is_wrong and is_number(line.get("loss")) and math.isfinite(line["loss"]):
-            wrong.append(line)
-    wrong.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
-    worst = list[dict[str, Any]]()
-    for line in wrong[:MOST_WORST]:
-        text = shortened(str(line.get("file") or ""))
-        if line.get("tokens"):
-            words = "".join(facts.texts.get(token, "?") for token in line["tokens"])
-            text = shortened(words, MOST_TEXT)
-        worst.append(
-            {
-                "split": line["split"],
-                "sample": line["sample"],
-                "label": shortened(str(line["class"])),
-                "predicted": shortened(str(line["predicted_class"])),
-                "loss": line["loss"],
-                "picture": facts.pictures.get((line["split"], line["sample"]), ""),
-                "text": text,
-            }
-        )
-    return worst
+def _loss(line: Mapping[str, Any]) -> float:
+    """The loss of a sample; infinite if it is missing or not finite."""
+    loss = line.get("loss")
+    return loss if is_number(loss) and math.isfinite(loss) else math.inf
+
+
+def _shown(facts: RunData, line: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of a misclassified sample: with the URL of its picture, and its text or its file."""
+    text = shortened(str(line.get("file") or ""))
+    if line.get("tokens"):
+        words = "".join(facts.texts.get(token, "?") for token in line["tokens"])
+        text = shortened(words, MOST_TEXT)
+    return {
+        "split": line["split"],
+        "sample": line["sample"],
+        "label": shortened(str(line["class"])),
+        "predicted": shortened(str(line["predicted_class"])),
+        "loss": line.get("loss"),
+        "picture": facts.pictures.get((line["split"], line["sample"]), ""),
+        "text": text,
+    }

@@ -21,7 +21,7 @@ from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
-from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, RunData, on_parameters
+from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, MOST_SAMPLES, NOTICES, RunData, on_parameters
 from hookrun.report.lines import is_number
 from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.store.captures.read import StoredCapture
@@ -211,10 +211,6 @@ def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> 
     return points, "firing"
 
 
-MOST_SAMPLES = 200
-"""Samples that are listed with their predicted class."""
-
-
 @dataclass
 class HookView:
     """What the page shows of one hook, or of the predictions.
@@ -298,7 +294,7 @@ def _add_pictures(
 
 
 def _samples(facts: RunData) -> dict[str, Any] | None:
-    """Split, sample, file, class and predicted class of the first samples; None if none has a class or a file.
+    """Split, sample, file, class, predicted class, loss of the first samples; None if none has a class or a file.
 
     wrong: how many samples were misclassified; None if no class was predicted
     """
@@ -308,7 +304,7 @@ def _samples(facts: RunData) -> dict[str, Any] | None:
     rows = list[tuple[Any, ...]]()
     for line in lines[:MOST_SAMPLES]:
         texts = [shortened(str(line.get(key) or "")) for key in ("file", "class", "predicted_class")]
-        rows.append((shortened(line["split"]), line["sample"], *texts))
+        rows.append((shortened(line["split"]), line["sample"], *texts, line.get("loss")))
     predicted = [line for line in lines if line.get("predicted_class") is not None]
     wrong = None
     if predicted:

@@ -1,0 +1,54 @@
+"""The first line of a sweep's page: what its jobs have in common, and what was swept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hookrun.engine.keys import key_of
+from hookrun.errors import counted, listed, shortened
+from hookrun.report.sweep_facts import JobData, SweepData
+from hookrun.store.summary import headline, hooks_line, summary_of
+
+MOST_COMPARED = 1_000
+"""Jobs whose hooks are compared."""
+
+_SHOWN_KEYS = 4
+_SHOWN_VALUES = 5
+_WORD = 40
+
+
+def sweep_headline(facts: SweepData) -> str:
+    """``clip_fc · cnn · grad clamp fc.weight, fc.bias · seed=1 · over hooks.clip_fc.max=0.001, 0.01 and 3 more``.
+
+    What differs between jobs is left out. If hooks differ, or are too many to be compared, those of the first job are
+    shown, and the line says so.
+    """
+    jobs = facts.compared
+    summaries = [summary_of(facts.folder / job.name) for job in jobs[:MOST_COMPARED]]
+    first = summaries[0]
+    swept = dict.fromkeys([*facts.swept, *facts.varied])
+    typed = tuple(text for text in first.overrides if key_of(text) not in swept)
+    common: dict[str, Any] = {
+        "overrides": typed,
+        "override_count": first.override_count - len(first.overrides) + len(typed),
+    }
+    for part in ("experiment", "task", "model", "source"):
+        if len({getattr(summary, part) for summary in summaries}) > 1:
+            common[part] = ""
+    line = headline(replace(first, **common))
+    if len(set(map(hooks_line, summaries))) > 1 or len(jobs) > MOST_COMPARED:
+        line += f" · hooks of job {shortened(jobs[0].name, _WORD)}"
+    if swept:
+        texts = [_values_of(key, jobs) for key in swept]
+        beyond = len(texts) - _SHOWN_KEYS
+        line += f" · over {'; '.join(texts[:_SHOWN_KEYS])}"
+        line += f"; and {counted(beyond, 'more key')}" if beyond > 0 else ""
+    return line
+
+
+def _values_of(key: str, jobs: Sequence[JobData]) -> str:
+    """``seed=0, 1, 2``: a key with its values in the order of the jobs."""
+    values = dict.fromkeys(job.given(key) for job in jobs)
+    return f"{shortened(key)}={listed([shortened(value, _WORD) for value in values], _SHOWN_VALUES)}"
