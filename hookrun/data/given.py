@@ -204,7 +204,7 @@ def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
 
 def collate_given() -> Callable[[Sequence[Any]], tuple[Any, Any]]:
     """Samples -> inputs and targets of a batch, by the loaders' own function."""
-    collate = collate_of(parts_of(_lent.get(), "train"))
+    collate: Any = collate_of(parts_of(_lent.get(), "train"))
 
     def collated(samples: Sequence[Any]) -> tuple[Any, Any]:
         try:

@@ -28,8 +28,6 @@ def place_given(cfg: DictConfig, given: Given) -> None:
 
     Raises SpecError for typed overrides of these sections, and for what cannot go with it.
     """
-    if not given.names:
-        return
     typed = [str(text) for text in cfg.hydra.overrides.task]
     refuse(
         Problem(
