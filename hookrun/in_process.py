@@ -6,16 +6,17 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import CheckFailed, HookrunError, HookrunWarning, reason, shown, spec_error
+from hookrun.errors import CheckFailed, HookrunError, HookrunWarning, listed, reason, shown, spec_error
 
 if TYPE_CHECKING:
     from hookrun.command.outcome import Outcome
     from hookrun.store.reader import Run
+    from hookrun.store.runs import Runs
 
 _in_use = threading.RLock()
 """Hydra has one state for the whole process; a run may start another one, in its own thread."""
@@ -58,12 +59,61 @@ def run(
     return open_run(outcome.run_dir)
 
 
+def sweep(
+    experiment: str | None = None,
+    values: Mapping[str, Iterable[Any]] | None = None,
+    *,
+    baseline: bool = False,
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    sweep_dir: str | Path | None = None,
+    quiet: bool = False,
+) -> Runs:
+    """Run an experiment once for each combination of values, one after the other, as ``hookrun -m`` does.
+
+    ``hookrun.sweep("clip_fc", {"hooks.clip_fc.max": [0.001, 0.01]}, baseline=True)``
+
+    values:    key -> its values: numbers, texts, None, lists or mappings; of a group such as `model` the names. None: a
+               file or `overrides` have them, or ``resume=DIR`` names a sweep to go on with
+    baseline:  run it without hooks as well, for comparison
+    sweep_dir: a new directory; None: ``multirun/`` and the time
+
+    The others are those of `run`. Returns the runs in the order of the jobs, the baseline first. A job that fails does
+    not end the sweep: it is among the runs with its status, and HookrunWarning says so.
+
+    Raises SpecError and CompileError before anything is written, if one of the jobs is wrong.
+    """
+    from hookrun.command.compose.written import sweep_override
+    from hookrun.store.files import by_number
+    from hookrun.store.runs import Runs, runs
+
+    if values is not None and not isinstance(values, Mapping):
+        raise spec_error("values", f"found {shown(values)}, expected a mapping", 'write {"seed": [1, 2]}')
+    typed = _typed(experiment, overrides)
+    typed += [sweep_override(key, each) for key, each in (values or {}).items()]
+    if baseline:
+        typed.append("baseline=true")
+    if sweep_dir is not None:
+        typed.append(_directory("sweep_dir", "hydra.sweep.dir", sweep_dir, typed))
+    code, outcome = _performed("--multirun", typed, config_dir, quiet)
+    assert outcome.sweep_dir is not None
+    found = runs(outcome.sweep_dir)
+    jobs = sorted(found.summaries, key=lambda job: by_number(job.name))
+    if code:
+        failed = [job.name for job in jobs if job.status != "done"]
+        what = f"sweep: {len(jobs) - len(failed)} of {len(jobs)} jobs done, in {found.folder}; not done: {listed(failed)}"
+        warnings.warn(HookrunWarning(what), stacklevel=2)
+    return Runs(found.folder, jobs)
+
+
 def _typed(experiment: str | None, overrides: Sequence[str]) -> list[str]:
     """What would be typed. Raises SpecError for what is not a list of overrides."""
     from hookrun.command.compose.written import override
 
     if isinstance(overrides, str) or not isinstance(overrides, Sequence):
-        raise spec_error("overrides", f"found {shown(overrides)}, expected a list", 'write ["train.epochs=1"]')
+        raise spec_error(
+            "overrides", f"found {shown(overrides)}, expected a list", 'write ["train.epochs=1"]'
+        )
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):
             hint = "a setting is written key=value, and flags are arguments of the function"
@@ -178,5 +228,9 @@ def _silent(quiet: bool) -> Iterator[None]:
     if not quiet:
         yield
         return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
         yield

@@ -205,7 +205,9 @@ class Screen:
                 updated = now
                 speed = progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
-                progress.update(task, completed=done, numbers=numbers(shown), rate=rate, refresh=self._in_cell)
+                progress.update(
+                    task, completed=done, numbers=numbers(shown), rate=rate, refresh=self._in_cell
+                )
 
     def _bar(self, *columns: ProgressColumn) -> Progress:
         if self._in_cell:
