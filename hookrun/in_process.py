@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import CheckFailed, HookrunError, HookrunWarning, listed, reason, shown, spec_error
+from hookrun.errors import CheckFailed, HookrunError, HookrunWarning, Refusal, listed, reason, shown, spec_error
 
 if TYPE_CHECKING:
     from hookrun.command.outcome import Outcome
@@ -101,7 +101,8 @@ def sweep(
     jobs = sorted(found.summaries, key=lambda job: by_number(job.name))
     if code:
         failed = [job.name for job in jobs if job.status != "done"]
-        what = f"sweep: {len(jobs) - len(failed)} of {len(jobs)} jobs done, in {found.folder}; not done: {listed(failed)}"
+        done = f"{len(jobs) - len(failed)} of {len(jobs)} jobs done"
+        what = f"sweep: {done}, in {found.folder}; not done: {listed(failed)}"
         warnings.warn(HookrunWarning(what), stacklevel=2)
     return Runs(found.folder, jobs)
 
@@ -169,8 +170,13 @@ def _performed(
     if config_dir is not None:
         arguments[:0] = ["--config-dir", str(existing_folder("config_dir", config_dir))]
     outcome = Outcome(from_python=True)
-    with _alone(), _torch_as_new(), _silent(quiet), entered(arguments), handled(), paths_refused():
-        return execute(arguments, outcome), outcome
+    try:
+        with _alone(), _torch_as_new(), _silent(quiet), entered(arguments), handled(), paths_refused():
+            return execute(arguments, outcome), outcome
+    except Refusal as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        raise error.with_traceback(None) from None  # the message says where the mistake is
 
 
 def _raise_failure(code: int, outcome: Outcome) -> None:

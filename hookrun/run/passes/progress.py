@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
 from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
@@ -61,15 +62,14 @@ class _CellLine:
 
     def show(self, text: str) -> None:
         """Show the text in place of the last one; for a new cell, in a line of its own."""
-        from IPython import display, get_ipython
-
-        cell = get_ipython().execution_count
+        ipython: Any = import_module("IPython")  # the kernel has imported it
+        cell = ipython.get_ipython().execution_count
         shown = {"text/plain": text}
         if self._handle is not None and self._cell == cell:
             self._handle.update(shown, raw=True)
             return
         self._cell = cell
-        self._handle = display.display(shown, raw=True, display_id=True)
+        self._handle = ipython.display.display(shown, raw=True, display_id=True)
 
 
 _cell_line = _CellLine()
