@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.engine.keys import GIVEN
 from hookrun.errors import MOST_COMPARED, Problem, listed, nearest, reason, refuse, refused_at, spec_error
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def is_path(weights: str) -> bool:
 
 def origin(config: Model) -> str:
     """Where the weights of the model come from: ``random``, the name of published weights, or a path."""
+    if config.name == GIVEN:
+        return "those of the module that was given from Python"
     weights = config.own_weights
     if weights is not None:
         return str(_absolute(weights).resolve()) if is_path(weights) else weights
