@@ -11,9 +11,21 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import CheckFailed, HookrunError, HookrunWarning, Refusal, listed, reason, shown, spec_error
+from hookrun.errors import (
+    CheckFailed,
+    HookrunError,
+    HookrunWarning,
+    Refusal,
+    listed,
+    reason,
+    shown,
+    spec_error,
+)
+from hookrun.run.experiment.given import Given
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from hookrun.command.outcome import Outcome
     from hookrun.store.reader import Run
     from hookrun.store.runs import Runs
@@ -27,6 +39,8 @@ def run(
     overrides: Sequence[str] = (),
     *,
     config_dir: str | Path | None = None,
+    model: Module | None = None,
+    data: Any = None,
     run_dir: str | Path | None = None,
     quiet: bool = False,
 ) -> Run:
@@ -37,6 +51,9 @@ def run(
     experiment: its name; None: the defaults and `overrides`, as in ``hookrun.run(overrides=["resume=latest"])``
     overrides:  as on the command line; may contain ``+trust=[mypkg]`` for your own code
     config_dir: a folder of your own that is searched first
+    model:      a module of your own in place of ``model.*``; a training changes it
+    data:       a data set, a loader, a list of samples, or a mapping from split to one of these, in place of
+                ``data.*``; without a split it is `train` for a task that trains, else `val`
     run_dir:    a new or empty directory; None: ``outputs/`` and the time
     quiet:      print nothing
 
@@ -51,7 +68,7 @@ def run(
     _refuse_sweep(typed)
     if run_dir is not None:
         typed.append(_directory("run_dir", "hydra.run.dir", run_dir, typed))
-    code, outcome = _performed("--run", typed, config_dir, quiet)
+    code, outcome = _performed("--run", typed, config_dir, Given(model, data), quiet)
     _raise_failure(code, outcome)
     from hookrun.store.reader import open_run
 
@@ -66,6 +83,8 @@ def sweep(
     baseline: bool = False,
     overrides: Sequence[str] = (),
     config_dir: str | Path | None = None,
+    model: Module | None = None,
+    data: Any = None,
     sweep_dir: str | Path | None = None,
     quiet: bool = False,
 ) -> Runs:
@@ -78,8 +97,9 @@ def sweep(
     baseline:  run it without hooks as well, for comparison
     sweep_dir: a new directory; None: ``multirun/`` and the time
 
-    The others are those of `run`. Returns the runs in the order of the jobs, the baseline first. A job that fails does
-    not end the sweep: it is among the runs with its status, and HookrunWarning says so.
+    The others are those of `run`; each job has a copy of `model`. Returns the runs in the order of the jobs, the
+    baseline first. A job that fails does not end the sweep: it is among the runs with its status, and HookrunWarning
+    says so.
 
     Raises SpecError and CompileError before anything is written, if one of the jobs is wrong.
     """
@@ -95,7 +115,7 @@ def sweep(
         typed.append("baseline=true")
     if sweep_dir is not None:
         typed.append(_directory("sweep_dir", "hydra.sweep.dir", sweep_dir, typed))
-    code, outcome = _performed("--multirun", typed, config_dir, quiet)
+    code, outcome = _performed("--multirun", typed, config_dir, Given(model, data), quiet)
     assert outcome.sweep_dir is not None
     found = runs(outcome.sweep_dir)
     jobs = sorted(found.summaries, key=lambda job: by_number(job.name))
@@ -152,7 +172,7 @@ def _directory(argument: str, key: str, path: str | Path, typed: Sequence[str]) 
 
 
 def _performed(
-    flag: str, overrides: Sequence[str], config_dir: str | Path | None, quiet: bool
+    flag: str, overrides: Sequence[str], config_dir: str | Path | None, given: Given, quiet: bool
 ) -> tuple[int, Outcome]:
     """Carry out the command in this process; returns its exit code, and what it did."""
     from hookrun.command.cli import entered
@@ -172,11 +192,13 @@ def _performed(
     outcome = Outcome(from_python=True)
     try:
         with _alone(), _torch_as_new(), _silent(quiet), entered(arguments), handled(), paths_refused():
-            return execute(arguments, outcome), outcome
+            return execute(arguments, outcome, given), outcome
     except Refusal as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         raise error.with_traceback(None) from None  # the message says where the mistake is
+    except SystemExit as error:
+        raise _exit_refused(error) from error
 
 
 def _raise_failure(code: int, outcome: Outcome) -> None:
@@ -189,12 +211,17 @@ def _raise_failure(code: int, outcome: Outcome) -> None:
         error = CheckFailed(f"stopped by a check: {open_run(outcome.run_dir).status.get('reason')}")
     elif error is None and code != DONE:
         error = HookrunError(f"the run ended with exit code {code}")
-    elif isinstance(error, SystemExit):  # it would end the caller's process
-        error = HookrunError(f"the run was ended by {reason(error)}")
+    elif isinstance(error, SystemExit):
+        error = _exit_refused(error)
     if error is None:
         return
     error.add_note(f"run directory: {outcome.run_dir}")
     raise error
+
+
+def _exit_refused(error: SystemExit) -> HookrunError:
+    """What is raised in its place: it would end the caller's process, maybe as if all were well."""
+    return HookrunError(f"a function of the experiment has called sys.exit: {reason(error)}")
 
 
 @contextmanager

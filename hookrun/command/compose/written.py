@@ -33,9 +33,12 @@ def sweep_override(key: str, values: Any) -> str:
     if not isinstance(values, Iterable) or isinstance(values, _ONE_VALUE):
         hint = f"write {{{key!r}: [{values!r:.40}]}}; what only Hydra reads as several values goes into `overrides`"
         raise spec_error(key, f"found {shown(values)}, expected a list of values", hint)
-    texts = [_written(key, value) for value in islice(values, MAX_JOBS + 1)]
-    if not texts:
+    several = list(islice(values, MAX_JOBS + 1))
+    if not several:
         raise spec_error(key, "the list of values is empty", "give at least one")
+    if len(several) > MAX_JOBS:
+        raise spec_error(key, f"the sweep has more than {MAX_JOBS:,} jobs", "sweep over fewer values")
+    texts = [_written(key, value) for value in several]
     return f"{key}={','.join(texts)}"
 
 
