@@ -12,12 +12,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
 from hookrun.data.own import as_tensors, info_of, info_of_inputs, number_of_classes
 from hookrun.data.samples import Samples, TensorSamples
 from hookrun.data.source import Source
 from hookrun.engine.keys import GIVEN
-from hookrun.engine.values.containers import describe
 from hookrun.errors import HookrunError, nearest, reason, refused_at, spec_error
 
 WHERE = "data"
@@ -44,6 +43,8 @@ def parts_of(data: Any, split: Split) -> dict[Split, Any]:
     """
     if not isinstance(data, Mapping):
         data = {split: data}
+    if not data:
+        raise spec_error(WHERE, "found a mapping without splits", "give a data set for train or val")
     for name, part in data.items():
         if name not in SPLITS:
             hint = f"{nearest(str(name), SPLITS)}: data={{'val': DATA[{name!r}]}}"
@@ -99,35 +100,39 @@ class GivenData(Source):
         """One sample is read for its shape and dtype."""
         samples = self.open(root, split, 0)
         inputs: Any = {}
-        target = None
+        target: Any = None
         if not self.as_given:
             with refused_at(WHERE, f"let a sample be {_FORM}"):
                 inputs, target = samples[0]
+        inputs_info = info_of_inputs(inputs)
+        target_info = info_of(target) if isinstance(target, Tensor) and target.numel() else None
         sizes: dict[Split, int | None] = dict.fromkeys(SPLITS, 0)
         for each, part in self.parts.items():
             # how many of them a pass of a loader reads is its own matter
             sizes[each] = None if isinstance(part, DataLoader) else len(part)
         return DataInfo(
             name=GIVEN,
-            inputs=info_of_inputs(inputs),
-            target=info_of(target) if isinstance(target, Tensor) and target.numel() else None,
+            inputs=inputs_info,
+            target=target_info,
             num_classes=number_of_classes(samples_in(self.parts[split])),
             sizes=sizes,
             samples=samples,
-            remarks=partial(self._remarks, split, inputs, target),
+            remarks=partial(self._remarks, split, inputs_info, target_info),
         )
 
-    def _remarks(self, split: Split, inputs: Any, target: Any) -> Iterator[str]:
+    def _remarks(self, split: Split, inputs: InputsInfo, target: TensorInfo | None) -> Iterator[str]:
         for each, part in self.parts.items():
-            line = (
-                f"data given from Python, {each}: {type(part).__qualname__}, {len(samples_in(part))} samples"
-            )
+            line = f"data given from Python, {each}: {len(samples_in(part))} samples of a {type(part).__qualname__}"
             if isinstance(part, DataLoader):
-                order = type(part.sampler).__qualname__
-                line += f", {len(part)} batches of its own in the order of its {order}"
+                sampler = getattr(part.batch_sampler, "sampler", part.batch_sampler)
+                line += (
+                    f", in {len(part)} batches of its own in the order of its {type(sampler).__qualname__}"
+                )
             yield line
-        if not self.as_given:
-            yield f"  a sample of {split}: input {describe(inputs)}, target {describe(target)}"
+        if inputs:
+            named = {"input": inputs} if isinstance(inputs, TensorInfo) else inputs
+            of_sample = [f"{name} {info}" for name, info in named.items()]
+            yield f"  a sample of {split}: {', '.join(of_sample)}; target {target or 'none'}"
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         part = self.parts.get(split)
@@ -204,7 +209,7 @@ def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
 
 def collate_given() -> Callable[[Sequence[Any]], tuple[Any, Any]]:
     """Samples -> inputs and targets of a batch, by the loaders' own function."""
-    collate = collate_of(parts_of(_lent.get(), "train"))
+    collate: Any = collate_of(parts_of(_lent.get(), "train"))
 
     def collated(samples: Sequence[Any]) -> tuple[Any, Any]:
         try:

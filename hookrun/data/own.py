@@ -125,7 +125,7 @@ def _read(data: Any, name: str, as_given: bool, index: int) -> Any:
         return sample
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
-    return as_tensors(*sample, at)
+    return as_tensors(sample[0], sample[1], at)
 
 
 def as_tensors(inputs: Any, target: Any, at: str) -> tuple[Any, Any]:

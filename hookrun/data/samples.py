@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Samples(Dataset[Sample]):
     classes: Sequence[str] = ()
     field_names: Collection[str] = field(default=(), init=False)
     draws: bool = field(default=False, init=False)
-    sampler: Collection[Sequence[int]] | None = field(default=None, init=False)
+    sampler: Any = field(default=None, init=False)
 
     def __len__(self) -> int:
         return self.count

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hookrun.errors import reason, refused_at, spec_error
+from hookrun.errors import counted, reason, refused_at, spec_error
 
 WHERE = "model"
 
@@ -41,13 +41,14 @@ _lent: ContextVar[_Lent | None] = ContextVar("lent module", default=None)
 def module_lent(module: nn.Module, *, copies: bool) -> Iterator[None]:
     """Within the block `model.name: given` is this module.
 
-    Afterwards it is on its device, in its modes, and its parameters require gradients as before; its weights are as the
-    last run has left them.
+    Afterwards it is on its device and in its modes, and the gradients of its parameters are as before; its weights are
+    as the last run has left them.
 
     copies: whether each run gets a copy of its own, and the module itself is not changed
     """
     modes = {each: each.training for each in module.modules()}
     devices = {parameter.device for parameter in module.parameters()}
+    gradients = {parameter: parameter.grad for parameter in module.parameters()}
     required = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     lent = _Lent(module, required, copies)
     token = _lent.set(lent)
@@ -60,6 +61,26 @@ def module_lent(module: nn.Module, *, copies: bool) -> Iterator[None]:
             each.training = training
         if len(devices) == 1:  # a module on several is not moved
             module.to(devices.pop())
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+
+def origin_of_lent() -> str:
+    """Where the weights come from, and how many hooks the module has of its own."""
+    lent = _lent.get()
+    count = 0
+    for each in () if lent is None else lent.module.modules():
+        for hooks in (
+            each._forward_pre_hooks,
+            each._forward_hooks,
+            each._backward_pre_hooks,
+            each._backward_hooks,
+        ):
+            count += len(hooks)
+    origin = "those of the module that was given from Python"
+    if not count:
+        return origin
+    return f"{origin}; {counted(count, 'hook')} of its own on it: they run too, and before it in a trial run"
 
 
 def lent_module() -> nn.Module:

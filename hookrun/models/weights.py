@@ -47,7 +47,9 @@ def is_path(weights: str) -> bool:
 def origin(config: Model) -> str:
     """Where the weights of the model come from: ``random``, the name of published weights, or a path."""
     if config.name == GIVEN:
-        return "those of the module that was given from Python"
+        from hookrun.models.given import origin_of_lent
+
+        return origin_of_lent()
     weights = config.own_weights
     if weights is not None:
         return str(_absolute(weights).resolve()) if is_path(weights) else weights

@@ -24,7 +24,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose.errors import composed, explained, key_paths
-from hookrun.command.compose.given import place_given, require_given
 from hookrun.command.compose.hydra import (
     App,
     Composition,
@@ -50,8 +49,6 @@ from hookrun.engine.keys import ROOT_KEYS
 from hookrun.engine.trust import of_environment, read_once
 from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
 from hookrun.run.experiment.given import Given
-from hookrun.store.config.stored import read_yaml
-from hookrun.store.format import MULTIRUN
 from hookrun.terminal import waiting_for
 
 CONFIG_NAME = "config"
@@ -100,8 +97,11 @@ def execute(arguments: Sequence[str], outcome: Outcome | None = None, given: Giv
                 mode = RunMode.RUN if flags.run else None
                 mode = RunMode.MULTIRUN if flags.multirun or stored_sweep else mode
                 command, cfg = _composed(replace(command, overrides=overrides), mode)
-                place_given(cfg, given)
-                app.place = partial(place_given, given=given)
+                if given.names:
+                    from hookrun.command.compose.given import place_given
+
+                    place_given(cfg, given)
+                    app.place = partial(place_given, given=given)
                 if command.mode is RunMode.RUN:
                     _refuse_fail_fast(fail_fast)
                     with given.lent():
@@ -121,7 +121,10 @@ def _stored_sweep(
     command: Composition, flags: argparse.Namespace, resume: Resume, given: Given
 ) -> Composition | None:
     """The command with which the sweep that `resume` names goes on; None if it names a single run."""
+    from hookrun.command.compose.given import require_given
     from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
+    from hookrun.store.config.stored import read_yaml
+    from hookrun.store.format import MULTIRUN
 
     if not flags.multirun and not is_sweep(resume.name):
         return None

@@ -11,10 +11,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose.hydra import BASIC_LAUNCHER
 from hookrun.command.compose.overrides import RESUME
-from hookrun.data.info import Split
+from hookrun.data.info import ALL, Split
 from hookrun.engine.keys import GIVEN, key_of, root_of
 from hookrun.errors import Problem, first_lines, refuse, spec_error
 from hookrun.run.experiment.given import Given
+from hookrun.run.experiment.model_task import ModelTask
 from hookrun.run.tasks import Task, tasks
 from hookrun.store.format import CHECKPOINTS, differences
 
@@ -28,18 +29,21 @@ def place_given(cfg: DictConfig, given: Given) -> None:
 
     Raises SpecError for typed overrides of these sections, and for what cannot go with it.
     """
-    if not given.names:
-        return
     typed = [str(text) for text in cfg.hydra.overrides.task]
     refuse(
         Problem(
-            key_of(text),
-            f"{text} beside {root_of(text)}=… that is given from Python",
+            text,
+            f"and {root_of(text)} is given from Python, in place of {root_of(text)}.*",
             "leave one of them out",
         )
         for text in typed
         if root_of(text) in given.names and key_of(text) not in _KEPT
     )
+    task = _task(cfg)[0]
+    if task is not None and not (task.shows or issubclass(task, ModelTask)):
+        raise spec_error(
+            "task", f"task={task.task_name} runs no model on data", f"leave out {' and '.join(given.names)}"
+        )
     if given.model is not None and OmegaConf.select(cfg, "model.weights") is not None:
         hint = "load them into the module, and set model.weights=null"
         raise spec_error("model.weights", "the module that is given has its weights", hint)
@@ -75,7 +79,7 @@ def _task(cfg: DictConfig) -> tuple[type[Task] | None, Any]:
 def _split(cfg: DictConfig) -> Split:
     """The split of data that does not say it: train for a task that trains, else the task's, by default val."""
     task, split = _task(cfg)
-    return "train" if split == "train" or (task is not None and task.trains) else "val"
+    return "train" if split in ("train", ALL) or (task is not None and task.trains) else "val"
 
 
 def _plain(section: Any) -> Any:
@@ -92,7 +96,7 @@ def require_given(config: Any, given: Given, folder: Path) -> None:
     if lacking:
         arguments = ", ".join(f"{name}=…" for name in stored)
         hint = f"go on from Python: hookrun.run({arguments}, overrides=['resume={folder}'])"
-        raise spec_error(RESUME, f"{' and '.join(lacking)} of {folder}: given from Python", hint)
+        raise spec_error(RESUME, f"{folder} was given {' and '.join(lacking)} from Python", hint)
     for name in given.names:
         if name not in stored:
             raise spec_error(RESUME, f"{folder} names its own {name}", f"leave out {name}=…")

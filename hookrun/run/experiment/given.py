@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import reason, refused_at
+from hookrun.errors import reason, refused_at, spec_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +29,14 @@ class Given:
     model: nn.Module | None = None
     data: Any = None
     _records: dict[Split, dict[str, dict[str, Any]]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            from torch import nn
+
+            if not isinstance(self.model, nn.Module):
+                what = f"found {type(self.model).__qualname__}, expected a torch.nn.Module"
+                raise spec_error("model", what, "give a module, not a function or a class")
 
     @property
     def names(self) -> list[str]:
