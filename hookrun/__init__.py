@@ -71,11 +71,10 @@ _HOMES = {
     "open_run": "hookrun.api",
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
-    "runs": "hookrun.store.runs",
     "sweep": "hookrun.in_process",
 }
-_MODULES = ("extend", "integrations", "run", "testing")
-"""Modules that are found without an import of their own; `run` can be called, too."""
+_MODULES = ("extend", "integrations", "run", "runs", "testing")
+"""Modules that are found without an import of their own; `run` and `runs` are functions as well."""
 
 
 def __getattr__(name: str) -> Any:

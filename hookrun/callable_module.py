@@ -1,6 +1,7 @@
-"""A module that can be called: `hookrun.run` is a folder of the package, and the function that runs an experiment.
+"""Modules that can be called: `hookrun.run` is a folder of the package, and the function that runs an experiment.
 
 Python sets `hookrun.run` to the folder when any file of it is imported, so that a function of that name would be lost.
+The command ``python -m hookrun.runs`` and the function `hookrun.runs` have one name likewise.
 The class of a module may be replaced, see "Customizing module attribute access" in Python's reference.
 """
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hookrun.callable_module import make_callable
 from hookrun.errors import HookrunError, printable, spec_error
 from hookrun.terminal import words
 
@@ -84,3 +85,5 @@ def _said(summary: RunSummary) -> Iterator[str]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+make_callable(__name__, home="hookrun.store.runs")
