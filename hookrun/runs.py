@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from hookrun.callable_module import make_callable
 from hookrun.errors import HookrunError
 from hookrun.terminal import words
 
@@ -35,3 +36,5 @@ _HELP = (
 
 if __name__ == "__main__":
     sys.exit(main())
+
+make_callable(__name__, home="hookrun.store.runs")
