@@ -22,7 +22,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # import each other, except in the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("terminal",),
+    ("html", "terminal"),
     ("signals",),
     ("engine/collector", "engine/discovery", "engine/keys", "engine/rank"),
     ("engine/hook_types",),

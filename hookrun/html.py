@@ -1,0 +1,107 @@
+"""HTML for notebooks: tables and lines in the notebook's own colours, bounded and escaped, without scripts or links.
+
+What is shown comes from a file of somebody else: names, values, paths. All of it passes `escaped`. What has passed is
+`Html`, and nothing else is accepted as a part of a page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NewType
+
+from hookrun.errors import shortened
+
+Html = NewType("Html", str)
+"""A text in which everything from outside is escaped."""
+
+MOST_ROWS = 20
+"""How many rows of a table are shown."""
+MOST_COLUMNS = 24
+"""How many columns of a table are shown."""
+MOST_LETTERS = 80
+"""How many characters of a text are shown."""
+
+_RULE = "border-bottom:1px solid currentColor"
+_LEFT = "text-align:left;vertical-align:top;white-space:nowrap"
+_RIGHT = "text-align:right;vertical-align:top;white-space:nowrap"
+
+Cell = str | float | bool | None
+"""A text, a number, or None for an empty cell."""
+
+
+def escaped(value: object, most: int = MOST_LETTERS) -> Html:
+    """A value as text: beginning and end of a long one, control characters and marks of direction as escapes."""
+    return Html(html.escape(shortened(_text(value), most)))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return str(value)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], count: int | None = None) -> Html:
+    """A table of the first rows and columns, and below it how many more there are.
+
+    rows:  one value for each head; numbers are aligned to the right
+    count: how many rows there are, if `rows` has the first ones only
+    """
+    if count is None:
+        rows = list(rows)
+        count = len(rows)
+    lines = [_row("th", heads, _RULE)]
+    for row in islice(rows, MOST_ROWS):
+        lines.append(_row("td", row))
+    drawn = (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;color:inherit">'
+        f"<thead>{lines[0]}</thead><tbody>{''.join(lines[1:])}</tbody></table></div>"
+    )
+    missing = list[str]()
+    if count > MOST_ROWS:
+        missing.append(f"and {count - MOST_ROWS:,} more")
+    if len(heads) > MOST_COLUMNS:
+        missing.append(f"{len(heads) - MOST_COLUMNS:,} more columns")
+    return Html(drawn + line("; ".join(missing)))
+
+
+def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
+    drawn = ""
+    for cell in cells[:MOST_COLUMNS]:
+        is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+        place = _RIGHT if is_number else _LEFT
+        drawn += f'<{tag} style="{place};{style}">{escaped(cell)}</{tag}>'
+    return f"<tr>{drawn}</tr>"
+
+
+def shares(counts: Sequence[int], most: int = MOST_ROWS) -> list[int]:
+    """How many rows of each group are shown if `most` are shown in all: small groups whole, large ones alike.
+
+    At least one of each group.
+    """
+    limits = [0] * len(counts)
+    left = most
+    order = sorted(range(len(counts)), key=counts.__getitem__)
+    for waiting, place in zip(range(len(order), 0, -1), order, strict=True):
+        limits[place] = min(counts[place], max(left // waiting, 1))
+        left -= limits[place]
+    return limits
+
+
+def line(text: str) -> Html:
+    """A line of text; nothing for an empty text."""
+    if not text:
+        return Html("")
+    return Html(f"<div>{escaped(text, 4 * MOST_LETTERS)}</div>")
+
+
+def block(title: str, *parts: Html) -> Html:
+    """A title in bold, and the parts below it."""
+    return Html(
+        f'<div style="color:inherit"><div><b>{escaped(title, 4 * MOST_LETTERS)}</b></div>{"".join(parts)}</div>'
+    )
