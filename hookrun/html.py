@@ -18,6 +18,8 @@ Html = NewType("Html", str)
 
 MOST_ROWS = 20
 """How many rows of a table are shown."""
+FEW = 3
+"""How many of a list are shown in a plain repr."""
 MOST_COLUMNS = 24
 """How many columns of a table are shown."""
 MOST_LETTERS = 80
@@ -29,6 +31,17 @@ _RIGHT = "text-align:right;vertical-align:top;white-space:nowrap"
 
 Cell = str | float | bool | None
 """A text, a number, or None for an empty cell."""
+
+
+class Shown:
+    """An object that users look at in a notebook: completion and `dir()` have its public names, none of pydantic's."""
+
+    def __dir__(self) -> list[str]:
+        hidden = set[str]()
+        for base in type(self).__mro__:
+            if base.__module__.startswith("pydantic"):
+                hidden.update(vars(base))
+        return [name for name in object.__dir__(self) if name not in hidden and not name.startswith("_")]
 
 
 def escaped(value: object, most: int = MOST_LETTERS) -> Html:
