@@ -26,8 +26,7 @@ MOST_LETTERS = 80
 """How many characters of a text are shown."""
 
 _RULE = "border-bottom:1px solid currentColor"
-_LEFT = "text-align:left;vertical-align:top;white-space:nowrap"
-_RIGHT = "text-align:right;vertical-align:top;white-space:nowrap"
+_CELL = "vertical-align:top;white-space:nowrap;padding:.1em 1em .1em 0;text-align:"
 
 Cell = str | float | bool | None
 """A text, a number, or None for an empty cell."""
@@ -87,8 +86,8 @@ def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
     drawn = ""
     for cell in cells[:MOST_COLUMNS]:
         is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
-        place = _RIGHT if is_number else _LEFT
-        drawn += f'<{tag} style="{place};{style}">{escaped(cell)}</{tag}>'
+        side = "right" if is_number else "left"
+        drawn += f'<{tag} style="{_CELL}{side};{style}">{escaped(cell)}</{tag}>'
     return f"<tr>{drawn}</tr>"
 
 

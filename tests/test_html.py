@@ -92,7 +92,7 @@ def test_a_cell_shows_each_kind_of_value() -> None:
 
 def test_numbers_are_aligned_to_the_right() -> None:
     page = table(["a"], [[12], [0.5], ["12"], [True]])
-    assert re.findall(r"text-align:(\w+)[^>]*>([\w.]+)</td>", page) == [
+    assert re.findall(r"text-align:(\w+);[^>]*>([\w.]+)</td>", page) == [
         ("right", "12"),
         ("right", "0.5"),
         ("left", "12"),

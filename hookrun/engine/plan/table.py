@@ -16,7 +16,10 @@ from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, ea
 from hookrun.engine.spec.hook import argument as argument
 from hookrun.engine.spec.hook import parameters
 from hookrun.engine.trust.callables import Code
-from hookrun.errors import first_lines, listed, printable
+from hookrun.errors import counted, first_lines, listed, printable
+from hookrun.html import MOST_ROWS, Html, block, shares
+from hookrun.html import line as html_line
+from hookrun.html import table as html_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 _ANY = 10_000
 """Width in characters that is enough for any table."""
 
+HEADS = ("hook", "modules", "class", "hook type", "action", "parameters", "when", "shape")
 Column = tuple[str, Mapping[str, str]]
 """An additional column: its heading, and hook name -> text."""
 
@@ -36,7 +40,7 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("#", justify="right", no_wrap=True)
-    for name in ("hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+    for name in HEADS:
         drawn.add_column(name, no_wrap=True)
     if more is not None:
         drawn.add_column(more[0], no_wrap=True)
@@ -68,6 +72,32 @@ def text(plan: ResolvedPlan) -> str:
     show(plan, console, SHOWN)
     shown = printable(file.getvalue(), kept="\n")
     return "\n".join(line.rstrip() for line in shown.split("\n")).strip("\n")
+
+
+def headline(plan: ResolvedPlan) -> str:
+    """``plan 9f2e31ab0c1d: 2 hooks on CNN``."""
+    return f"plan {plan.hash[:12]}: {counted(len(plan.hooks), 'hook')} on {plan.model}"
+
+
+def as_html(plan: ResolvedPlan) -> Html:
+    """The plan as a table for notebooks, with a row for each of the first modules of each hook."""
+    rows = list[Sequence[str | int]]()
+    missing = list[str]()
+    limits = shares([max(len(hook.matches), 1) for hook in plan.hooks])
+    for order, (hook, limit) in enumerate(zip(plan.hooks, limits, strict=True)):
+        spec = hook.spec
+        first: list[str | int] = [order, spec.name]
+        doing = [spec.hook_type.name, spec.action.action_name, parameters(spec), str(spec.keys.when)]
+        for match in hook.matches[:limit]:
+            rows.append([*first, shown_name(match), match.type, *doing, match.shape or ""])
+            first = ["", ""]
+            doing = [""] * len(doing)
+        if not hook.matches:
+            rows.append([*first, "", "", *doing, ""])
+        if limit < len(hook.matches):
+            missing.append(f"{spec.name}: and {len(hook.matches) - limit:,} more modules")
+    lines = first_lines([*missing, *notes(plan)[:-1]], MOST_ROWS)  # the last one is in the title
+    return block(headline(plan), html_table(("#", *HEADS), rows), *map(html_line, lines))
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:
