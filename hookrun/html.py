@@ -75,8 +75,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], count: int | Non
         f"<thead>{lines[0]}</thead><tbody>{''.join(lines[1:])}</tbody></table></div>"
     )
     missing = list[str]()
-    if count > MOST_ROWS:
-        missing.append(f"and {count - MOST_ROWS:,} more")
+    if count > len(lines) - 1:
+        missing.append(f"and {count - len(lines) + 1:,} more")
     if len(heads) > MOST_COLUMNS:
         missing.append(f"{len(heads) - MOST_COLUMNS:,} more columns")
     return Html(drawn + line("; ".join(missing)))
