@@ -182,8 +182,14 @@ class ModelRecord(Record):
     modules: Listing[ModuleRecord] = []
 
 
+StepCounts = Annotated[tuple[Count, Count, Count], Field(strict=False)]
+
+
 class SiteRecord(Record):
-    """What a hook did at one module."""
+    """What a hook did at one module.
+
+    by_step: of logged steps of a training: the step, how many elements the hook changed, and of how many
+    """
 
     hook: Name
     module: Name
@@ -191,6 +197,7 @@ class SiteRecord(Record):
     changed: Count
     total: Count
     silent: Text | None = None
+    by_step: Listing[StepCounts] = []
 
 
 class HooksRecord(Record):

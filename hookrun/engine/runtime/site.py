@@ -32,6 +32,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     target_was_none: the target was None in a firing
     let_through: an action on the call itself did not take place in some call
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
+    by_step:   of logged steps of a training: the step, how many elements its edits changed, and of how many
     passes_on: other hooks take what it sees, as it sees it
     passed_part: the part of it that they take, also of positions that a generation computes again; None: all of it
     """
@@ -46,6 +47,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
     let_through = False
     changed: Tensor | int = 0
     total = 0
+    by_step: Sequence[Sequence[int]] = ()
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
@@ -133,7 +135,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
-        return {
+        state = {
             "fired": self.fired,
             "idle": self.idle,
             "changed": int(self.changed),
@@ -143,6 +145,9 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
             "held": [self._of_object(own, "state_dict") for own in self._held],
             "in_graphs": self.firings - self.fired,
         }
+        if self.by_step:
+            state["by_step"] = list(self.by_step)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
@@ -150,6 +155,7 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         self.idle = state["idle"]
         self.changed = state["changed"]
         self.total = state["total"]
+        self.by_step = state.get("by_step", ())
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.go_on_from(state["calls"]["total"])

@@ -17,6 +17,7 @@ import numpy as np
 from hookrun.engine.actions.base import ABOUT, OF_RANK
 from hookrun.errors import counted, listed, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
+from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_share
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
@@ -221,6 +222,7 @@ class HookView:
     left:  captured tensors that are not drawn
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
+    changed: how much its edits changed over the steps of a training
     """
 
     name: str
@@ -231,11 +233,13 @@ class HookView:
     left: list[StoredCapture] = field(default_factory=list)
     lines: list[tuple[str, str]] = field(default_factory=list)
     samples: dict[str, Any] | None = None
+    changed: ChangedShare = NOTHING_CHANGED
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.figures or self.views or self.left or self.lines)
+        shown = self.figures or self.views or self.left or self.lines
+        return not (shown or self.changed.figures or self.changed.note)
 
 
 def build(facts: RunData) -> list[HookView]:
@@ -245,7 +249,7 @@ def build(facts: RunData) -> list[HookView]:
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     drawn = set(list(captured)[:MOST_VIEWS])
     order = {name: place for place, name in enumerate(facts.planned)}
-    names = list(dict.fromkeys([*captured, *records]))[:MOST_HOOKS]
+    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
     names.sort(key=lambda name: order.get(name, len(order)))
     views = list[HookView]()
     for name in names:
@@ -275,6 +279,7 @@ def _add_pictures(
     if hook is not None:
         noun = "parameter" if on_parameters(hook.hook) else "module"
         view.title = f"{hook.hook}, {hook.action} on {counted(len(hook.targets), noun)}"
+        view.changed = changed_share(hook, facts)
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     view.left = captures[most:]

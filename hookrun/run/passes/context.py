@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from hookrun.engine.plan.texts import decoder_of, tokenizer_of
 from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.clock import RowsOfRank
 from hookrun.engine.runtime.reduced import ReducedGradients
+from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.spec.when import Wanted
 from hookrun.engine.values.containers import arguments, describe
 from hookrun.errors import HookrunError, at_module, reason
@@ -34,6 +35,7 @@ from hookrun.run.passes.progress import Screen, numbers
 from hookrun.run.passes.resuming import Resuming
 from hookrun.run.passes.sample_names import SampleNames
 from hookrun.run.passes.sink import RunSink
+from hookrun.run.passes.step_changes import noting_changes
 from hookrun.run.ranks import share
 from hookrun.signals import pending
 from hookrun.store.records import Of
@@ -304,6 +306,17 @@ class RunContext:
             yield clock.counting
         finally:
             clock.counting = False
+
+    def noting_changes(self, is_logged: bool) -> AbstractContextManager[None]:
+        """A block for one step of a training: what the hooks change in it is noted if the step is logged."""
+        if not is_logged:
+            return nullcontext()
+        return noting_changes(self._editing, self.hooks.clock.step, self.settings.train.log_every)
+
+    @cached_property
+    def _editing(self) -> list[HookSite]:
+        """The sites of the hooks that edit values."""
+        return [site for site in self.hooks.sites if not site.spec.action.observes]
 
     def evaluate(
         self,

@@ -118,10 +118,15 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
 
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
-    """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
+    """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire.
+
+    In a training also `by_step`: [step, changed elements, all elements] of logged steps, evenly spaced, in which it
+    edited something.
+    """
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
-    sites = [
-        {
+    sites = list[dict[str, Any]]()
+    for site in hooks.sites:
+        facts = {
             "hook": site.hook_name,
             "module": site.path,
             "fired": site.firings,
@@ -129,8 +134,9 @@ def hook_facts(hooks: Installation) -> dict[str, Any]:
             "total": site.total,
             "silent": silent.get((site.hook_name, site.path)),
         }
-        for site in hooks.sites
-    ]
+        if site.by_step:
+            facts["by_step"] = site.by_step
+        sites.append(facts)
     return {"sites": sites}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from hookrun.engine.runtime import Installation
 from hookrun.errors import listed
 from hookrun.run.passes.average import Average
+from hookrun.run.passes.step_changes import summed
 from hookrun.run.ranks import Ranks
 from hookrun.store.captures.write import Count
 from hookrun.store.states.position import PositionRecord
@@ -72,6 +73,9 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
     for place, site in enumerate(of_batch):
         site.changed = int(changed[2 * place])
         site.total = int(changed[2 * place + 1])
+    of_ranks = ranks.gathered([site.by_step for site in of_batch])
+    for site, *by_step in zip(of_batch, *of_ranks, strict=True):
+        site.by_step = summed(by_step)
     fired = list[int]()
     for site in sites:
         fired += [site.fired, site.fired - site.idle]
@@ -199,6 +203,10 @@ def _hooks_of_all(
             if is_of_rows:
                 for key in ("changed", "total"):
                     merged[key] = sum(each[key] for each in of_ranks) if ranks.is_main else 0
+                by_step = summed(each.get("by_step", ()) for each in of_ranks)
+                merged.pop("by_step", None)
+                if by_step and ranks.is_main:
+                    merged["by_step"] = by_step
             sites[hook][path] = merged
     return {
         **main,

@@ -116,7 +116,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
     step_means = training.step_means
     hooks = context.hooks
     settings = context.settings.train
-    with context.logged(hooks.clock.step) as is_logged:
+    with context.logged(hooks.clock.step) as is_logged, context.noting_changes(is_logged):
         optimizer.zero_grad(set_to_none=True)
         training.steps.before.take()
 

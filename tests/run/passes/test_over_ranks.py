@@ -48,6 +48,17 @@ def test_rank_0_has_the_sums_of_another_number_of_ranks() -> None:
         assert saved == before
 
 
+def test_counts_by_step_are_summed_for_another_number_of_ranks() -> None:
+    saved = saved_by(2)
+    for rank, part in enumerate(saved):
+        for of_hook in part["hooks"]["sites"].values():
+            of_hook["fc"]["by_step"] = [[0, rank, 5], [10, 1, 5]]
+    main = for_rank(saved, ALONE, {"rows"})["hooks"]["sites"]
+    assert main["rows"]["fc"]["by_step"] == [[0, 1, 10], [10, 2, 10]]
+    assert main["weights"]["fc"]["by_step"] == [[0, 0, 5], [10, 1, 5]], "the same on each rank"
+    assert "by_step" not in for_rank(saved, Of(1, 3), {"rows"})["hooks"]["sites"]["rows"]["fc"]
+
+
 def test_other_ranks_begin_with_empty_sums() -> None:
     for size in (1, 3):
         found = for_rank(saved_by(size), Of(1, 2), {"rows"})

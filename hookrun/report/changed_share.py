@@ -1,0 +1,89 @@
+"""The share of elements that the edits of a hook changed, over the steps of a training, as curves by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hookrun.engine.actions import actions
+from hookrun.errors import counted
+from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
+from hookrun.report.draw.text import module_name
+from hookrun.report.facts import RunData, on_parameters
+from hookrun.store.records import PlannedHookRecord, SiteRecord
+
+MOST_OPEN = 20
+"""Curves that are shown; further ones are folded."""
+MOST_CURVES = 200
+TITLE = "share of changed elements"
+
+
+@dataclass(frozen=True)
+class ChangedShare:
+    """What the page shows of a hook's changes.
+
+    figures: of the layers that changed most
+    folded:  of the others
+    title:   of the folded figures
+    note:    why changes are missing, or ""
+    """
+
+    figures: Sequence[Figure] = ()
+    folded: Sequence[Figure] = ()
+    title: str = ""
+    note: str = ""
+
+
+NOTHING_CHANGED = ChangedShare()
+
+
+def changed_share(hook: PlannedHookRecord, facts: RunData) -> ChangedShare:
+    """The curves of a hook, those of the layers with the largest mean share first; empty without at least two steps."""
+    sites = [
+        facts.sites[hook.name, match.path] for match in hook.targets if (hook.name, match.path) in facts.sites
+    ]
+    curves = [_curve(site) for site in sites if site.by_step]
+    curves.sort(key=lambda curve: sum(curve.y) / len(curve.y), reverse=True)
+    if max((len(curve.x) for curve in curves), default=0) < 2:
+        return ChangedShare(note=_why_missing(hook, sites, facts))
+    noun = "parameter" if on_parameters(hook.hook) else "layer"
+    last = min(len(curves), MOST_CURVES)
+    title = f"{TITLE}: {counted(last - MOST_OPEN, noun)} that changed less"
+    if last < len(curves):
+        title += f"; hooks.json has {len(curves) - last:,} more"
+    figures = list(_charts(curves, 0, min(last, MOST_OPEN), noun))
+    return ChangedShare(figures, list(_charts(curves, MOST_OPEN, last, noun)), title)
+
+
+def _curve(site: SiteRecord) -> Series:
+    """The share in percent on each step."""
+    steps = list[float]()
+    shares = list[float]()
+    for step, changed, total in sorted(site.by_step):
+        steps.append(step)
+        shares.append(100 * changed / max(total, 1))
+    return Series(module_name(site.module), steps, shares)
+
+
+def _charts(curves: Sequence[Series], first: int, end: int, noun: str) -> Iterator[Figure]:
+    """Charts of these of the curves, each with as many as there are colours."""
+    for start in range(first, end, COLOURS):
+        stop = min(start + COLOURS, end)
+        title = TITLE
+        note = ""
+        if len(curves) > COLOURS:
+            title += f", {start + 1}–{stop} of {len(curves)} {noun}s"
+            note = "those with the largest mean share come first"
+        yield lines(title, curves[start:stop], x="step", y="changed elements, %", note=note)
+
+
+def _why_missing(hook: PlannedHookRecord, sites: Sequence[SiteRecord], facts: RunData) -> str:
+    """A note for a hook that edits inside of compiled graphs."""
+    action = actions().get(hook.action or "")
+    compute = facts.config.get("compute")
+    is_compiled = isinstance(compute, dict) and compute.get("compile") is True
+    if not is_compiled or action is None or action.observes or facts.task != "train":
+        return ""
+    if any(site.total for site in sites) or not any(site.fired for site in sites):
+        return ""
+    return "How many elements it changed is not counted inside of compiled graphs (compute.compile=true)."

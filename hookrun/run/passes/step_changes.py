@@ -1,0 +1,55 @@
+"""How many elements the edits of hooks change on the logged steps of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hookrun.engine.runtime.site import HookSite
+
+MOST_STEPS = 100
+"""Steps of which the changes are kept; of more, evenly spaced ones."""
+
+MOST_COUNTS = 50_000
+"""The same for all sites together: with many sites, fewer steps of each are kept."""
+
+
+@contextmanager
+def noting_changes(sites: Sequence[HookSite], step: int, every: int) -> Iterator[None]:
+    """Note in `by_step` of each site how many elements its edits change in the block, which is one logged step.
+
+    The counts are read at the end of the block, where the host has waited for the loss of the step. Which steps are
+    kept depends on their numbers alone, so that a resumed run keeps the same ones.
+
+    every: a step is logged after so many
+    """
+    apart = every * _stride(step // every, len(sites))
+    if step % apart:
+        yield
+        return
+    before = [(site.changed, site.total) for site in sites]
+    yield
+    for site, (changed, total) in zip(sites, before, strict=True):
+        if site.total > total:
+            kept = [line for line in site.by_step if line[0] % apart == 0]
+            site.by_step = [*kept, [step, int(site.changed) - int(changed), site.total - total]]
+
+
+def _stride(number: int, sites: int) -> int:
+    """Of the logged steps up to this number, one in so many is kept: a power of 2."""
+    most = max(2, min(MOST_STEPS, MOST_COUNTS // max(sites, 1)))
+    stride = 1
+    while number >= most * stride:
+        stride *= 2
+    return stride
+
+
+def summed(of_ranks: Iterable[Iterable[Sequence[int]]]) -> list[list[int]]:
+    """The `by_step` of all ranks as one: what each step changed on all of them."""
+    counts = dict[int, list[int]]()
+    for lines in of_ranks:
+        for step, changed, total in lines:
+            of_step = counts.setdefault(step, [step, 0, 0])
+            of_step[1] += changed
+            of_step[2] += total
+    return [counts[step] for step in sorted(counts)]
