@@ -79,7 +79,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], count: int | Non
         missing.append(f"and {count - len(lines) + 1:,} more")
     if len(heads) > MOST_COLUMNS:
         missing.append(f"{len(heads) - MOST_COLUMNS:,} more columns")
-    return Html(drawn + line("; ".join(missing)))
+    return Html(drawn + paragraph("; ".join(missing)))
 
 
 def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
@@ -105,7 +105,7 @@ def shares(counts: Sequence[int], most: int = MOST_ROWS) -> list[int]:
     return limits
 
 
-def line(text: str) -> Html:
+def paragraph(text: str) -> Html:
     """A line of text; nothing for an empty text."""
     if not text:
         return Html("")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.html import MOST_COLUMNS, MOST_ROWS, block, escaped, line, shares, table
+from hookrun.html import MOST_COLUMNS, MOST_ROWS, block, escaped, paragraph, shares, table
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -44,8 +44,8 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_adds_no_tag_or_attribute(name: str) -> None:
-    plain = Page(block("a", table(["b"], [["c"]]), line("d")))
-    hostile = Page(block(name, table([name], [[name]]), line(name)))
+    plain = Page(block("a", table(["b"], [["c"]]), paragraph("d")))
+    hostile = Page(block(name, table([name], [[name]]), paragraph(name)))
     assert hostile.tags == plain.tags
     assert hostile.names == plain.names == {"style"}
 
@@ -101,7 +101,7 @@ def test_numbers_are_aligned_to_the_right() -> None:
 
 
 def test_no_colour_is_fixed() -> None:
-    page = block("title", table(["a"], [["b"]]), line("c"))
+    page = block("title", table(["a"], [["b"]]), paragraph("c"))
     assert not re.search(r"background|#[0-9a-f]{3}|rgb|\bwhite\b(?!-space)|black", page)
 
 

@@ -17,8 +17,7 @@ from hookrun.engine.spec.hook import argument as argument
 from hookrun.engine.spec.hook import parameters
 from hookrun.engine.trust.callables import Code
 from hookrun.errors import counted, first_lines, listed, printable
-from hookrun.html import MOST_ROWS, Html, block, shares
-from hookrun.html import line as html_line
+from hookrun.html import MOST_ROWS, Html, block, paragraph, shares
 from hookrun.html import table as html_table
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def as_html(plan: ResolvedPlan) -> Html:
         if limit < len(hook.matches):
             missing.append(f"{spec.name}: and {len(hook.matches) - limit:,} more modules")
     lines = first_lines([*missing, *notes(plan)[:-1]], MOST_ROWS)  # the last one is in the title
-    return block(headline(plan), html_table(("#", *HEADS), rows), *map(html_line, lines))
+    return block(headline(plan), html_table(("#", *HEADS), rows), *map(paragraph, lines))
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:
