@@ -376,7 +376,7 @@ class Run(Shown):
         about = {
             "status": f"{summary.status} {summary.reason}",
             "started": summary.started,
-            "seconds": summary.seconds,
+            "seconds": "" if summary.seconds is None else f"{summary.seconds:,.1f}",
             "note": summary.note,
             "tags": ", ".join(summary.tags),
             "damaged": summary.damaged,

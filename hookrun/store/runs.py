@@ -107,8 +107,8 @@ class Runs(Shown, Sequence["Run"]):
         metrics = self.metrics
         for summary in self.summaries[:MOST_ROWS]:
             about = [summary.name, summary.started[:16], summary.seconds, summary.status]
-            rows.append([*about, headline(summary), *map(summary.metrics.get, metrics)])
-        heads = ("run", "started", "seconds", "status", "what", *metrics)
+            rows.append([*about, *map(summary.metrics.get, metrics), headline(summary)])
+        heads = ("run", "started", "seconds", "status", *metrics, "what")
         return block(repr(self)[1:-1], table(heads, rows, len(self)))
 
     def where(self, conditions: Mapping[str, Any] | None = None, /, **others: Any) -> Runs:
