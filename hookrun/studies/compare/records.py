@@ -7,20 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import counted, first_lines, listed, shortened
-from hookrun.studies.kit.record_types import (
-    FEW,
-    MOST_ROWS,
-    Html,
-    Listing,
-    Name,
-    Record,
-    Shown,
-    Text,
-    block,
-    functions_of_studies,
-    paragraph,
-    table,
-)
+from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies, html
 
 if TYPE_CHECKING:
     from hookrun.studies.compare.comparison import By, Cka
@@ -37,7 +24,7 @@ MOST_LISTED = 1_000
 """The statistics of a comparison that are listed, and the captures in compare.json."""
 
 
-class Comparison(Shown, Record):
+class Comparison(html.Shown, Record):
     """How a run differs from another one, or the jobs of two sweeps. Each list is a table: a mapping for each row.
 
     run, other:  their directories
@@ -70,21 +57,21 @@ class Comparison(Shown, Record):
     jobs: dict[Name, Comparison] = {}
 
     def __repr__(self) -> str:
-        reasons = first_lines(map(shortened, self.reasons), FEW)
+        reasons = first_lines(map(shortened, self.reasons), html.FEW)
         return "\n  ".join(
             [f"<{shortened(self.run)} and {shortened(self.other)}>", *(reasons or ["nothing differs"])]
         )
 
     __str__ = __repr__
 
-    def _repr_html_(self) -> Html:
+    def _repr_html_(self) -> html.Html:
         rows = list[tuple[str | float | None, ...]]()
-        for row in self.captures[:MOST_ROWS]:
+        for row in self.captures[: html.MOST_ROWS]:
             rows.append((label(row), *map(row.get, _SHOWN)))
-        reasons = map(paragraph, self.reasons[:MOST_ROWS] or ["nothing differs"])
-        captures = table(("capture", *_SHOWN), rows, len(self.captures))
-        metrics = table(_OF_METRICS, [tuple(map(row.get, _OF_METRICS)) for row in self.metrics])
-        return block(f"{shortened(self.run)} and {shortened(self.other)}", *reasons, metrics, captures)
+        reasons = map(html.paragraph, self.reasons[: html.MOST_ROWS] or ["nothing differs"])
+        captures = html.table(("capture", *_SHOWN), rows, len(self.captures))
+        metrics = html.table(_OF_METRICS, [tuple(map(row.get, _OF_METRICS)) for row in self.metrics])
+        return html.block(f"{shortened(self.run)} and {shortened(self.other)}", *reasons, metrics, captures)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of compare.json for two runs; all captures are in compare.csv."""

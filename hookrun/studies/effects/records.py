@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import Lookup, counted
-from hookrun.studies.kit.record_types import MOST_ROWS, Html, Shown, block, table
+from hookrun.studies.kit.record_types import html
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ class LargestEffect:
         return f", tied with {counted(self.ties, 'other')}"
 
 
-class Effects(Shown, Lookup["Tensor"]):
+class Effects(html.Shown, Lookup["Tensor"]):
     """The effects of one hook at many sites: name -> tensor.
 
     exact:            the metric of each cell, the mean over samples; NaN where there is no such site
@@ -100,16 +100,16 @@ class Effects(Shown, Lookup["Tensor"]):
     def __repr__(self) -> str:
         return f"<effects of {self.about.get('hook')}: {self.strongest()}>"
 
-    def _repr_html_(self) -> Html:
+    def _repr_html_(self) -> html.Html:
         changes = self.main_changes.flatten()
         count = int((~changes.isnan()).sum())
         order = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:count]
         cells = list(product(*self.axes.values()))
         rows = list[tuple[str | float, ...]]()
-        for at in order[:MOST_ROWS].tolist():
+        for at in order[: html.MOST_ROWS].tolist():
             rows.append((*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])))
         heads = (*self.axes, self.about.get("metric", ""), "change")
-        return block(repr(self)[1:-1], table(heads, rows, count))
+        return html.block(repr(self)[1:-1], html.table(heads, rows, count))
 
     @property
     def main(self) -> Tensor:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from hookrun.html import FEW as FEW  # how many of a list a plain repr shows
-from hookrun.html import MOST_ROWS as MOST_ROWS  # how many rows a table in a notebook shows
-from hookrun.html import Html as Html  # a text in which everything from outside is escaped
-from hookrun.html import Shown as Shown  # base of what a notebook shows
-from hookrun.html import block as block  # a title and what is below it, in a notebook
-from hookrun.html import paragraph as paragraph  # a line of text in a notebook
-from hookrun.html import table as table  # a table in a notebook
+from hookrun import html as html  # tables in notebooks
 from hookrun.store.records import MOST_COUNT as MOST_COUNT  # the largest count
 from hookrun.store.records import Count as Count  # an integer from 0
 from hookrun.store.records import Listing as Listing  # a list, of which only the first mistake is told
