@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NewType
 
-from hookrun.errors import shortened
+from hookrun.errors import first_lines, shortened
 
 Html = NewType("Html", str)
 """A text in which everything from outside is escaped."""
@@ -22,7 +22,8 @@ FEW = 3
 """How many of a list are shown in a plain repr."""
 MOST_COLUMNS = 24
 """How many columns of a table are shown."""
-MOST_LETTERS = 80
+MOST_OF_A_CELL = 80
+MOST_OF_A_LINE = 320
 """How many characters of a text are shown."""
 
 _RULE = "border-bottom:1px solid currentColor"
@@ -43,7 +44,12 @@ class Shown:
         return [name for name in object.__dir__(self) if name not in hidden and not name.startswith("_")]
 
 
-def escaped(value: object, most: int = MOST_LETTERS) -> Html:
+def brief(title: str, lines: Iterable[str]) -> str:
+    """The plain repr of an object: ``<title>``, and the first lines of what it has."""
+    return "\n  ".join([f"<{shortened(title, MOST_OF_A_LINE)}>", *first_lines(map(shortened, lines), FEW)])
+
+
+def escaped(value: object, most: int = MOST_OF_A_CELL) -> Html:
     """A value as text: beginning and end of a long one, control characters and marks of direction as escapes."""
     return Html(html.escape(shortened(_text(value), most)))
 
@@ -109,11 +115,11 @@ def paragraph(text: str) -> Html:
     """A line of text; nothing for an empty text."""
     if not text:
         return Html("")
-    return Html(f"<div>{escaped(text, 4 * MOST_LETTERS)}</div>")
+    return Html(f"<div>{escaped(text, MOST_OF_A_LINE)}</div>")
 
 
 def block(title: str, *parts: Html) -> Html:
     """A title in bold, and the parts below it."""
     return Html(
-        f'<div style="color:inherit"><div><b>{escaped(title, 4 * MOST_LETTERS)}</b></div>{"".join(parts)}</div>'
+        f'<div style="color:inherit"><div><b>{escaped(title, MOST_OF_A_LINE)}</b></div>{"".join(parts)}</div>'
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookrun.engine.plan.plan import Match, ResolvedPlan
-from hookrun.errors import Lookup, counted, first_lines, listed, printable, shortened
-from hookrun.html import FEW, MOST_ROWS, Html, Shown, block, paragraph, table
+from hookrun.errors import Lookup, counted, listed, printable, shortened
+from hookrun.html import MOST_ROWS, Html, Shown, block, brief, paragraph, table
 from hookrun.run.tasks.modules import tree_of
 from hookrun.store.tables import as_table
 
@@ -99,7 +99,7 @@ class ModuleTable(Shown):
 
     def __repr__(self) -> str:
         lines = (f"{row.path or '(root)'}  {row.type}  {row.output or '-'}" for row in self)
-        return "\n  ".join([f"<{printable(self._title)}>", *first_lines(map(shortened, lines), FEW)])
+        return brief(self._title, lines)
 
     def _repr_html_(self) -> Html:
         rows = list[tuple[str | int | None, ...]]()

@@ -63,11 +63,10 @@ from hookrun.errors import (
     SpecError,
     at_module,
     compile_error,
-    first_lines,
     listed,
     reason,
 )
-from hookrun.html import FEW, Html
+from hookrun.html import Html, brief
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -90,7 +89,7 @@ class Plan(ResolvedPlan):
         return text(self)
 
     def __repr__(self) -> str:
-        return "\n  ".join([f"<{headline(self)}>", *first_lines(map(repr, self.hooks), FEW)])
+        return brief(headline(self), map(repr, self.hooks))
 
     def _repr_html_(self) -> Html:
         return as_html(self)

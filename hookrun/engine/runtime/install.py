@@ -35,11 +35,10 @@ from hookrun.errors import (
     HookrunWarning,
     Lookup,
     counted,
-    first_lines,
     listed,
     refuse,
 )
-from hookrun.html import FEW, MOST_ROWS, Html, Shown, block, table
+from hookrun.html import MOST_ROWS, Html, Shown, block, brief, table
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -143,7 +142,7 @@ class Installation(Shown):
         lines = (
             f"{site.hook_name} on {site.path or '(root)'}: fired {site.firings:,}" for site in self.sites
         )
-        return "\n  ".join([f"<{self._headline()}>", *first_lines(lines, FEW)])
+        return brief(self._headline(), lines)
 
     def _repr_html_(self) -> Html:
         rows = list[tuple[str | int, ...]]()

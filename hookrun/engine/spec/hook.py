@@ -27,8 +27,8 @@ from hookrun.engine.trust.load import ACTIONS as FUNCTIONS
 from hookrun.engine.trust.load import short_names
 from hookrun.engine.validation import Section, join, parse, unknown_key
 from hookrun.engine.values.index import AnyIndex, AnyTarget
-from hookrun.errors import Problem, counted, first_lines, nearest, shortened
-from hookrun.html import FEW, Html, Shown, block, table
+from hookrun.errors import Problem, counted, nearest, shortened
+from hookrun.html import Html, Shown, block, brief, table
 
 MOST_PRIORITY = 10**9
 MOST_TEXT = 48
@@ -208,9 +208,7 @@ class Spec(Shown):
     seed: int = 0
 
     def __repr__(self) -> str:
-        return "\n  ".join(
-            [f"<spec: {counted(len(self.hooks), 'hook')}>", *first_lines(map(repr, self.hooks), FEW)]
-        )
+        return brief(f"spec: {counted(len(self.hooks), 'hook')}", map(repr, self.hooks))
 
     def _repr_html_(self) -> Html:
         rows = list[tuple[str, ...]]()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import counted, first_lines, listed, shortened
+from hookrun.errors import counted, listed
 from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies, html
 
 if TYPE_CHECKING:
@@ -57,21 +57,21 @@ class Comparison(html.Shown, Record):
     jobs: dict[Name, Comparison] = {}
 
     def __repr__(self) -> str:
-        reasons = first_lines(map(shortened, self.reasons), html.FEW)
-        return "\n  ".join(
-            [f"<{shortened(self.run)} and {shortened(self.other)}>", *(reasons or ["nothing differs"])]
-        )
+        return html.brief(f"{self.run} and {self.other}", self._said())
 
     __str__ = __repr__
+
+    def _said(self) -> list[str]:
+        return self.reasons or ["nothing differs"]
 
     def _repr_html_(self) -> html.Html:
         rows = list[tuple[str | float | None, ...]]()
         for row in self.captures[: html.MOST_ROWS]:
             rows.append((label(row), *map(row.get, _SHOWN)))
-        reasons = map(html.paragraph, self.reasons[: html.MOST_ROWS] or ["nothing differs"])
+        reasons = map(html.paragraph, self._said()[: html.MOST_ROWS])
         captures = html.table(("capture", *_SHOWN), rows, len(self.captures))
         metrics = html.table(_OF_METRICS, [tuple(map(row.get, _OF_METRICS)) for row in self.metrics])
-        return html.block(f"{shortened(self.run)} and {shortened(self.other)}", *reasons, metrics, captures)
+        return html.block(f"{self.run} and {self.other}", *reasons, metrics, captures)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of compare.json for two runs; all captures are in compare.csv."""
