@@ -64,6 +64,7 @@ def mosaic(
     inputs: Sequence[str] = (),
     pages: int = 0,
     room: int = 0,
+    pixels: int = MOST_PIXELS,
 ) -> Figure:
     """Tiles [rows, columns, height, width] beside each other, all on one scale of colours.
 
@@ -72,6 +73,7 @@ def mosaic(
     inputs: for each row the URL of a picture of the sample, or ""
     pages:  how many columns are shown at a time; the others are shown on demand, smaller, if there is room; 0: all
     room:   how many bytes the columns on demand may take
+    pixels: the largest width and height of a tile that is shown at once
     """
     across = tiles.shape[1]
     first = tiles
@@ -82,7 +84,7 @@ def mosaic(
         shown = f"{columns}s 0–{pages - 1} of {across}"
         limits = _ends(tiles[np.isfinite(tiles)])
     says, table = of_tiles(title, first, rows, shown)
-    address, scale = encoded(*_sheet(first, MOST_PIXELS), limits=limits)
+    address, scale = encoded(*_sheet(first, pixels), limits=limits)
     notes = [note] if note else []
     further = list[dict[str, str]]()
     for start in range(first.shape[1], across, pages or across):

@@ -23,6 +23,7 @@ from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, NOTICES, RunData, on_parameters
 from hookrun.report.lines import is_number
+from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -223,6 +224,7 @@ class HookView:
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
     changed: how much its edits changed over the steps of a training
+    chooser: samples, each through all layers that are drawn
     """
 
     name: str
@@ -234,6 +236,7 @@ class HookView:
     lines: list[tuple[str, str]] = field(default_factory=list)
     samples: dict[str, Any] | None = None
     changed: ChangedShare = NOTHING_CHANGED
+    chooser: SampleChooser = NO_SAMPLES
 
     @property
     def is_empty(self) -> bool:
@@ -283,6 +286,8 @@ def _add_pictures(
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     view.left = captures[most:]
+    if min(most, len(captures)) > 1:  # of a single layer its own pictures show the samples
+        view.chooser = sample_layers(captures[:most], facts)
     view.views = [view_capture(capture, facts) for capture in captures[:most]]
     view.lines = list(as_lines(records))
     figures = statistics(records, places, are_gradients=facts.sees_gradients(view.name))

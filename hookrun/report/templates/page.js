@@ -105,6 +105,32 @@
     show();
   }
 
+  // One sample at a time, through all layers of a hook.
+  for (const box of all(".samples")) {
+    const samples = all(":scope > details", box), bar = document.createElement("div"), menu = document.createElement("select");
+    menu.append(...samples.map(each => new Option(each.querySelector("summary").textContent)));
+    menu.setAttribute("aria-label", "sample");
+    const show = at => {
+      samples.forEach((each, n) => { each.open = n === at; });
+      menu.selectedIndex = at;
+      buttons.forEach(({button, step}) => { button.disabled = !samples[at + step]; });
+    };
+    const buttons = [["‹", "previous", -1], ["›", "next", 1]].map(([sign, word, step]) => {
+      const button = document.createElement("button");
+      button.className = "plain";
+      button.textContent = sign;
+      button.setAttribute("aria-label", `${word} sample`);
+      button.addEventListener("click", () => show(menu.selectedIndex + step));
+      return {button, step};
+    });
+    menu.addEventListener("change", () => show(menu.selectedIndex));
+    bar.className = "chooser";
+    bar.append(buttons[0].button, menu, buttons[1].button);
+    box.prepend(bar);
+    box.classList.add("chosen");
+    show(0);
+  }
+
   // Maps over pictures: how strongly they cover them.
   for (const slider of all("[data-strength]")) {
     slider.addEventListener("input", () => slider.closest(".overlays").style.setProperty("--strength", slider.value));
