@@ -7,9 +7,10 @@ What is shown comes from a file of somebody else: names, values, paths. All of i
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NewType
+from typing import Any, NewType
 
 from hookrun.errors import first_lines, shortened
 
@@ -123,3 +124,17 @@ def block(title: str, *parts: Html) -> Html:
     return Html(
         f'<div style="color:inherit"><div><b>{escaped(title, MOST_OF_A_LINE)}</b></div>{"".join(parts)}</div>'
     )
+
+
+def framed(page: str) -> Html:
+    """A whole page inside a notebook: it runs the script that it contains, and may do nothing else."""
+    content = html.escape(page)
+    style = "width:100%;height:80vh;border:0"
+    return Html(f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>')
+
+
+def notebook() -> Any:
+    """IPython's shell, if this process is the kernel of a notebook; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell if getattr(shell, "kernel", None) is not None else None

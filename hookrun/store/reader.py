@@ -344,6 +344,17 @@ class Run(Shown):
             other = open_run(other)
         return ask_study("compare_runs", self, other, by, tolerance, cka)
 
+    def plot(self, metric: str) -> Any:
+        """The chart of a metric, such as ``run.plot("loss")``: notebooks show it, `save` writes it into a file.
+
+        HookrunError with the nearest names if there is no such metric.
+        """
+        return ask_study("plot_of_metric", self, metric)
+
+    def show(self) -> None:
+        """Show the page of the run in the notebook; elsewhere print its path. It is made if it does not exist."""
+        ask_study("show_page", self)
+
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
 

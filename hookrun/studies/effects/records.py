@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import Lookup, counted
-from hookrun.studies.kit.record_types import html
+from hookrun.studies.kit.record_types import functions_of_studies, html
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,10 @@ class Effects(html.Shown, Lookup["Tensor"]):
     samples: the number of each sample
     faults:  cells in which the metric of a sample is not finite, as lines of text
     about:   hook, metric, split
+    folder:  the run directory from which they were read; None: they were not
     """
+
+    folder: Path | None = None
 
     def __init__(
         self,
@@ -170,6 +173,11 @@ class Effects(html.Shown, Lookup["Tensor"]):
             return f"largest effect: {metric} is not finite in any cell, {plain}"
         return f"largest effect: {largest.cell}: {metric} {largest.value:.4g}, {plain}{largest.tied}"
 
+    def plot(self) -> Any:
+        """The maps of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
+        for plot_of_section in functions_of_studies("plot_of_section"):
+            return plot_of_section(self.folder, "effects", f"the effects of {self.about.get('hook')}")
+
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
         columns = {name: self[name].flatten().tolist() for name in _OF_A_CELL if name in self}
@@ -235,7 +243,9 @@ def read_effects(folder: Path) -> Effects | None:
             _require_form(name, tensor, sizes, len(samples))
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
-    return Effects(tensors, axes, samples, about, faults)
+    effects = Effects(tensors, axes, samples, about, faults)
+    effects.folder = folder
+    return effects
 
 
 def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int) -> None:
