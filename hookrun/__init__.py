@@ -17,7 +17,7 @@ from hookrun.errors import (
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
-    from hookrun.api import build, compile, hooked, load_spec, open_run, record
+    from hookrun.api import build, compile, hooked, load_spec, modules, open_run, record
     from hookrun.engine.plan.attention_points import points
     from hookrun.engine.prove.trial import Plan
     from hookrun.engine.runtime.install import Installation
@@ -48,6 +48,7 @@ __all__ = [
     "compile",
     "hooked",
     "load_spec",
+    "modules",
     "open_run",
     "points",
     "record",
@@ -68,6 +69,7 @@ _HOMES = {
     "compile": "hookrun.api",
     "hooked": "hookrun.api",
     "load_spec": "hookrun.api",
+    "modules": "hookrun.api",
     "open_run": "hookrun.api",
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
 
+from hookrun.engine.hook_types import FORWARD, FORWARD_PRE
 from hookrun.engine.prove.trial import Example, Plan, compile_plan
 from hookrun.engine.runtime import Installation
 from hookrun.engine.spec import Spec, parse_spec
-from hookrun.errors import HookrunError, shortened, spec_error
+from hookrun.engine.spec.selector import parse_selector
+from hookrun.errors import HookrunError, refused_at, shortened, spec_error
 from hookrun.integrations.recording import Recording, run_folder
 from hookrun.run.experiment.run_values import RunValues
+from hookrun.run.module_table import ModuleTable
 from hookrun.run.tasks import parse_experiment
+from hookrun.run.tasks.modules import modules_of, on_every_module, picked_by
 from hookrun.store.config.interpolations import guarded, resolved
 from hookrun.store.config.yaml_files import parsed, reading
 from hookrun.store.reader import Run
@@ -79,9 +83,34 @@ def compile(
         if not is_pair or not isinstance(example[0], tuple | list) or not isinstance(example[1], Mapping):
             raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
     whole = spec if isinstance(spec, Spec) else parse_spec(spec)
+    _require_model(model)
+    return compile_plan(whole, model, values=RunValues(), example=example, training=training)
+
+
+def modules(model: Module, example: Example | None = None, select: Any = None) -> ModuleTable:
+    """The modules of a model, as task=modules shows them: classes, parameters, shapes, and what a selector matches.
+
+    example: ``(args, kwargs)`` of one call, as in `compile`: without it, no shapes
+    select:  a selector of any form, as in a hook
+
+    Raises SpecError for a broken selector, CompileError for one without matches, HookrunError as `compile` does.
+    """
+    _require_model(model)
+    picked = list[str]()
+    if select is not None:
+        with refused_at("select", kinds=ValueError):
+            selector = parse_selector(select)
+        picked = picked_by(selector, model, "select")
+    plan = compile(
+        on_every_module(model, {"outputs": FORWARD.name, "inputs": FORWARD_PRE.name}), model, example=example
+    )
+    outputs, inputs = (modules_of(model, [hook]) for hook in plan.hooks)
+    return ModuleTable(plan, outputs, inputs, str(select), picked)
+
+
+def _require_model(model: Any) -> None:
     if not isinstance(model, Module):
         raise HookrunError(f"model: found {shortened(repr(model))}, expected a torch.nn.Module")
-    return compile_plan(whole, model, values=RunValues(), example=example, training=training)
 
 
 def hooked(

@@ -332,4 +332,10 @@ class Lookup(Mapping[str, V]):
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"<{self._where}: {', '.join(map(repr, self._items))}>"
+        return f"<{self._where}: {listed(map(repr, self._items), MOST_LISTED)}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._items)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if not name.startswith("_")]

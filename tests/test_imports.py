@@ -23,7 +23,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # import each other, except in the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("callable_module", "errors", "version"),
-    ("terminal",),
+    ("html", "terminal"),
     ("signals",),
     ("engine/collector", "engine/discovery", "engine/keys", "engine/rank"),
     ("engine/hook_types",),
@@ -259,7 +259,7 @@ def test_nothing_outside_names_a_study() -> None:
     assert broken(named_studies) == []
 
 
-MOST_NAMES = {"attribute": 54, "captures": 36, "compare": 48, "effects": 97, "generate": 47, "lens": 70}
+MOST_NAMES = {"attribute": 54, "captures": 36, "compare": 49, "effects": 100, "generate": 47, "lens": 70}
 """Study -> how many names it may import from outside its folder."""
 
 

@@ -20,6 +20,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.settings import Data
 from hookrun.engine.collector import collector_paused
 from hookrun.errors import HookrunError, Lookup, listed
+from hookrun.html import Html, Shown, block, table
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
@@ -62,6 +63,7 @@ from hookrun.store.records import (
 )
 from hookrun.store.run_dir import cut_off
 from hookrun.store.studies import ask_study, streams
+from hookrun.store.summary import headline, summary_of
 from hookrun.store.tables import as_table
 
 Table = Literal["metrics", "stats", "faults", "samples"]
@@ -70,7 +72,7 @@ ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
 
 
-class Run:
+class Run(Shown):
     """A run directory. Each part is read when it is first used, and kept.
 
     path: the directory, links resolved
@@ -342,6 +344,17 @@ class Run:
             other = open_run(other)
         return ask_study("compare_runs", self, other, by, tolerance, cka)
 
+    def plot(self, metric: str) -> Any:
+        """The chart of a metric, such as ``run.plot("loss")``: notebooks show it, `save` writes it into a file.
+
+        HookrunError with the nearest names if there is no such metric.
+        """
+        return ask_study("plot_of_metric", self, metric)
+
+    def show(self) -> None:
+        """Show the page of the run in the notebook; elsewhere print its path. It is made if it does not exist."""
+        ask_study("show_page", self)
+
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
 
@@ -368,6 +381,20 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.status['status']}>"
+
+    def _repr_html_(self) -> Html:
+        summary = summary_of(self.path)
+        about = {
+            "status": f"{summary.status} {summary.reason}",
+            "started": summary.started,
+            "seconds": "" if summary.seconds is None else f"{summary.seconds:,.1f}",
+            "note": summary.note,
+            "tags": ", ".join(summary.tags),
+            "damaged": summary.damaged,
+        }
+        given = [pair for pair in about.items() if pair[1]]
+        metrics = table(("metric", "value"), list(summary.metrics.items()))
+        return block(f"{headline(summary)} · {self.path}", table(("", ""), given), metrics)
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
         if os.path.lexists(self.path / name):

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import Problem, counted, nearest, refuse, shortened
+from hookrun.html import MOST_ROWS, Html, Shown, block, table
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
 from hookrun.store.run_dir import outputs_folder
-from hookrun.store.summary import CUT_OFF, DAMAGED, NOT_STARTED, RunSummary, summary_of
+from hookrun.store.summary import CUT_OFF, DAMAGED, NOT_STARTED, RunSummary, headline, summary_of
 from hookrun.store.tables import as_table
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _THREADS = 8
 """How many runs are looked at at a time: most of the time is the disk's, or that of a network."""
 
 
-class Runs(Sequence["Run"]):
+class Runs(Shown, Sequence["Run"]):
     """The runs below a folder, as they were when `runs` read them, the newest first.
 
     An index gives a `Run`, which reads its files when they are used; a slice gives `Runs`.
@@ -82,6 +83,15 @@ class Runs(Sequence["Run"]):
         counts = Counter(summary.status for summary in self.summaries)
         states = ", ".join(f"{count:,} {shortened(status)}" for status, count in counts.items())
         return f"<{counted(len(self), 'run')} of {self.folder}: {states or 'none'}>"
+
+    def _repr_html_(self) -> Html:
+        rows = list[list[str | float | None]]()
+        metrics = self.metrics
+        for summary in self.summaries[:MOST_ROWS]:
+            about = [summary.name, summary.started[:16], summary.seconds, summary.status]
+            rows.append([*about, *map(summary.metrics.get, metrics), headline(summary)])
+        heads = ("run", "started", "seconds", "status", *metrics, "what")
+        return block(repr(self)[1:-1], table(heads, rows, len(self)))
 
     def where(self, conditions: Mapping[str, Any] | None = None, /, **others: Any) -> Runs:
         """The runs of which each condition holds: ``runs.where({"val/accuracy": lambda x: x > 0.9}, status="done")``.

@@ -18,7 +18,8 @@ from hookrun.engine.plan.outside import Source, UsedRun, digest_of
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import Trusted
-from hookrun.errors import Problem, listed
+from hookrun.errors import Problem, counted, listed
+from hookrun.html import Shown
 
 SHOWN = 4
 """How many modules of a hook are named if there is other output beside them."""
@@ -90,7 +91,7 @@ class HeadCount:
 
 
 @dataclass(frozen=True)
-class PlannedHook:
+class PlannedHook(Shown):
     """A hook with the modules or parameters that its selector matched, in the model's order.
 
     values:    field of the action -> path of a match -> its tensor, for values from a file or another run
@@ -111,6 +112,10 @@ class PlannedHook:
     tokenizer: Any = field(default=None, compare=False, repr=False)
     new_parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     new_buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        noun = "parameter" if self.spec.hook_type.on_parameters else "module"
+        return f"{self.spec!r}, {counted(len(self.matches), noun)}"
 
     @cached_property
     def added(self) -> list[str]:
@@ -185,7 +190,7 @@ def _sha(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class ResolvedPlan:
+class ResolvedPlan(Shown):
     """Every enabled hook in firing order, resolved against one model. `Plan` is one that can be installed.
 
     model:     the model's class

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import is_by_sample
 from hookrun.engine.plan.outside import Source, form
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, each_once
-from hookrun.engine.spec.hook import HookSpec
+from hookrun.engine.spec.hook import argument as argument
+from hookrun.engine.spec.hook import parameters
 from hookrun.engine.trust.callables import Code
-from hookrun.errors import first_lines, listed, printable
+from hookrun.errors import counted, first_lines, listed, printable
+from hookrun.html import MOST_ROWS, Html, block, paragraph, shares
+from hookrun.html import table as html_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
 _ANY = 10_000
 """Width in characters that is enough for any table."""
-MOST_TEXT = 48
-"""The largest number of characters of a target or an index."""
 
-
+HEADS = ("hook", "modules", "class", "hook type", "action", "parameters", "when", "shape")
 Column = tuple[str, Mapping[str, str]]
 """An additional column: its heading, and hook name -> text."""
 
@@ -40,7 +39,7 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("#", justify="right", no_wrap=True)
-    for name in ("hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+    for name in HEADS:
         drawn.add_column(name, no_wrap=True)
     if more is not None:
         drawn.add_column(more[0], no_wrap=True)
@@ -53,7 +52,7 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
             "\n".join(_limited([match.type for match in hook.matches], limit)),
             spec.hook_type.name,
             spec.action.action_name,
-            _parameters(spec),
+            parameters(spec),
             str(spec.keys.when),
             "\n".join(_limited([match.shape or "-" for match in hook.matches], limit)),
         ]
@@ -72,6 +71,32 @@ def text(plan: ResolvedPlan) -> str:
     show(plan, console, SHOWN)
     shown = printable(file.getvalue(), kept="\n")
     return "\n".join(line.rstrip() for line in shown.split("\n")).strip("\n")
+
+
+def headline(plan: ResolvedPlan) -> str:
+    """``plan 9f2e31ab0c1d: 2 hooks on CNN``."""
+    return f"plan {plan.hash[:12]}: {counted(len(plan.hooks), 'hook')} on {plan.model}"
+
+
+def as_html(plan: ResolvedPlan) -> Html:
+    """The plan as a table for notebooks, with a row for each of the first modules of each hook."""
+    rows = list[Sequence[str | int]]()
+    missing = list[str]()
+    limits = shares([max(len(hook.matches), 1) for hook in plan.hooks])
+    for order, (hook, limit) in enumerate(zip(plan.hooks, limits, strict=True)):
+        spec = hook.spec
+        first: list[str | int] = [order, spec.name]
+        doing = [spec.hook_type.name, spec.action.action_name, parameters(spec), str(spec.keys.when)]
+        for match in hook.matches[:limit]:
+            rows.append([*first, shown_name(match), match.type, *doing, match.shape or ""])
+            first = ["", ""]
+            doing = [""] * len(doing)
+        if not hook.matches:
+            rows.append([*first, "", "", *doing, ""])
+        if limit < len(hook.matches):
+            missing.append(f"{spec.name}: and {len(hook.matches) - limit:,} more modules")
+    lines = first_lines([*missing, *notes(plan)[:-1]], MOST_ROWS)  # the last one is in the title
+    return block(headline(plan), html_table(("#", *HEADS), rows), *map(paragraph, lines))
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:
@@ -102,7 +127,7 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: C
 
 def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
     spec = hook.spec
-    parts = [spec.hook_type.name, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
+    parts = [spec.hook_type.name, spec.action.action_name, parameters(spec), str(spec.keys.when)]
     matches = [f"{shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
     shown = [f"   {line}" for line in _limited(matches, limit)]
     return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *shown]
@@ -151,38 +176,6 @@ def shown_name(match: Match) -> str:
         shown += f" ({', '.join(match.matched_parameters)})"
     others = [name for name in match.names if name != match.path]
     return f"{shown} (also {', '.join(others)})" if others else shown
-
-
-def _parameters(spec: HookSpec) -> str:
-    parts = list[str]()
-    for key in ("target", "tokens", "heads", "index", "batch_dim"):
-        given = getattr(spec.keys, key)
-        text = "" if given is None else str(given)
-        if len(text) > MOST_TEXT:
-            text = text[: MOST_TEXT - 1] + "…"
-        if text:
-            parts.append(f"{key}={text}")
-    for key, value in spec.action.said(spec.hook_type).items():
-        parts.append(f"{key}={argument(value)}")
-    return " ".join(parts)
-
-
-def argument(value: object) -> str:
-    """A parameter of an action as the plan shows it: ``0.01``, ``[1, 2]``, ``tensor[3]``."""
-    match value:
-        case float():
-            return f"{value:g}"
-        case tuple() | list():
-            return _cut("[" + ", ".join(map(argument, value)) + "]", 32)
-        case dict():
-            return _cut("{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}", 60)
-        case Tensor():
-            return f"tensor{list(value.shape)}"
-    return str(value)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _limited(items: list[str], limit: int | None) -> list[str]:

@@ -29,7 +29,16 @@ from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import CallTokens
 from hookrun.engine.runtime.wiring import ReplaceOp, Wiring
 from hookrun.engine.values.tensors import whole_numbers
-from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed, refuse
+from hookrun.errors import (
+    CompileError,
+    HookrunError,
+    HookrunWarning,
+    Lookup,
+    counted,
+    listed,
+    refuse,
+)
+from hookrun.html import MOST_ROWS, Html, Shown, block, brief, table
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -42,7 +51,7 @@ os.register_at_fork(
 )
 
 
-class Installation:
+class Installation(Shown):
     """The hooks of a plan on a model, installed on entry and removed on exit, however the block ends.
 
     If it was entered and is dropped without being left, the hooks are removed too, with a ResourceWarning.
@@ -122,6 +131,26 @@ class Installation:
                 raise
         self._is_inside = True
         return self
+
+    def _headline(self) -> str:
+        state = "not installed"
+        if self.sites:
+            state = f"{counted(len(self.sites), 'site')}, {'installed' if self._is_inside else 'removed'}"
+        return f"hooks on {self.plan.model}, plan {self.plan.hash[:12]}: {state}"
+
+    def __repr__(self) -> str:
+        lines = (
+            f"{site.hook_name} on {site.path or '(root)'}: fired {site.firings:,}" for site in self.sites
+        )
+        return brief(self._headline(), lines)
+
+    def _repr_html_(self) -> Html:
+        rows = list[tuple[str | int, ...]]()
+        for site in self.sites[:MOST_ROWS]:
+            doing = (site.hook_type.name, site.spec.action.action_name)
+            rows.append((site.hook_name, site.path or "(root)", *doing, site.firings, site.why_idle or ""))
+        heads = ("hook", "module", "hook type", "action", "fired", "")
+        return block(self._headline(), table(heads, rows, len(self.sites)))
 
     def _called(self, *call: object) -> None:
         """Note that the model is called."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,9 +27,12 @@ from hookrun.engine.trust.load import ACTIONS as FUNCTIONS
 from hookrun.engine.trust.load import short_names
 from hookrun.engine.validation import Section, join, parse, unknown_key
 from hookrun.engine.values.index import AnyIndex, AnyTarget
-from hookrun.errors import Problem, nearest
+from hookrun.errors import Problem, counted, nearest, shortened
+from hookrun.html import Html, Shown, block, brief, table
 
 MOST_PRIORITY = 10**9
+MOST_TEXT = 48
+"""The largest number of characters of a target or an index."""
 
 
 class HookKeys(Section):
@@ -52,12 +56,16 @@ class HookKeys(Section):
 
 
 @dataclass(frozen=True)
-class HookSpec:
+class HookSpec(Shown):
     """A validated hook; its action is the frozen params model."""
 
     name: str
     keys: HookKeys
     action: Action
+
+    def __repr__(self) -> str:
+        selected = shortened(str(self.keys.select))
+        return f"{self.name}: {self.keys.hook} {self.action.action_name} on {selected}"
 
     @property
     def hook_type(self) -> HookType:
@@ -193,11 +201,57 @@ class HookSpec:
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(Shown):
     """All hooks in the order of their declaration, and the seed from which their generators are derived."""
 
     hooks: tuple[HookSpec, ...]
     seed: int = 0
+
+    def __repr__(self) -> str:
+        return brief(f"spec: {counted(len(self.hooks), 'hook')}", map(repr, self.hooks))
+
+    def _repr_html_(self) -> Html:
+        rows = list[tuple[str, ...]]()
+        for hook in self.hooks:
+            keys = hook.keys
+            doing = (keys.hook, hook.action.action_name, parameters(hook), str(keys.when))
+            rows.append((hook.name, str(keys.select), *doing))
+        heads = ("hook", "select", "hook type", "action", "parameters", "when")
+        return block(f"spec: {counted(len(rows), 'hook')}, seed {self.seed}", table(heads, rows))
+
+
+def parameters(spec: HookSpec) -> str:
+    """``target=[0] max=0.01``: what is given, without select, hook and action."""
+    parts = list[str]()
+    for key in ("target", "tokens", "heads", "index", "batch_dim"):
+        given = getattr(spec.keys, key)
+        text = "" if given is None else str(given)
+        if len(text) > MOST_TEXT:
+            text = text[: MOST_TEXT - 1] + "…"
+        if text:
+            parts.append(f"{key}={text}")
+    for key, value in spec.action.said(spec.hook_type).items():
+        parts.append(f"{key}={argument(value)}")
+    return " ".join(parts)
+
+
+def argument(value: object) -> str:
+    """A parameter of an action as the plan shows it: ``0.01``, ``[1, 2]``, ``tensor[3]``."""
+    match value:
+        case float():
+            return f"{value:g}"
+        case tuple() | list():
+            return _cut("[" + ", ".join(map(argument, value)) + "]", 32)
+        case dict():
+            return _cut("{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}", 60)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return f"tensor{list(value.shape)}"
+    return str(value)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:

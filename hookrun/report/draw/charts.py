@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, pairwise, product, repeat
 from operator import itemgetter
@@ -86,6 +86,7 @@ class Figure:
     """A picture with its title, legend, note, facts (one line each) and table of numbers.
 
     start: what the names in it begin with, which is left out of them
+    alone: draws the picture as an SVG by itself, if the picture of the page is none
     """
 
     title: str
@@ -97,6 +98,7 @@ class Figure:
     facts: tuple[str, ...] = ()
     table: Table | None = None
     start: str = ""
+    alone: Callable[[], Markup] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain, product, repeat, zip_longest
 from typing import Any
 
@@ -84,7 +84,8 @@ def mosaic(
         shown = f"{columns}s 0–{pages - 1} of {across}"
         limits = _ends(tiles[np.isfinite(tiles)])
     says, table = of_tiles(title, first, rows, shown)
-    address, scale = encoded(*_sheet(first, pixels), limits=limits)
+    drawn = _colours(*_sheet(first, pixels), limits=limits)
+    address = drawn.png()
     notes = [note] if note else []
     further = list[dict[str, str]]()
     for start in range(first.shape[1], across, pages or across):
@@ -105,7 +106,10 @@ def mosaic(
         further=json.dumps(further) if further else "",
         shown=shown,
     )
-    return Figure(title, body, note="; ".join(notes), wide=True, scale=scale, table=table)
+    size = drawn.index.shape
+    alone = partial(rendered, "mosaic.svg", image=address, size=size, rows=rows, shown=shown, ends=drawn.ends)
+    said = "; ".join(notes)
+    return Figure(title, body, note=said, wide=True, scale=drawn.scale, table=table, alone=alone)
 
 
 def _sheet(tiles: Array, most: int) -> tuple[Array, Mask]:
@@ -181,20 +185,20 @@ class HeatMap:
             row_height = min(_FULL_HEIGHT, max(_LOWEST, row_height))
         says, table = of_cells(self.title, self.values, self.rows, self.columns)
         cells = list(self._cells(colours)) if has_cells else []
-        body = rendered(
-            "heat.html",
-            map=self,
-            says=says,
-            height=max(len(self.rows) * row_height, 60),
-            named_rows=range(0, len(self.rows), math.ceil(_NAMES_APART / row_height)),
-            row_names=row_names,
-            column_names=column_names,
-            is_upright=is_upright,
-            stride=math.ceil(len(self.columns) / most_names) or 1,
-            image=colours.png(),
-            cells=cells,
-            digits=max((len(cell["text"]) for cell in cells), default=0),
-        )
+        values = {
+            "map": self,
+            "says": says,
+            "height": max(len(self.rows) * row_height, 60),
+            "named_rows": range(0, len(self.rows), math.ceil(_NAMES_APART / row_height)),
+            "row_names": row_names,
+            "column_names": column_names,
+            "is_upright": is_upright,
+            "stride": math.ceil(len(self.columns) / most_names) or 1,
+            "image": colours.png(),
+            "cells": cells,
+            "digits": max((len(cell["text"]) for cell in cells), default=0),
+        }
+        body = rendered("heat.html", **values)
         starts = dict.fromkeys(filter(None, [column_start, row_start]))
         return Figure(
             self.title,
@@ -205,6 +209,7 @@ class HeatMap:
             facts=tuple(self.facts),
             table=table,
             start=", ".join(starts),
+            alone=partial(rendered, "heat.svg", **values, wide=wide, ends=colours.ends),
         )
 
     def _cells(self, colours: _Colours) -> Iterator[dict[str, str]]:
@@ -270,12 +275,17 @@ class _Colours:
 
     index: the number of each pixel's colour [height, width]
     table: the colours [n, 3]
-    scale: what the colours mean
+    ends:  what the colours mean: `low` and `high` as texts, `colours` between them, and those `beside` the scale
     """
 
     index: NDArray[np.uint8]
     table: NDArray[np.uint8]
-    scale: Markup
+    ends: Mapping[str, Any]
+
+    @property
+    def scale(self) -> Markup:
+        """What the colours mean, for the page."""
+        return rendered("scale.html", **self.ends)
 
     def png(self) -> str:
         """The data URL of the picture."""
@@ -336,8 +346,8 @@ def _colours(
         index[masks[name]] = byte
         table = np.vstack([table, np.array(_BESIDE[name], np.uint8)])
     chips = [(_css(_BESIDE[name]), name) for name in beside]
-    scale = rendered("scale.html", low=low_text, high=high_text, colours=gradient, beside=chips)
-    return _Colours(index, table, scale)
+    ends = {"low": low_text, "high": high_text, "colours": gradient, "beside": chips}
+    return _Colours(index, table, ends)
 
 
 def _scale_text(value: float, log: bool) -> str:

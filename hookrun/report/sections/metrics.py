@@ -32,11 +32,8 @@ _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 _ABOUT_PARTS = {*ABOUT, "position", "sample", "tokens"}
 
 
-def build(facts: RunData) -> list[Figure] | None:
-    """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
-
-    Single training batches are a thin curve, epoch means have points.
-    """
+def curves_of(facts: RunData) -> dict[str, Curves]:
+    """The curves of each metric that has steps."""
     by_name = dict[str, Curves]()
     for line, split, step, values in _measured(facts):
         for name, value in values.items():
@@ -44,13 +41,26 @@ def build(facts: RunData) -> list[Figure] | None:
             xs, ys = curves.setdefault((split, is_batch(line)), ([], []))
             xs.append(step)
             ys.append(value)
+    return by_name
+
+
+def chart(name: str, curves: Curves) -> Figure:
+    """A chart of a metric."""
+    return lines(name, _series(curves)[:MOST_CURVES], x="step", y=name)
+
+
+def build(facts: RunData) -> list[Figure] | None:
+    """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
+
+    Single training batches are a thin curve, epoch means have points.
+    """
+    by_name = curves_of(facts)
     figures = list[Figure]()
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
-        series = _series(by_name[name])
-        heights = set(chain.from_iterable(curve.y for curve in series))
-        is_constant = name == "lr" and len(heights) == 1
-        if max(len(curve.x) for curve in series) > 1 and not is_constant:
-            figures.append(lines(name, series[:MOST_CURVES], x="step", y=name))
+        heights = [ys for _, ys in by_name[name].values()]
+        is_constant = name == "lr" and len(set(chain.from_iterable(heights))) == 1
+        if max(map(len, heights)) > 1 and not is_constant:
+            figures.append(chart(name, by_name[name]))
     return figures[:MOST_FIGURES] or None
 
 

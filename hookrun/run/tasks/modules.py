@@ -6,11 +6,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from hookrun.data.info import SPLITS
+from hookrun.engine.hook_types import FORWARD
 from hookrun.engine.spec import Spec, parse_spec
 from hookrun.engine.spec.selector import AnySelector, Selector
 from hookrun.engine.spec.selector.tree import ancestors
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
     from torch.nn import Module
 
-    from hookrun.engine.plan.plan import Match
+    from hookrun.engine.plan.plan import Match, PlannedHook
     from hookrun.run.experiment.prepared import Prepared
     from hookrun.run.passes.progress import Screen
 
@@ -35,6 +36,7 @@ _UNLIMITED = 100_000
 """The width of a line that is not cut."""
 _GUIDE = 4
 """The width of rich's lines before a module, for each level."""
+_OUTPUTS: Mapping[str, str] = {"every": FORWARD.name}
 
 
 class ModulesTask(Task):
@@ -61,26 +63,21 @@ class ModulesTask(Task):
         errors = list[SpecError]()
         for split in SPLITS:  # data may have one split only
             try:
-                return prepare_alone(experiment, _on_every_module, split, trust)
+                return prepare_alone(experiment, on_every_module, split, trust)
             except SpecError as error:
                 errors.append(error)
-        return without_data(experiment, _on_every_module, SPLITS[0], errors[0], trust)
+        return without_data(experiment, on_every_module, SPLITS[0], errors[0], trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.
 
         Raises CompileError for a selector without matches.
         """
-        from hookrun.engine.plan.model_tree import ModelNames
         from hookrun.run.passes.progress import Screen
 
         screen = Screen()
-        names = ModelNames(prepared.model)
-        every = names.inside()
-        for hook in prepared.plan.hooks:
-            every |= {match.path: match for match in hook.matches}
-        matches = {path: every[path] for path in names.modules if path in every}
-        picked = [] if self.select is None else _picked(self.select, prepared.model)
+        matches = modules_of(prepared.model, prepared.plan.hooks)
+        picked = [] if self.select is None else picked_by(self.select, prepared.model, "task.select")
         depth = self.depth
         if depth is None and not self.full and screen.height is not None:
             depth = _fitting_depth(matches, screen.height - _LINES_BELOW)
@@ -107,7 +104,7 @@ class ModulesTask(Task):
     ) -> None:
         console = screen.console
         is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
-        tree = _tree(matches, shown, picked, "ellipsis" if is_utf else "crop")
+        tree = tree_of(matches, shown, picked, "ellipsis" if is_utf else "crop")
         width = console.width
         limit = None if self.full else screen.width
         console.width = limit or _UNLIMITED
@@ -115,16 +112,32 @@ class ModulesTask(Task):
         console.width = width
 
 
-def _on_every_module(model: Module) -> Spec:
-    """A hook on each module around which one can fire."""
+def on_every_module(model: Module, hook_types: Mapping[str, str] = _OUTPUTS) -> Spec:
+    """Hooks of these names and types on each module around which one can fire."""
     from hookrun.engine.plan.model_tree import ModelNames
 
     inside = [*ModelNames(model).inside()]
     select = {"type": "*", "exclude": inside} if inside else "type:*"
-    return parse_spec({"every": {"select": select, "hook": "forward", "action": "print"}})
+    hooks = dict[str, dict[str, Any]]()
+    for name, hook_type in hook_types.items():
+        hooks[name] = {"select": select, "hook": hook_type, "action": "print"}
+    return parse_spec(hooks)
 
 
-def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overflow: OverflowMethod) -> Tree:
+def modules_of(model: Module, hooks: Iterable[PlannedHook]) -> dict[str, Match]:
+    """Path -> the module there, in the model's order; those of the hooks with what they have found out."""
+    from hookrun.engine.plan.model_tree import ModelNames
+
+    names = ModelNames(model)
+    every = names.inside()
+    for hook in hooks:
+        every |= {match.path: match for match in hook.matches}
+    return {path: every[path] for path in names.modules if path in every}
+
+
+def tree_of(
+    matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overflow: OverflowMethod
+) -> Tree:
     """The modules in the model's order, each with class, parameters, output shape and further names.
 
     shown:  the paths of the modules that the tree has
@@ -182,7 +195,7 @@ def _fitting_depth(paths: Iterable[str], lines: int) -> int:
     return max(depth, 1)
 
 
-def _picked(selector: Selector, model: Module) -> list[str]:
+def picked_by(selector: Selector, model: Module, where: str) -> list[str]:
     """The paths of the modules that match; if none does, the names of the parameters that match."""
     from hookrun.engine.plan.model_tree import ModelNames
 
@@ -191,7 +204,7 @@ def _picked(selector: Selector, model: Module) -> list[str]:
     picked = modules or selector.select(replace(names.parameter_tree(), modules=None))
     if not picked:
         raise compile_error(
-            "task.select",
+            where,
             f"{str(selector)!r} matches no module and no parameter",
             names.nearest(selector, on_parameters=False),
         )

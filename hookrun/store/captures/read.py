@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
 from hookrun.engine.values.tensors import whole_numbers
-from hookrun.errors import HookrunError, Lookup
+from hookrun.errors import HookrunError, Lookup, first_lines
+from hookrun.html import FEW, Html, Shown, block, table
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
@@ -29,12 +30,16 @@ from hookrun.store.captures.tensor_file import (
 from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.records import SampleLine, TokenLine, grouped, read_records
+from hookrun.store.studies import ask_study
 from hookrun.store.tables import as_table
 
 T = TypeVar("T")
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _OPEN_SHARDS = 16
+_SHOWN_ROWS = 5
+_SHOWN_VALUES = 8
+"""How many rows, and how many values of each, a notebook shows."""
 
 MOST_SHARDS = 16
 """How many shards a sample of a capture's rows is drawn from."""
@@ -64,7 +69,7 @@ class _Column:
         return capture._table[0][:, COLUMNS.index(self.name)].clone()
 
 
-class StoredCapture:
+class StoredCapture(Shown):
     """The captured rows of one tensor, read from the shards when they are needed.
 
     Rows are in dataset order if each sample, or each of its tokens, was captured once, else in the order of
@@ -239,6 +244,10 @@ class StoredCapture:
         }
         return as_table(columns, "pandas")
 
+    def plot(self) -> Any:
+        """The pictures of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
+        return ask_study("plot_of_capture", self, self._samples.folder)
+
     def _sample_values(self, column: str) -> list[str]:
         lines = self._samples.by_sample
         names = zip(self.splits, self.sample_ids.tolist(), strict=True)
@@ -291,8 +300,18 @@ class StoredCapture:
 
     def __repr__(self) -> str:
         kinds = set(map(_kind_of, self._parts))
-        text = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds))
+        texts = [f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds)]
+        text = " or ".join(first_lines(texts, FEW))
         return f"<{self.label}: {len(self)} rows of {text}>"
+
+    def _repr_html_(self) -> Html:
+        first = self.of_shards(1)
+        first = first.chosen(torch.arange(min(len(first), _SHOWN_ROWS)))
+        rows = list[tuple[str, str]]()
+        for name, text, values in zip(first.names, first.text, first, strict=True):
+            numbers = [f"{value:.4g}" for value in values.flatten()[:_SHOWN_VALUES].tolist()]
+            rows.append((f"{name} {text}".rstrip(), "  ".join(numbers)))
+        return block(repr(self)[1:-1], table(("row", "first values"), rows, len(self)))
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import counted, listed
-from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies
+from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies, html
 
 if TYPE_CHECKING:
     from hookrun.studies.compare.comparison import By, Cka
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 COMPARE_JSON = "compare.json"
 COMPARE_CSV = "compare.csv"
 
+_SHOWN = ("rows", "relative_l2", "largest", "differs", "note")
+_OF_METRICS = ("key", "run", "other", "differs")
+"""The columns of a comparison in a notebook."""
+
 MOST_LISTED = 1_000
 """The statistics of a comparison that are listed, and the captures in compare.json."""
 
 
-class Comparison(Record):
+class Comparison(html.Shown, Record):
     """How a run differs from another one, or the jobs of two sweeps. Each list is a table: a mapping for each row.
 
     run, other:  their directories
@@ -51,6 +55,23 @@ class Comparison(Record):
     plan: Listing[Any] = []
     config: Listing[Any] = []
     jobs: dict[Name, Comparison] = {}
+
+    def __repr__(self) -> str:
+        return html.brief(f"{self.run} and {self.other}", self._said())
+
+    __str__ = __repr__
+
+    def _said(self) -> list[str]:
+        return self.reasons or ["nothing differs"]
+
+    def _repr_html_(self) -> html.Html:
+        rows = list[tuple[str | float | None, ...]]()
+        for row in self.captures[: html.MOST_ROWS]:
+            rows.append((label(row), *map(row.get, _SHOWN)))
+        reasons = map(html.paragraph, self._said()[: html.MOST_ROWS])
+        captures = html.table(("capture", *_SHOWN), rows, len(self.captures))
+        metrics = html.table(_OF_METRICS, [tuple(map(row.get, _OF_METRICS)) for row in self.metrics])
+        return html.block(f"{self.run} and {self.other}", *reasons, metrics, captures)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of compare.json for two runs; all captures are in compare.csv."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import Lookup, counted
+from hookrun.studies.kit.record_types import functions_of_studies, html
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +67,7 @@ class LargestEffect:
         return f", tied with {counted(self.ties, 'other')}"
 
 
-class Effects(Lookup["Tensor"]):
+class Effects(html.Shown, Lookup["Tensor"]):
     """The effects of one hook at many sites: name -> tensor.
 
     exact:            the metric of each cell, the mean over samples; NaN where there is no such site
@@ -81,7 +82,10 @@ class Effects(Lookup["Tensor"]):
     samples: the number of each sample
     faults:  cells in which the metric of a sample is not finite, as lines of text
     about:   hook, metric, split
+    folder:  the run directory from which they were read; None: they were not
     """
+
+    folder: Path | None = None
 
     def __init__(
         self,
@@ -95,6 +99,20 @@ class Effects(Lookup["Tensor"]):
         self.faults = faults
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
+
+    def __repr__(self) -> str:
+        return f"<effects of {self.about.get('hook')}: {self.strongest()}>"
+
+    def _repr_html_(self) -> html.Html:
+        changes = self.main_changes.flatten()
+        count = int((~changes.isnan()).sum())
+        order = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:count]
+        cells = list(product(*self.axes.values()))
+        rows = list[tuple[str | float, ...]]()
+        for at in order[: html.MOST_ROWS].tolist():
+            rows.append((*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])))
+        heads = (*self.axes, self.about.get("metric", ""), "change")
+        return html.block(repr(self)[1:-1], html.table(heads, rows, count))
 
     @property
     def main(self) -> Tensor:
@@ -154,6 +172,11 @@ class Effects(Lookup["Tensor"]):
         if largest is None:
             return f"largest effect: {metric} is not finite in any cell, {plain}"
         return f"largest effect: {largest.cell}: {metric} {largest.value:.4g}, {plain}{largest.tied}"
+
+    def plot(self) -> Any:
+        """The maps of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
+        for plot_of_section in functions_of_studies("plot_of_section"):
+            return plot_of_section(self.folder, "effects", f"the effects of {self.about.get('hook')}")
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
@@ -220,7 +243,9 @@ def read_effects(folder: Path) -> Effects | None:
             _require_form(name, tensor, sizes, len(samples))
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
-    return Effects(tensors, axes, samples, about, faults)
+    effects = Effects(tensors, axes, samples, about, faults)
+    effects.folder = folder
+    return effects
 
 
 def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int) -> None:

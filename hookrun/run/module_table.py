@@ -1,0 +1,111 @@
+"""The modules of a model as a table for Python and notebooks: what task=modules shows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookrun.engine.plan.plan import Match, ResolvedPlan
+from hookrun.errors import Lookup, counted, listed, printable, shortened
+from hookrun.html import MOST_ROWS, Html, Shown, block, brief, paragraph, table
+from hookrun.run.tasks.modules import tree_of
+from hookrun.store.tables import as_table
+
+_ANY = 100_000
+"""Width in characters that is enough for any tree."""
+
+
+@dataclass(frozen=True)
+class ModuleRow(Shown):
+    """One module of a model.
+
+    path:       its first name in ``named_modules``; empty for the model itself
+    type:       its class
+    parameters: number of elements of its parameters, with those of the modules inside
+    input, output: shapes with the example; None: not known, or there is no example
+    selected:   whether the selector matches it
+    """
+
+    path: str
+    type: str
+    parameters: int
+    input: str | None
+    output: str | None
+    selected: bool
+
+
+class ModuleTable(Shown):
+    """The modules of a model in its order: iterate over it, or ask for one by any of its names. `str()` is the tree.
+
+    picked:    the modules that the selector matches; if it matches none, the parameters
+    unchecked: why shapes are not known; None if they are, or if there is no example
+    """
+
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        matches: Mapping[str, Match],
+        inputs: Mapping[str, Match],
+        select: str,
+        picked: Sequence[str],
+    ) -> None:
+        self.picked = tuple(picked)
+        self.unchecked = plan.unchecked
+        self._matches = matches
+        rows = dict[str, ModuleRow]()
+        aliases = dict[str, str]()
+        for path, match in matches.items():
+            taken = inputs[path].shape if path in inputs else None
+            is_picked = path in picked
+            rows[path] = ModuleRow(path, match.type, match.parameters, taken, match.shape, is_picked)
+            aliases |= dict.fromkeys(match.names, path)
+        self._rows = Lookup("module", f"the modules of {plan.model}", rows, aliases)
+        sizes = f"{counted(len(rows), 'module')}, {counted(matches[''].parameters, 'parameter')}"
+        self._title = f"modules of {plan.model}: {sizes}"
+        if picked:
+            names = listed([path or "(root)" for path in picked])
+            self._title += f"; {shortened(select)} matches {len(picked):,}: {names}"
+
+    def __iter__(self) -> Iterator[ModuleRow]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, path: str) -> ModuleRow:
+        return self._rows[path]
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._rows)
+
+    def table(self) -> Any:
+        """The rows as a pandas DataFrame. HookrunError if pandas is not installed."""
+        names = {"type": "class"}
+        columns = dict[str, list[Any]]()
+        for name in ModuleRow.__dataclass_fields__:
+            columns[names.get(name, name)] = [getattr(row, name) for row in self]
+        return as_table(columns, "pandas")
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        file = io.StringIO()
+        tree = tree_of(self._matches, self._matches.keys(), frozenset(self.picked), "crop")
+        Console(file=file, width=_ANY, color_system=None).print(tree, soft_wrap=False)
+        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        return "\n".join([*lines, printable(self._title)])
+
+    def __repr__(self) -> str:
+        lines = (f"{row.path or '(root)'}  {row.type}  {row.output or '-'}" for row in self)
+        return brief(self._title, lines)
+
+    def _repr_html_(self) -> Html:
+        rows = list[tuple[str | int | None, ...]]()
+        for row in list(self)[:MOST_ROWS]:
+            mark = "*" if row.selected else ""
+            rows.append((mark, row.path or "(root)", row.type, row.parameters, row.input, row.output))
+        heads = ("", "module", "class", "parameters", "input", "output")
+        unchecked = f"shapes unknown: {self.unchecked}" if self.unchecked else ""
+        return block(self._title, table(heads, rows, len(self)), paragraph(unchecked))
