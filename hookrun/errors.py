@@ -20,17 +20,42 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
+class Fix:
+    """How a program corrects a mistake: take away what stands at its place, then set `key` to `value`.
+
+    key:        a key path, or a flag of the command line; as in an override, `+` before it adds a key
+    value:      true for a flag that takes no value
+    takes_away: `key` is taken away, too, instead of set
+    """
+
+    key: str
+    value: Any = None
+    takes_away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake of a user.
 
     where: the key path (``hooks.clip_fc.min``), or a file and line
     what:  what was asked and what there is, with the nearest names
     hint:  the one next step
+
+    The others are for programs. They are neither shown nor compared:
+
+    found: the wrong value or name
+    near:  the nearest names that there are, the nearest first
+    fix:   only where it is right with good confidence, see `hookrun.misspelled`
+    place: the key, flag or words alone, where `where` says more or nothing
     """
 
     where: str
     what: str
     hint: str = ""
+    found: Any = field(default=None, compare=False, repr=False, kw_only=True)
+    near: Sequence[str] = field(default=(), compare=False, repr=False, kw_only=True)
+    fix: Fix | None = field(default=None, compare=False, repr=False, kw_only=True)
+    place: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
@@ -203,12 +228,18 @@ MOST_COMPARED = 2_000
 """How many names are compared with a wrong one: a file may have very many."""
 
 
+def close(name: str, options: Iterable[str], limit: int = 3) -> list[str]:
+    """The options closest to `name`, the closest first; none if no option is like it."""
+    names = sorted(set(islice(options, MOST_COMPARED)))
+    return difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
+
+
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
     names = sorted(set(islice(options, MOST_COMPARED)))
-    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+    alike = close(name, names, limit)
+    if alike:
+        return f"did you mean {' or '.join(map(repr, alike))}?"
     if not names:
         return "there are none"
     return f"there are: {listed(map(printable, names), 12)}"
