@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hookrun.integrations.recording import Recording
     from hookrun.run.own_loop import ExperimentData
     from hookrun.store.reader import Run
+    from hookrun.store.runs import Runs, runs
 
 __all__ = [
     "CheckFailed",
@@ -38,6 +39,7 @@ __all__ = [
     "Problem",
     "Recording",
     "Run",
+    "Runs",
     "Spec",
     "SpecError",
     "__version__",
@@ -48,6 +50,7 @@ __all__ = [
     "open_run",
     "points",
     "record",
+    "runs",
 ]
 
 _HOMES = {
@@ -56,6 +59,7 @@ _HOMES = {
     "Plan": "hookrun.engine.prove.trial",
     "Recording": "hookrun.integrations.recording",
     "Run": "hookrun.store.reader",
+    "Runs": "hookrun.store.runs",
     "Spec": "hookrun.engine.spec",
     "build": "hookrun.api",
     "compile": "hookrun.api",
@@ -64,6 +68,7 @@ _HOMES = {
     "open_run": "hookrun.api",
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
+    "runs": "hookrun.store.runs",
 }
 _MODULES = ("extend", "integrations", "testing")
 

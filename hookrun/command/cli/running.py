@@ -38,7 +38,7 @@ from hookrun.store.run_dir import outputs_folder
 from hookrun.terminal import wait_is_over, waiting_for
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
-_FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
+_FREE = ("tags", "note", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may differ when a run is resumed."""
 
 _TELLING = 60.0
