@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hookrun.engine.prove.trial import Plan
     from hookrun.engine.runtime.install import Installation
     from hookrun.engine.spec import Spec
+    from hookrun.in_process import run, sweep
     from hookrun.integrations.recording import Recording
     from hookrun.run.own_loop import ExperimentData
     from hookrun.store.reader import Run
@@ -50,7 +51,9 @@ __all__ = [
     "open_run",
     "points",
     "record",
+    "run",
     "runs",
+    "sweep",
 ]
 
 _HOMES = {
@@ -69,8 +72,10 @@ _HOMES = {
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
     "runs": "hookrun.store.runs",
+    "sweep": "hookrun.in_process",
 }
-_MODULES = ("extend", "integrations", "testing")
+_MODULES = ("extend", "integrations", "run", "testing")
+"""Modules that are found without an import of their own; `run` can be called, too."""
 
 
 def __getattr__(name: str) -> Any:

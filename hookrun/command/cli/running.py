@@ -116,6 +116,8 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
     """
     experiment = command.experiment
     shows = command.shows
+    if shows:
+        command.outcome.refuse_showing("plan" if command.is_plan else task_of(experiment).name)
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if not is_main():
