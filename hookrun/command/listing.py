@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
 from hookrun.errors import counted, printable, spec_error
 from hookrun.store.objective import preferred
-from hookrun.store.runs import Runs, runs
+from hookrun.store.runs import COLUMNS, Runs, runs
 from hookrun.store.summary import RunSummary, headline
 
 _MOST_NAME = 40
 """Columns of the terminal for the names of runs, unless one of them is longer."""
 
 
-def listed_runs(arguments: Sequence[str], width: int | None) -> Iterator[str]:
+def listed_runs(arguments: Sequence[str], width: int | None, told: dict[str, Any]) -> Iterator[str]:
     """The lines for ``[FOLDER] [KEY=VALUE …]``, where all conditions must hold.
 
     width: columns of the terminal, to which lines are cut; None: they are not cut
+    told:  gets the runs as data, the newest first
 
     Raises StoreError for a folder that does not exist, SpecError for a key or a value that no run has.
     """
     folder, conditions = _read(arguments)
     found = runs(folder)
     chosen = found.where(conditions)
+    told["runs"] = list(map(_as_data, chosen.summaries))
     if not chosen:
         those = f"none of {counted(len(found), 'run')} in" if len(found) else "there are no runs in"
         yield printable(f"{those} {found.folder}{' fits' if len(found) else ''}")
     yield from _lines(chosen, width)
+
+
+def _as_data(summary: RunSummary) -> dict[str, Any]:
+    """The columns of the table, and the metrics."""
+    columns = {name: read(summary) for name, read in COLUMNS.items()}
+    return {**columns, "metrics": summary.metrics}
 
 
 def _read(arguments: Sequence[str]) -> tuple[str | None, dict[str, str]]:

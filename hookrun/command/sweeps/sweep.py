@@ -505,7 +505,7 @@ def _show(run: SweepRun, experiments: Mapping[int, Experiment], outcome: Outcome
             print(f"#{number}: {' '.join(overrides)}")
         ready = tasks.prepare(experiment, trust=run.job.trust)
         tasks.show(ready)
-        outcome.shown.append((tuple(overrides), ready))
+        outcome.show(overrides, ready)
         free_job_memory()
     return DONE
 
