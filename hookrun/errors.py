@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
@@ -45,7 +45,7 @@ class Problem:
 
     found: the wrong value or name
     near:  the nearest names that there are, the nearest first
-    fix:   only where it is right with good confidence, see `hookrun.misspelled`
+    fix:   only where it is right with good confidence, see `slip_of`
     place: the key, flag or words alone, where `where` says more or nothing
     """
 
@@ -243,6 +243,109 @@ def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     if not names:
         return "there are none"
     return f"there are: {listed(map(printable, names), 12)}"
+
+
+def misnamed(where: str, what: str, name: str, options: Iterable[str], hint: str | None = None) -> Problem:
+    """The problem of a value at `where` that is not one of the options.
+
+    hint: by default the nearest options
+    """
+    names = list(islice(options, MOST_COMPARED))
+    if hint is None:
+        hint = nearest(name, names)
+    meant = slip_of(name, names)
+    fix = None if meant is None else Fix(where, meant)
+    return Problem(where, what, hint, found=name, near=near(name, names), fix=fix)
+
+
+def renamed(problem: Problem, key: str, options: Iterable[str], section: object = None) -> Problem:
+    """The problem of a key that its section does not have, with the key that was meant.
+
+    problem: at the key path, whose last part is `key`
+    section: what is in the section; without it there is no fix, nor for a key that is in it already
+    """
+    names = list(islice(options, MOST_COMPARED))
+    meant = slip_of(key, names)
+    fix = None
+    if meant is not None and isinstance(section, Mapping) and meant not in section:
+        fix = Fix(problem.where.removesuffix(key) + meant, section[key])
+    return replace(problem, found=key, near=near(key, names), fix=fix)
+
+
+def moved(problem: Problem, where: str) -> Problem:
+    """The problem at another place. A fix of the value goes along, one of the key does not."""
+    fix = problem.fix
+    if fix is not None:
+        fix = replace(fix, key=where) if fix.key == problem.where else None
+    return replace(problem, where=where, fix=fix)
+
+
+def near(name: str, options: Iterable[str]) -> list[str]:
+    """The names like this one, the one that it is a slip of first."""
+    names = list(islice(options, MOST_COMPARED))
+    alike = close(name, names)
+    meant = slip_of(name, names)
+    if meant is None:
+        return alike
+    return [meant, *(each for each in alike if each != meant)]
+
+
+def slip_of(name: str, options: Iterable[str]) -> str | None:
+    """The only option that can have been meant with `name`; None if there is none, or more than one.
+
+    It may be set without asking, so it is right with good confidence: the same letters in another case or with another
+    separator (``sgd`` for ``SGD``, ``clip-fc`` for ``clip_fc``), or one slip of the fingers in a word: a letter left
+    out, one too many, two swapped, or one replaced in a word of at least four. It is never given where options are
+    equally near, or digits or single letters differ: ``layer5`` is not ``layer4``, ``q_proj`` is not ``o_proj``.
+    """
+    names = list(dict.fromkeys(islice(options, MOST_COMPARED)))
+    alike = [option for option in names if _folded(option) == _folded(name)]
+    if not alike:
+        alike = [option for option in names if _is_slip(_folded(name), _folded(option))]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """Whether the two differ by one letter or separator, or by two letters that are swapped."""
+    start = _count_alike(typed, name)
+    end = _count_alike(typed[start:][::-1], name[start:][::-1])
+    wrong = typed[start : len(typed) - end]
+    right = name[start : len(name) - end]
+    longer = max(typed, name, key=len)
+    if (wrong, right) in (("_", ""), ("", "_")):
+        return not longer[start - 1 : start + 2].replace("_", "").isdigit()
+    if not (wrong + right).isalpha():
+        return False
+    letters = len(_word_at(longer, start))
+    if wrong == right[::-1]:
+        return len(wrong) == 2 and letters >= 3
+    if wrong and right:
+        return len(wrong) == len(right) == 1 and letters >= 4
+    return len(wrong + right) == 1 and letters >= 3
+
+
+def _count_alike(first: str, second: str) -> int:
+    """How many characters at the beginning are the same."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _word_at(name: str, place: int) -> str:
+    """The letters around a place of the name."""
+    start = end = place
+    while start > 0 and name[start - 1].isalpha():
+        start -= 1
+    while end < len(name) and name[end].isalpha():
+        end += 1
+    return name[start:end]
 
 
 def counted(count: int, noun: str) -> str:

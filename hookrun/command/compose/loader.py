@@ -9,6 +9,7 @@ import copy
 import os
 import posixpath
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -302,7 +303,7 @@ class Loader(ConfigLoaderImpl):
                 installed = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
                 plugins = [f"{plugin.__module__}.{plugin.__name__}" for plugin in installed]
             refuse(
-                Problem(f"{_file(source, path)}: {each.where}", each.what, each.hint)
+                replace(each, where=f"{_file(source, path)}: {each.where}", place=each.where)
                 for each in hydra_section.wrong_settings(plain["hydra"], groups, plugins)
             )
         return loaded

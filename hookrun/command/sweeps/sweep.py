@@ -6,7 +6,7 @@ import copy
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -410,11 +410,22 @@ def _grouped(errors: Mapping[int, SpecError | CompileError], jobs: Sequence[Comp
         if others:
             alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
             what += f"; the same in {listed(alike, MOST_JOBS)}"
-        problems.append(Problem(where, what, problem.hint))
+        if problem.fix is not None and _is_swept(problem.fix.key, overrides[first], common):
+            problem = replace(problem, fix=None)  # one value would take the place of all
+        problems.append(replace(problem, where=where, what=what, place=problem.place or problem.where))
     if (beyond := len(numbers) - MOST_PROBLEMS) > 0:
         refused = f"{len(errors)} of {len(jobs)} jobs are refused"
         problems.append(Problem("", f"{counted(beyond, 'more problem')}; {refused}"))
     return problems
+
+
+def _is_swept(key: str, overrides: Iterable[str], common: Collection[str]) -> bool:
+    """Whether an override at the key, above or below it differs from job to job."""
+    for text in overrides:
+        typed = text.partition("=")[0].lstrip("+~")
+        if text not in common and (f"{key}.".startswith(f"{typed}.") or typed.startswith(f"{key}.")):
+            return True
+    return False
 
 
 def _typed(job: ComposedJob) -> list[str]:
