@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("command/compose",),
     ("command/sweeps",),
     ("command",),
-    ("__init__", "__main__", "api", "cli", "compare", "extend", "schema", "testing", "verify"),
+    ("__init__", "__main__", "api", "cli", "compare", "extend", "runs", "schema", "testing", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
