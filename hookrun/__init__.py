@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from hookrun.engine.prove.trial import Plan
     from hookrun.engine.runtime.install import Installation
     from hookrun.engine.spec import Spec
+    from hookrun.in_process import run, sweep
     from hookrun.integrations.recording import Recording
     from hookrun.run.own_loop import ExperimentData
     from hookrun.store.reader import Run
+    from hookrun.store.runs import Runs, runs
 
 __all__ = [
     "CheckFailed",
@@ -38,6 +40,7 @@ __all__ = [
     "Problem",
     "Recording",
     "Run",
+    "Runs",
     "Spec",
     "SpecError",
     "__version__",
@@ -48,6 +51,9 @@ __all__ = [
     "open_run",
     "points",
     "record",
+    "run",
+    "runs",
+    "sweep",
 ]
 
 _HOMES = {
@@ -56,6 +62,7 @@ _HOMES = {
     "Plan": "hookrun.engine.prove.trial",
     "Recording": "hookrun.integrations.recording",
     "Run": "hookrun.store.reader",
+    "Runs": "hookrun.store.runs",
     "Spec": "hookrun.engine.spec",
     "build": "hookrun.api",
     "compile": "hookrun.api",
@@ -64,8 +71,11 @@ _HOMES = {
     "open_run": "hookrun.api",
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
+    "runs": "hookrun.store.runs",
+    "sweep": "hookrun.in_process",
 }
-_MODULES = ("extend", "integrations", "testing")
+_MODULES = ("extend", "integrations", "run", "testing")
+"""Modules that are found without an import of their own; `run` can be called, too."""
 
 
 def __getattr__(name: str) -> Any:

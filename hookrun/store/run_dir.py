@@ -29,6 +29,7 @@ from hookrun.engine.trust import of_environment
 from hookrun.errors import whole_characters
 from hookrun.run.ranks import ALONE, Ranks
 from hookrun.store.captures.shard import index_name, index_names
+from hookrun.store.description import SUMMARY, kept
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -243,6 +244,8 @@ class RunDir:
         }
         if objective is not None:
             record["objective"] = dict(objective)
+        if status != "running":
+            record[SUMMARY] = kept(self.path)
         if self._manifest and status in ("done", "stopped"):  # a failure at the end adds error.txt
             record["manifest"] = self._manifest
         try:
@@ -251,6 +254,7 @@ class RunDir:
             code = getattr(error.__cause__, "errno", None)
             if code not in (errno.ENOSPC, errno.EDQUOT) or not (self.path / STATUS).exists():
                 raise
+            record.pop(SUMMARY, None)
             overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
         self.ended = status != "running"
         try:

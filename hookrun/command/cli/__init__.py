@@ -9,10 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
+from hookrun.command.json_output import answered
+from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.errors import HookrunError, Refusal, paths_refused
 from hookrun.run.ranks import is_main
@@ -31,37 +34,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     stderr as plain text. It may be called again in the same process: `sys.argv`, the loggers, the signal handlers
     and an application's own Hydra are restored afterwards.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    was_frozen = gc.get_freeze_count() > 0
-    with waiting(arguments), words():
-        waiting_for("reading the configuration")
-        code = _main(arguments)
+    code = answered(argv, partial(carried_out, goes_on=argv is not None))
     if argv is None and "WORLD_SIZE" in os.environ:
         if code == REFUSED and not is_main():
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
             time.sleep(_AFTER_MAIN)
         _leave(code)
-    if argv is not None and not was_frozen:  # the process goes on, see `import_torch`
-        gc.unfreeze()
     return code
 
 
-def _main(arguments: list[str]) -> int:
+@contextmanager
+def entered(arguments: list[str], *, goes_on: bool = True) -> Iterator[None]:
+    """In the block the process has the streams and the `sys.argv` of a command, and then its own again.
+
+    goes_on: whether the process goes on after the command
+    """
     outer = sys.argv
+    was_frozen = gc.get_freeze_count() > 0
     sys.argv = ["hookrun", *arguments]  # for which Hydra's shell completion works, unlike for `python -m`
+    try:
+        with waiting(arguments), words():
+            waiting_for("reading the configuration")
+            yield
+    finally:
+        sys.argv = outer
+        if goes_on and not was_frozen:  # see `import_torch`
+            gc.unfreeze()
+
+
+def carried_out(arguments: list[str], outcome: Outcome, *, goes_on: bool = True) -> int:
+    """Carry out a command and return its exit code; an error is reported, and kept in the outcome.
+
+    goes_on: whether the process goes on after the command
+    """
+    with entered(arguments, goes_on=goes_on):
+        return _carried_out(arguments, outcome)
+
+
+def _carried_out(arguments: list[str], outcome: Outcome) -> int:
     try:
         with handled(), paths_refused():
             from hookrun.command.cli.commands import execute
 
-            code = execute(arguments)
+            code = execute(arguments, outcome)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt as interruption:
+        outcome.error = interruption
         return code_of(interruption)
     except Exception as error:
+        outcome.error = error
         is_for_main = isinstance(error, Refusal) and not is_main()  # rank 0 reports a wrong configuration
         if not is_for_main:
             report(error)
@@ -71,8 +96,6 @@ def _main(arguments: list[str]) -> int:
             if not told_to_ranks(error) and is_for_main:
                 report(error)
         return exit_code(error)
-    finally:
-        sys.argv = outer
 
 
 def _leave(code: int) -> NoReturn:

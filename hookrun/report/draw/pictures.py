@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product, repeat, zip_longest
@@ -144,6 +144,7 @@ class HeatMap:
     facts:   texts about single rows, one line each
     centre:  the value of the colour in the middle; 0 for values on both sides of it
     links:   for each cell the address of the page that a click opens, or ""
+    written: how a value is written into its cell
     """
 
     title: str
@@ -159,6 +160,7 @@ class HeatMap:
     facts: Sequence[str] = ()
     centre: float | None = None
     links: Sequence[Sequence[str]] = ()
+    written: Callable[[float], str] = number
 
     def figure(self) -> Figure:
         """The picture with its scale and its table."""
@@ -213,8 +215,8 @@ class HeatMap:
         ):
             text = ""
             if self.numbers and not math.isnan(value):
-                text = number(value)
-            says = f"{printable(row)}, {printable(column)}: {number(value)}"
+                text = self.written(value)
+            says = f"{printable(row)}, {printable(column)}: {self.written(value)}"
             yield {"ground": grounds[shade], "text": text, "link": link, "says": says}
 
 

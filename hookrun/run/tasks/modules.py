@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -71,15 +71,10 @@ class ModulesTask(Task):
 
         Raises CompileError for a selector without matches.
         """
-        from hookrun.engine.plan.model_tree import ModelNames
         from hookrun.run.passes.progress import Screen
 
         screen = Screen()
-        names = ModelNames(prepared.model)
-        every = names.inside()
-        for hook in prepared.plan.hooks:
-            every |= {match.path: match for match in hook.matches}
-        matches = {path: every[path] for path in names.modules if path in every}
+        matches = _modules(prepared)
         picked = [] if self.select is None else _picked(self.select, prepared.model)
         depth = self.depth
         if depth is None and not self.full and screen.height is not None:
@@ -102,6 +97,16 @@ class ModulesTask(Task):
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
 
+    def as_data(self, prepared: Prepared) -> dict[str, Any]:
+        """The modules, and those that `select` matches. Raises CompileError for a selector without matches."""
+        rows = list[dict[str, Any]]()
+        for match in _modules(prepared).values():
+            row = {key: getattr(match, key) for key in ("path", "type", "parameters", "shape")}
+            rows.append({**row, "names": match.names} if len(match.names) > 1 else row)
+        if self.select is None:
+            return {"modules": rows}
+        return {"modules": rows, "selected": _picked(self.select, prepared.model)}
+
     def _print_tree(
         self, screen: Screen, matches: Mapping[str, Match], shown: Set[str], picked: Set[str]
     ) -> None:
@@ -113,6 +118,17 @@ class ModulesTask(Task):
         console.width = limit or _UNLIMITED
         console.print(tree, soft_wrap=False)
         console.width = width
+
+
+def _modules(prepared: Prepared) -> dict[str, Match]:
+    """Path -> each module, in the model's order."""
+    from hookrun.engine.plan.model_tree import ModelNames
+
+    names = ModelNames(prepared.model)
+    every = names.inside()
+    for hook in prepared.plan.hooks:
+        every |= {match.path: match for match in hook.matches}
+    return {path: every[path] for path in names.modules if path in every}
 
 
 def _on_every_module(model: Module) -> Spec:

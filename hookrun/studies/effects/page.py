@@ -18,13 +18,22 @@ from hookrun.studies.effects.records import (
     GRADIENT,
     OF_SAMPLES,
     PLACEBO,
-    PLAIN,
     PLAIN_OF_SAMPLES,
     RESTORED,
     Effects,
     read_effects,
 )
-from hookrun.studies.kit.drawing import Figure, HeatMap, RunData, Series, bars, lines, module_name, number
+from hookrun.studies.kit.drawing import (
+    Figure,
+    HeatMap,
+    RunData,
+    Series,
+    bars,
+    lines,
+    module_name,
+    number,
+    signed,
+)
 
 ID = "effects"
 TITLE = "Effects"
@@ -80,12 +89,14 @@ class Map:
             self.down = "rows"
             self.across = "columns of the window"
 
-    def draw(self, title: str, values: Tensor, note: str = "", centre: float | None = None) -> Figure:
-        """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars with a line."""
+    def draw(self, title: str, values: Tensor, note: str = "", *, are_changes: bool = False) -> Figure:
+        """The values of all cells as a map, or of one axis as bars.
+
+        are_changes: they have a sign, and 0 has the colour in the middle
+        """
         if self.is_line and len(self.columns) <= _MOST_BARS:
             numbers = values.double().flatten().tolist()
-            mark = math.nan if centre is None else centre
-            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note, mark=mark)
+            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note)
         wide = len(self.columns)
         x = f"across: {self.across}"
         if self.down:
@@ -98,8 +109,9 @@ class Map:
             x=x,
             note=note,
             numbers=wide <= 12 and len(self.rows) <= 24,
-            centre=centre,
+            centre=0.0 if are_changes else None,
             links=[self.links[at : at + wide] for at in range(0, len(self.links), wide)],
+            written=signed if are_changes else number,
         ).figure()
 
 
@@ -135,15 +147,15 @@ def build(facts: RunData) -> dict[str, Any] | None:
         grid.links = [""] * size
         for at in linked:
             grid.links[at] = f"#cell-{at}"
-    plain = f"without the hook {number(float(effects[PLAIN]))}"
-    if CLEAN in effects:
-        plain += f", in the run to compare with {number(float(effects[CLEAN]))}"
     metric = shortened(effects.about.get("metric", "metric"))
     return {
         "metric": metric,
         "hook": shortened(effects.about.get("hook", "")),
-        "said": plain,
-        "figures": list(_figures(effects, grid, metric, plain)),
+        "unedited": number(effects.unedited),
+        "clean": number(float(effects[CLEAN])) if CLEAN in effects else "",
+        "is_estimate": EXACT not in effects,
+        "largest": _largest(effects, grid),
+        "figures": list(_figures(effects, grid, metric)),
         "top": _top(effects, grid, ranked[:TOP], linked),
         "faults": faults,
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
@@ -151,32 +163,45 @@ def build(facts: RunData) -> dict[str, Any] | None:
     }
 
 
+def _largest(effects: Effects, grid: Map) -> str:
+    """``largest −0.31 at layer3, tied with 2 others``."""
+    largest = effects.largest()
+    if largest is None:
+        return "none of them is finite"
+    if not largest.change:
+        return "no site changes it"
+    return f"largest {signed(largest.change)} at {grid.cells[largest.place]}{largest.tied}"
+
+
 def _by_change(effects: Effects) -> list[int]:
     """The numbers of the cells that have a value, those that change the metric most first."""
-    change = (effects.main.double().flatten() - effects[PLAIN]).abs()
+    change = effects.main_changes.flatten().abs()
     finite = change.isfinite().nonzero().flatten()
     ranked: list[int] = finite[change[finite].argsort(descending=True, stable=True)].tolist()
     return ranked
 
 
-def _figures(effects: Effects, grid: Map, metric: str, plain: str) -> Iterator[Figure]:
-    """plain: the metric without the hook, in words."""
-    centre = float(effects[PLAIN])
-    exact = effects.get(EXACT)
-    if exact is not None:
-        yield grid.draw(metric, exact, plain, centre)
+def _figures(effects: Effects, grid: Map, metric: str) -> Iterator[Figure]:
+    """What the hook changes of the metric, and what else is known of each cell."""
+    title = f"change of {metric}"
+    note = f"0: as without the hook, where it is {number(effects.unedited)}; above 0: the hook raises it"
+    if EXACT in effects:
+        yield grid.draw(title, effects.changes(EXACT), note, are_changes=True)
     if RESTORED in effects:
-        note = "0: as without the hook, 1: as in the run to compare with"
-        yield grid.draw("restored", effects[RESTORED], note)
+        meaning = "0: as without the hook, 1: as in the run to compare with"
+        yield grid.draw("restored", effects[RESTORED], meaning)
     if GRADIENT in effects:
-        note = plain if exact is None else _agreement(exact, effects[GRADIENT])
-        yield grid.draw(f"{metric}, estimated from the gradient", effects[GRADIENT], note, centre)
+        estimate = effects.changes(GRADIENT)
+        if EXACT in effects:
+            note = _agreement(effects[EXACT], effects[GRADIENT]) or note
+        yield grid.draw(f"{title}, estimated from the gradient", estimate, note, are_changes=True)
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
         yield grid.draw(f"{metric}: standard deviation over the samples", spread)
-    if PLACEBO in effects and exact is not None:
-        yield _placebo(exact.flatten(), effects[PLACEBO].flatten(1), grid, metric)
+    if PLACEBO in effects and EXACT in effects:
+        placebo = effects.changes(PLACEBO).flatten(1)
+        yield _placebo(effects.changes(EXACT).flatten(), placebo, grid, title)
 
 
 def _agreement(exact: Tensor, estimate: Tensor) -> str:
@@ -188,8 +213,8 @@ def _agreement(exact: Tensor, estimate: Tensor) -> str:
     return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
 
 
-def _placebo(exact: Tensor, placebo: Tensor, grid: Map, metric: str) -> Figure:
-    """The cells in order of their value, and the range of the placebos [n, cells] of each."""
+def _placebo(exact: Tensor, placebo: Tensor, grid: Map, title: str) -> Figure:
+    """The cells in order of their change, and the range of the placebos [n, cells] of each."""
     order = exact.nan_to_num(-math.inf).argsort(descending=True, stable=True)
     order = order[exact[order].isfinite()]
     places = [float(place) for place in range(len(order))]
@@ -199,10 +224,10 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Map, metric: str) -> Figure:
     chance = Series("placebo", places, placebo.mean(0).tolist(), low, high)
     cells = Series("exact", places, exact[order].tolist(), dots=True)
     return lines(
-        f"{metric} and what chance gives",
+        f"{title} and what chance gives",
         [cells, chance],
         x="cells in order",
-        y=metric,
+        y=title,
         labels=[grid.cells[at] for at in order.tolist()],
         note="band: from the smallest to the largest value with another sample's values",
     )
@@ -211,22 +236,27 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Map, metric: str) -> Figure:
 def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:
     """A table of the cells that change the metric most."""
     columns = dict[str, list[str]]()
-    for name in (EXACT, GRADIENT, RESTORED):
-        if name in effects:
-            columns[name] = [number(value) for value in effects[name].flatten()[ranked].tolist()]
     if OF_SAMPLES in effects:
         columns["change"] = [_interval(_changes(effects, at)) for at in ranked]
+    elif EXACT in effects:
+        columns["change"] = list(map(signed, effects.changes(EXACT).flatten()[ranked].tolist()))
+    if GRADIENT in effects:
+        columns["estimated change"] = list(map(signed, effects.changes(GRADIENT).flatten()[ranked].tolist()))
     if PLACEBO in effects:
-        of_cells = effects[PLACEBO].flatten(1)[:, ranked]
+        of_cells = effects.changes(PLACEBO).flatten(1)[:, ranked]
         means = of_cells.mean(0).tolist()
         deviations = of_cells.std(0, correction=0).tolist()
         pairs = zip(means, deviations, strict=True)
-        columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in pairs]
+        columns["placebo"] = [f"{signed(mean)} ± {number(deviation)}" for mean, deviation in pairs]
+    if RESTORED in effects:
+        columns["restored"] = list(map(number, effects[RESTORED].flatten()[ranked].tolist()))
+    if EXACT in effects:
+        columns["with the hook"] = list(map(number, effects[EXACT].flatten()[ranked].tolist()))
     rows = list[tuple[str, str, list[str]]]()
     for row, at in enumerate(ranked):
         link = f"#cell-{at}" if at in linked else ""
         rows.append((grid.cells[at], link, [column[row] for column in columns.values()]))
-    return {"heads": list(columns), "rows": rows}
+    return {"heads": list(columns), "rows": rows, "has_intervals": OF_SAMPLES in effects}
 
 
 def _interval(changes: Tensor) -> str:
@@ -235,7 +265,7 @@ def _interval(changes: Tensor) -> str:
     error = math.nan
     if len(finite) > 1:
         error = float(finite.std()) / math.sqrt(len(finite))
-    return f"{number(float(finite.mean()))} ± {number(Z * error)}"
+    return f"{signed(float(finite.mean()))} ± {number(Z * error)}"
 
 
 def _values(effects: Effects, at: int) -> Tensor:
@@ -265,6 +295,7 @@ def _samples(effects: Effects, facts: RunData, grid: Map, at: int) -> dict[str, 
             "picture": facts.pictures.get(key, ""),
             "before": number(float(effects[PLAIN_OF_SAMPLES][place])),
             "after": number(float(values[place])),
+            "change": signed(float(values[place] - effects[PLAIN_OF_SAMPLES][place])),
         }
         rows.append(row)
     return {"id": f"cell-{at}", "name": grid.cells[at], "rows": rows}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Lookup
+from hookrun.errors import Lookup, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,33 @@ _REPEATED = (PLACEBO, SEEDS)
 """Tensors with several."""
 _NUMBERS = (*_OF_A_CELL, "placebo_mean", "placebo_std")
 """The columns of effects.csv beside the labels."""
+_ROUNDING = 2.0**-22
+"""Changes are equal if they differ by less than this share of the metric: twice the precision of float32."""
+
+
+@dataclass(frozen=True)
+class LargestEffect:
+    """The cell in which the hook changes the metric most; the first one of equal cells.
+
+    place:  the number of the cell, in the order of `Effects.names`
+    cell:   its name
+    value:  the metric there, the mean over samples; without exact values, the estimate
+    change: the value minus the metric without the hook
+    ties:   how many other cells change it as much, in either direction
+    """
+
+    place: int
+    cell: str
+    value: float
+    change: float
+    ties: int
+
+    @property
+    def tied(self) -> str:
+        """``, tied with 2 others``; ``""`` if no other cell changes the metric as much."""
+        if not self.ties:
+            return ""
+        return f", tied with {counted(self.ties, 'other')}"
 
 
 class Effects(Lookup["Tensor"]):
@@ -91,13 +119,41 @@ class Effects(Lookup["Tensor"]):
                         numbers[f"{name} {cell}"] = value
         return numbers
 
+    @property
+    def unedited(self) -> float:
+        """The metric without the hook, the mean over samples."""
+        return float(self[PLAIN])
+
+    def changes(self, name: str) -> Tensor:
+        """A tensor of metrics, such as `exact` or `gradient`, minus the metric without the hook; float64."""
+        return self[name].double() - self.unedited
+
+    @property
+    def main_changes(self) -> Tensor:
+        """[*cells] float64: what the hook changes of the metric in each cell; without exact values, the estimate."""
+        return self.main.double() - self.unedited
+
+    def largest(self) -> LargestEffect | None:
+        """The cell with the largest effect; None if no cell has a finite one."""
+        changes = self.main_changes.flatten()
+        sizes = changes.abs().nan_to_num(nan=-1.0, posinf=-1.0)
+        largest = float(sizes.max()) if len(sizes) else -1.0
+        if largest < 0:
+            return None
+        rounding = _ROUNDING * (abs(self.unedited) + largest)
+        places = (sizes >= largest - rounding).nonzero().flatten().tolist()
+        first = places[0]
+        value = float(self.main.flatten()[first])
+        return LargestEffect(first, self.names()[first], value, float(changes[first]), len(places) - 1)
+
     def strongest(self) -> str:
         """A line about the cell with the largest effect."""
-        values = self.main.flatten()
-        plain = float(self[PLAIN])
-        at = int((values - plain).abs().nan_to_num(-1.0).argmax())
-        numbers = f"{self.about.get('metric')} {float(values[at]):.4g}, without the hook {plain:.4g}"
-        return f"largest effect: {self.names()[at]}: {numbers}"
+        metric = self.about.get("metric")
+        plain = f"without the hook {self.unedited:.4g}"
+        largest = self.largest()
+        if largest is None:
+            return f"largest effect: {metric} is not finite in any cell, {plain}"
+        return f"largest effect: {largest.cell}: {metric} {largest.value:.4g}, {plain}{largest.tied}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
@@ -206,3 +262,22 @@ def numbers_to_compare(run: Run) -> dict[str, float]:
     """The value of each cell, by which two runs are compared."""
     effects = read_effects(run.path)
     return {} if effects is None else effects.of_cells()
+
+
+def answer_of(run: Run) -> dict[str, Any] | None:
+    """The largest effect, and how many other sites have one as large."""
+    effects = read_effects(run.path)
+    largest = None if effects is None else effects.largest()
+    if effects is None or largest is None:
+        return None
+    about = {key: effects.about.get(key) for key in ("hook", "metric")}
+    labels = list(product(*effects.axes.values()))[largest.place]
+    return {
+        "what": "largest_effect",
+        **about,
+        "site": dict(zip(effects.axes, labels, strict=True)),
+        "value": largest.value,
+        "unedited": effects.unedited,
+        "change": largest.change,
+        "ties": largest.ties,
+    }

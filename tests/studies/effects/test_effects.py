@@ -373,6 +373,20 @@ def test_the_page_has_maps_with_links_to_samples(executed) -> None:
     assert len(page) < 400_000
 
 
+def test_the_page_draws_changes_with_a_sign(executed) -> None:
+    hook = "{select: relu1, hook: forward, action: scale}"
+    made = executed(*words(hook, "{factor: [1, 0, 0.0]}", *DIGITS, "task.method=[exact, gradient]"))
+    found = made.effects
+    change = float(found["exact"][1] - found["unedited"])
+    page = write_report(made.path).read_text()
+    assert f"Without the hook the loss is <b>{float(found['unedited']):.4g}</b>" in page
+    sign = "+" if change > 0 else "−"
+    assert f"<b>largest {sign}{abs(change):.4g} at 0, tied with 1 other</b>" in page
+    assert f'<td class="n">{sign}{abs(change):.4g} ± ' in page
+    assert "0: as without the hook" in page
+    assert f'<td class="token">{change:.4g}</td>' in page
+
+
 @pytest.mark.usefixtures("pages")
 def test_cells_without_a_finite_metric_are_told(run, capsys) -> None:
     hook = "{select: relu1, hook: forward, action: scale}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,36 @@ def test_effects_that_fit_are_read_back(tmp_path: Path) -> None:
 def test_a_tensor_of_another_shape_or_kind_is_an_error(name: str, tensor: Tensor, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=f"effects.safetensors does not describe its axes: {name} "):
         read_effects(written(tmp_path, **{name: tensor}))
+
+
+def of_cells(*values: float) -> Effects:
+    """The effects of three settings of one hook on a loss that is 0.5 without it."""
+    tensors = {"exact": torch.tensor(values, dtype=torch.float64), "unedited": torch.tensor(0.5)}
+    return Effects(tensors, {"factor": [0, 1, 2]}, range(4), {"hook": "h", "metric": "loss"})
+
+
+def test_the_largest_effect_keeps_its_sign() -> None:
+    largest = of_cells(0.6, 0.1, 0.8).largest()
+    assert largest is not None
+    assert (largest.cell, largest.value, largest.ties) == ("factor=1", 0.1, 0)
+    assert largest.change == pytest.approx(-0.4)
+
+
+def test_ties_for_the_largest_effect_are_counted() -> None:
+    tied = of_cells(0.4, 0.5 - 0.3, 0.8 + 1e-9)
+    largest = tied.largest()
+    assert largest is not None
+    assert (largest.place, largest.ties) == (1, 1)
+    assert tied.strongest().endswith("without the hook 0.5, tied with 1 other")
+    every = of_cells(0.5, 0.5, 0.5).largest()
+    assert every is not None
+    assert (every.change, every.ties) == (0.0, 2)
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_cell_without_a_number_is_not_largest(lost: float) -> None:
+    largest = of_cells(lost, 0.6, -lost).largest()
+    assert largest is not None
+    assert (largest.cell, largest.ties) == ("factor=1", 0)
+    assert of_cells(lost, lost, lost).largest() is None
+    assert "loss is not finite in any cell" in of_cells(lost, lost, lost).strongest()

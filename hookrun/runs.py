@@ -1,0 +1,45 @@
+"""``python -m hookrun.runs [FOLDER] [KEY=VALUE …]``: the runs of a folder, one line each, the newest last."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+
+from hookrun.command.json_output import answered
+from hookrun.command.outcome import Outcome
+from hookrun.errors import HookrunError
+from hookrun.terminal import words
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the runs of which each condition holds. Returns 0; 2 for what is not there."""
+    return answered(argv, _main)
+
+
+def _main(typed: list[str], outcome: Outcome) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hookrun.runs", description=__doc__)
+    parser.add_argument("what", metavar="FOLDER KEY=VALUE", nargs="*", help=_HELP)
+    arguments = parser.parse_args(typed).what
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    from hookrun.command.listing import listed_runs
+
+    with words():
+        try:
+            for line in listed_runs(arguments, width, outcome.told):
+                print(line)
+        except HookrunError as error:
+            outcome.error = error
+            print(error, file=sys.stderr)
+            return 2
+    return 0
+
+
+_HELP = (
+    "a folder, by default outputs; then status=done, experiment=NAME, tags=WORD, started=2026-05-01*, "
+    "or the key of an override or a metric"
+)
+
+if __name__ == "__main__":
+    sys.exit(main())
