@@ -1,7 +1,4 @@
-"""The form of the object that `--json` prints, of which ``python -m hookrun.schema --output`` prints the schema.
-
-Keys with a default are left out where they do not apply.
-"""
+"""The form of the object that `--json` prints, of which ``python -m hookrun.schema --output`` prints the schema."""
 
 from __future__ import annotations
 
@@ -14,7 +11,10 @@ Number = float | Literal["NaN", "Infinity", "-Infinity"]
 
 
 class Form(BaseModel, extra="forbid", use_attribute_docstrings=True):
-    """An object with these keys and no others."""
+    """An object with these keys and no others; those with a default are left out where they do not apply."""
+
+    more: int = 0
+    """How many entries were left out, here or in a mapping inside: of the list or mapping that lost most."""
 
 
 class PlannedHook(Form):
@@ -31,7 +31,6 @@ class PlannedHook(Form):
     """Of what the hook sees: one if all matches have the same, else one for each; null if not known."""
     bytes: int | None
     """What one sample, or one firing, captures; null if nothing, or if not known."""
-    more: int = 0
 
 
 class Plan(Form):
@@ -42,7 +41,6 @@ class Plan(Form):
     hooks: list[PlannedHook]
     bytes: int | None
     """What the captures of the whole run take; null if not known."""
-    more: int = 0
 
 
 class Module(Form):
@@ -53,33 +51,13 @@ class Module(Form):
     parameters: int
     shape: str | None
     names: list[str] = []
-    more: int = 0
 
 
 class Captured(Form):
-    """The captured rows of a hook at a module; of rows that differ in shape the shape is null."""
+    """The captured rows of a hook at a module."""
 
-    shape: list[int] | None
+    shape: list[int]
     dtype: str
-
-
-class Job(Form):
-    """A job of a sweep: with its run, or with what it shows, such as its plan."""
-
-    job: str
-    """Its number, which is the name of its directory."""
-    overrides: list[str]
-    run: str = ""
-    status: str = ""
-    reason: str = ""
-    exit: int | None = None
-    objective: Number | None = None
-    metrics: dict[str, Number] = {}
-    plan: Plan | None = None
-    modules: list[Module] = []
-    selected: list[str] = []
-    notes: list[str] = []
-    more: int = 0
 
 
 class Fix(Form):
@@ -97,7 +75,6 @@ class Mistake(Form):
     found: Any
     near: list[str]
     fix: Fix | None
-    more: int = 0
 
 
 class VerifiedRun(Form):
@@ -110,7 +87,6 @@ class VerifiedRun(Form):
     bad: list[str]
     notes: list[str]
     status: str
-    more: int = 0
 
 
 class Answer(Form, extra="allow"):
@@ -119,7 +95,32 @@ class Answer(Form, extra="allow"):
     what: str
 
 
-class Output(Form):
+class Result(Form):
+    """What a command did, or a job of a sweep."""
+
+    plan: Plan | None = None
+    modules: list[Module] = []
+    selected: list[str] = []
+    """The modules or parameters that `task.select` matches."""
+    run: str = ""
+    """The directory of the run."""
+    status: str = ""
+    reason: str = ""
+    metrics: dict[str, Number] = {}
+    """Split and name -> the last value, of a whole pass if there is one."""
+
+
+class Job(Result):
+    """A job of a sweep. `job` is its number, and the name of its directory; of one that is only shown, its plan."""
+
+    job: str
+    overrides: list[str]
+    exit: int | None = None
+    objective: Number | None = None
+    notes: list[str] = []
+
+
+class Output(Result):
     """What a command of hookrun did."""
 
     version: Literal[1]
@@ -131,29 +132,20 @@ class Output(Form):
     mistakes: list[Mistake] = []
     """Why it is not ok."""
     answer: Answer | None = None
-    plan: Plan | None = None
-    modules: list[Module] = []
-    selected: list[str] = []
-    """The modules or parameters that `task.select` matches."""
-    run: str = ""
-    status: str = ""
-    reason: str = ""
-    metrics: dict[str, Number] = {}
-    """Split and name -> the last value, of a whole pass if there is one."""
     fired: dict[str, dict[str, int]] = {}
     """Hook -> module or parameter -> how often it fired."""
     captures: dict[str, dict[str, Captured]] = {}
+    """Hook -> module, with the place in its value if that is a container."""
     warnings: list[str] = []
     """Which hooks did nothing, and where."""
     sweep: str = ""
+    """The directory of the sweep."""
     jobs: list[Job] = []
     runs: list[dict[str, Any]] = []
     """The runs of a folder, each with the columns of `hookrun.runs(folder).table()`, and `metrics`."""
     verified: list[VerifiedRun] = []
     text: str = ""
     """What was printed, if that is all that the command does: help, a configuration, the paths of pages."""
-    more: int = 0
-    """How many entries were left out here of the list or mapping that lost most; also in the objects inside."""
 
 
 def output_schema() -> dict[str, Any]:

@@ -194,6 +194,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
         shape = {"shape": list(captured.shape), "dtype": str(captured.dtype).removeprefix("torch.")}
         captures.setdefault(captured.hook, {})[place] = shape
     silent = [(site["hook"], site["module"], site["silent"]) for site in sites if site.get("silent")]
+    has_ended = run.status["status"] in ("done", "stopped")
     return {
         "run": near_path(folder),
         "status": run.status["status"],
@@ -201,7 +202,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
         "metrics": last_metrics(run.metrics),
         "fired": fired,
         "captures": captures,
-        "warnings": describe_inactive(silent),
+        "warnings": describe_inactive(silent) if has_ended else [],
         "answer": answer_of(run),
     }
 

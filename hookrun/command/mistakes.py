@@ -31,6 +31,8 @@ def mistakes_of(error: BaseException) -> list[Mistake]:
 
 def _mistake(problem: Problem) -> Mistake:
     what = problem.what
+    if problem.place and problem.where and problem.place != problem.where:
+        what = f"{problem.where}: {what}"  # a file, or the job of a sweep
     if problem.hint:
         what = f"{what}; {problem.hint}"
     return {

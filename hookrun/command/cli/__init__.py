@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
-from hookrun.command.json_output import answered
+from hookrun.command.json_output import JsonOutcome, answered
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.errors import HookrunError, Refusal, paths_refused
@@ -76,7 +76,8 @@ def _carried_out(arguments: list[str], outcome: Outcome) -> int:
         with handled(), paths_refused():
             from hookrun.command.cli.commands import execute
 
-            code = execute(arguments, outcome)
+            is_read = isinstance(outcome, JsonOutcome)
+            code = execute(arguments, outcome) if is_read else execute(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
