@@ -156,7 +156,7 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
     parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
     parser.add_argument("--output", action="store_true", help="the schema of what commands print with --json")
-    parser.add_argument("--agents", action="store_true", help="the page for programs, about all of this")
+    parser.add_argument("--agents", action="store_true", help="the page for programs")
     flags = parser.parse_args(arguments)
     file = flags.file
     try:
