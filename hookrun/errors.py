@@ -250,12 +250,12 @@ def misnamed(where: str, what: str, name: str, options: Iterable[str], hint: str
 
     hint: by default the nearest options
     """
-    names = list(islice(options, MOST_COMPARED))
+    names = list(options)
     if hint is None:
         hint = nearest(name, names)
     meant = slip_of(name, names)
     fix = None if meant is None else Fix(where, meant)
-    return Problem(where, what, hint, found=name, near=near(name, names), fix=fix)
+    return Problem(where, what, hint, found=name, near=_near(name, names, meant), fix=fix)
 
 
 def renamed(problem: Problem, key: str, options: Iterable[str], section: object = None) -> Problem:
@@ -264,12 +264,12 @@ def renamed(problem: Problem, key: str, options: Iterable[str], section: object 
     problem: at the key path, whose last part is `key`
     section: what is in the section; without it there is no fix, nor for a key that is in it already
     """
-    names = list(islice(options, MOST_COMPARED))
+    names = list(options)
     meant = slip_of(key, names)
     fix = None
     if meant is not None and isinstance(section, Mapping) and meant not in section:
         fix = Fix(problem.where.removesuffix(key) + meant, section[key])
-    return replace(problem, found=key, near=near(key, names), fix=fix)
+    return replace(problem, found=key, near=_near(key, names, meant), fix=fix)
 
 
 def moved(problem: Problem, where: str) -> Problem:
@@ -280,14 +280,10 @@ def moved(problem: Problem, where: str) -> Problem:
     return replace(problem, where=where, fix=fix)
 
 
-def near(name: str, options: Iterable[str]) -> list[str]:
-    """The names like this one, the one that it is a slip of first."""
-    names = list(islice(options, MOST_COMPARED))
-    alike = close(name, names)
-    meant = slip_of(name, names)
-    if meant is None:
-        return alike
-    return [meant, *(each for each in alike if each != meant)]
+def _near(name: str, options: Iterable[str], meant: str | None) -> list[str]:
+    """The options like the name, first the one that was meant."""
+    alike = close(name, options)
+    return alike if meant is None else [meant, *(each for each in alike if each != meant)]
 
 
 def slip_of(name: str, options: Iterable[str]) -> str | None:
@@ -298,10 +294,11 @@ def slip_of(name: str, options: Iterable[str]) -> str | None:
     out, one too many, two swapped, or one replaced in a word of at least four. It is never given where options are
     equally near, or digits or single letters differ: ``layer5`` is not ``layer4``, ``q_proj`` is not ``o_proj``.
     """
-    names = list(dict.fromkeys(islice(options, MOST_COMPARED)))
-    alike = [option for option in names if _folded(option) == _folded(name)]
+    typed = _folded(name)
+    folded = {option: _folded(option) for option in options}
+    alike = [option for option, text in folded.items() if text == typed]
     if not alike:
-        alike = [option for option in names if _is_slip(_folded(name), _folded(option))]
+        alike = [option for option, text in folded.items() if _is_slip(typed, text)]
     return alike[0] if len(alike) == 1 else None
 
 
@@ -311,41 +308,33 @@ def _folded(name: str) -> str:
 
 def _is_slip(typed: str, name: str) -> bool:
     """Whether the two differ by one letter or separator, or by two letters that are swapped."""
+    if abs(len(typed) - len(name)) > 1:
+        return False
     start = _count_alike(typed, name)
     end = _count_alike(typed[start:][::-1], name[start:][::-1])
     wrong = typed[start : len(typed) - end]
     right = name[start : len(name) - end]
+    changed = wrong + right
     longer = max(typed, name, key=len)
-    if (wrong, right) in (("_", ""), ("", "_")):
-        return not longer[start - 1 : start + 2].replace("_", "").isdigit()
-    if not (wrong + right).isalpha():
+    if changed == "_":
+        return not longer[max(start - 1, 0) : start + 2].replace("_", "").isdigit()
+    is_swapped = len(wrong) == 2 and wrong == right[::-1]
+    if not changed.isalpha() or (len(changed) > 2 and not is_swapped):
         return False
-    letters = len(_word_at(longer, start))
-    if wrong == right[::-1]:
-        return len(wrong) == 2 and letters >= 3
-    if wrong and right:
-        return len(wrong) == len(right) == 1 and letters >= 4
-    return len(wrong + right) == 1 and letters >= 3
+    letters = _NO_LETTERS.split(longer[:start])[-1] + _NO_LETTERS.split(longer[start:])[0]
+    is_replaced = bool(wrong and right) and not is_swapped
+    return len(letters) >= (4 if is_replaced else 3)
+
+
+_NO_LETTERS = re.compile(r"[\W\d_]")
 
 
 def _count_alike(first: str, second: str) -> int:
     """How many characters at the beginning are the same."""
     count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
+    while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
     return count
-
-
-def _word_at(name: str, place: int) -> str:
-    """The letters around a place of the name."""
-    start = end = place
-    while start > 0 and name[start - 1].isalpha():
-        start -= 1
-    while end < len(name) and name[end].isalpha():
-        end += 1
-    return name[start:end]
 
 
 def counted(count: int, noun: str) -> str:

@@ -73,6 +73,8 @@ def _cut_mapping(
     inner = 0
     for key in list(value)[: None if is_form else most]:
         shown, more = _cut(value[key], _INNER_ITEMS // share, share, is_form=key in _FORMS)
+        if key == "fix":  # is applied as it is
+            shown = value[key]
         cut[_shortened(key, _CHARACTERS // share)] = shown
         inner = max(inner, more)
     left = max(len(value) - len(cut), inner)

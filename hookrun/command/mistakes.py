@@ -9,8 +9,8 @@ from hookrun.errors import Fix, HookrunError, Problem, Refusal, reason, shown
 
 Mistake = dict[str, Any]
 
-MOST_OF_A_VALUE = 10_000
-"""Characters of JSON that a value may have; a longer one is shortened where it is found, and not in a fix."""
+MOST_OF_A_VALUE = 1_000
+"""Characters of JSON that a value may have; a longer one is shortened where it was found, and is not in a fix."""
 
 
 def mistakes_of(error: BaseException) -> list[Mistake]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,15 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
     parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
     parser.add_argument("--output", action="store_true", help="the schema of what commands print with --json")
+    parser.add_argument("--agents", action="store_true", help="the page for programs")
     flags = parser.parse_args(arguments)
     file = flags.file
     try:
-        schema = output_schema() if flags.output else experiment_schema()
-        text = json.dumps(schema, indent=2) + "\n"
+        if flags.agents:
+            text = files("hookrun").joinpath("AGENTS.md").read_text(encoding="utf-8")
+        else:
+            schema = output_schema() if flags.output else experiment_schema()
+            text = json.dumps(schema, indent=2) + "\n"
     except SpecError as error:
         outcome.error = error
         print(error, file=sys.stderr)

@@ -192,27 +192,16 @@ def _is_unknown(word: str, actions: Mapping[str, argparse.Action]) -> bool:
 
 def _wrong_use(flag: str, action: argparse.Action | None, what: str, arguments: Sequence[str]) -> Problem:
     """The problem of a flag that was used wrongly."""
-    problem = Problem(flag, what, "--help shows some uses")
-    typed = _value_of(action, arguments)
-    if action is not None and action.choices:
-        problem = replace(problem, hint=f"it takes {', '.join(action.choices)}")
-        if typed:
-            return misnamed(flag, what, typed, action.choices, problem.hint)
-    elif action is not None and action.nargs == 0:
-        for word in arguments:
-            if word.partition("=")[0] in action.option_strings:
-                hint = f"put a space there: {word.replace('=', ' ', 1)}"
-                return replace(problem, hint=hint, found=typed)
-    return problem
-
-
-def _value_of(action: argparse.Action | None, arguments: Sequence[str]) -> str:
-    """What was typed as the value of the flag, after a space or ``=``; empty if nothing was."""
     for word, following in pairwise([*arguments, ""]):
-        flag, equals, value = word.partition("=")
-        if action is not None and flag in action.option_strings:
-            return value if equals else following
-    return ""
+        typed, equals, value = word.partition("=")
+        if action is None or typed not in action.option_strings:
+            continue
+        if action.choices:
+            hint = f"it takes {', '.join(action.choices)}"
+            return misnamed(flag, what, value if equals else following, action.choices, hint)
+        if action.nargs == 0:
+            return Problem(flag, what, f"put a space there: {word.replace('=', ' ', 1)}", found=value)
+    return Problem(flag, what, "--help shows some uses")
 
 
 def _not_a_flag(words: Sequence[str], actions: Mapping[str, argparse.Action], app: App) -> Problem:

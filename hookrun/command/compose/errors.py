@@ -372,17 +372,11 @@ def _below_a_value(override: Override, above: str, value: Any) -> Problem:
 
 
 def _meant(key: str, near: Sequence[str]) -> str | None:
-    """The key path that was meant; None unless it is one alone: of the same name, or misspelled in one part."""
+    """The key path that was meant, one of the nearest, of the same name or misspelled; None if that is not certain."""
     name = key.rpartition(".")[2]
     if near and all(path.rpartition(".")[2] == name for path in near):
         return only_shortest(near)
-    parts = key.split(".")
-    for place, part in enumerate(parts):
-        meant = slip_of(part, [path.split(".")[place] for path in near if path.count(".") == len(parts) - 1])
-        path = ".".join([*parts[:place], meant or part, *parts[place + 1 :]])
-        if path in near:
-            return path
-    return None
+    return slip_of(key, near)
 
 
 def _near(key: str, cfg: DictConfig) -> tuple[list[str], str]:

@@ -84,6 +84,7 @@ def _acting_content(plain: Any, file: Path, group: str) -> Iterator[Problem]:
             f"{file}: hydra.searchpath",
             "cannot be set in a file: it would read other folders",
             "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER",
+            place="hydra.searchpath",
         )
 
 

@@ -6,7 +6,7 @@ import copy
 import gc
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -410,7 +410,7 @@ def _grouped(errors: Mapping[int, SpecError | CompileError], jobs: Sequence[Comp
         if others:
             alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
             what += f"; the same in {listed(alike, MOST_JOBS)}"
-        if problem.fix is not None and _is_swept(problem.fix.key, overrides[first], common):
+        if _is_swept(problem.where, [text for text in overrides[first] if text not in common]):
             problem = replace(problem, fix=None)  # one value would take the place of all
         problems.append(replace(problem, where=where, what=what, place=problem.place or problem.where))
     if (beyond := len(numbers) - MOST_PROBLEMS) > 0:
@@ -419,13 +419,10 @@ def _grouped(errors: Mapping[int, SpecError | CompileError], jobs: Sequence[Comp
     return problems
 
 
-def _is_swept(key: str, overrides: Iterable[str], common: Collection[str]) -> bool:
-    """Whether an override at the key, above or below it differs from job to job."""
-    for text in overrides:
-        typed = text.partition("=")[0].lstrip("+~")
-        if text not in common and (f"{key}.".startswith(f"{typed}.") or typed.startswith(f"{key}.")):
-            return True
-    return False
+def _is_swept(key: str, overrides: Iterable[str]) -> bool:
+    """Whether one of the overrides, which differ from job to job, is at the key, above or below it."""
+    typed = [text.partition("=")[0].lstrip("+~") for text in overrides]
+    return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in typed)
 
 
 def _typed(job: ComposedJob) -> list[str]:
