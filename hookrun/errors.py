@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,17 +20,42 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
+class Fix:
+    """How a program corrects a mistake: take away what stands at its place, then set `key` to `value`.
+
+    key:        a key path, or a flag of the command line; as in an override, `+` before it adds a key
+    value:      true for a flag that takes no value
+    takes_away: `key` is taken away, too, instead of set
+    """
+
+    key: str
+    value: Any = None
+    takes_away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake of a user.
 
     where: the key path (``hooks.clip_fc.min``), or a file and line
     what:  what was asked and what there is, with the nearest names
     hint:  the one next step
+
+    The others are for programs. They are neither shown nor compared:
+
+    found: the wrong value or name
+    near:  the nearest names that there are, the nearest first
+    fix:   only where it is right with good confidence, see `slip_of`
+    place: the key, flag or words alone, where `where` says more or nothing
     """
 
     where: str
     what: str
     hint: str = ""
+    found: Any = field(default=None, compare=False, repr=False, kw_only=True)
+    near: Sequence[str] = field(default=(), compare=False, repr=False, kw_only=True)
+    fix: Fix | None = field(default=None, compare=False, repr=False, kw_only=True)
+    place: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
@@ -203,15 +228,113 @@ MOST_COMPARED = 2_000
 """How many names are compared with a wrong one: a file may have very many."""
 
 
+def close(name: str, options: Iterable[str], limit: int = 3) -> list[str]:
+    """The options closest to `name`, the closest first; none if no option is like it."""
+    names = sorted(set(islice(options, MOST_COMPARED)))
+    return difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
+
+
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
     names = sorted(set(islice(options, MOST_COMPARED)))
-    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+    alike = close(name, names, limit)
+    if alike:
+        return f"did you mean {' or '.join(map(repr, alike))}?"
     if not names:
         return "there are none"
     return f"there are: {listed(map(printable, names), 12)}"
+
+
+def misnamed(where: str, what: str, name: str, options: Iterable[str], hint: str | None = None) -> Problem:
+    """The problem of a value at `where` that is not one of the options.
+
+    hint: by default the nearest options
+    """
+    names = list(options)
+    if hint is None:
+        hint = nearest(name, names)
+    meant = slip_of(name, names)
+    fix = None if meant is None else Fix(where, meant)
+    return Problem(where, what, hint, found=name, near=_near(name, names, meant), fix=fix)
+
+
+def renamed(problem: Problem, key: str, options: Iterable[str], section: object = None) -> Problem:
+    """The problem of a key that its section does not have, with the key that was meant.
+
+    problem: at the key path, whose last part is `key`
+    section: what is in the section; without it there is no fix, nor for a key that is in it already
+    """
+    names = list(options)
+    meant = slip_of(key, names)
+    fix = None
+    if meant is not None and isinstance(section, Mapping) and meant not in section:
+        fix = Fix(problem.where.removesuffix(key) + meant, section[key])
+    return replace(problem, found=key, near=_near(key, names, meant), fix=fix)
+
+
+def moved(problem: Problem, where: str) -> Problem:
+    """The problem at another place. A fix of the value goes along, one of the key does not."""
+    fix = problem.fix
+    if fix is not None:
+        fix = replace(fix, key=where) if fix.key == problem.where else None
+    return replace(problem, where=where, fix=fix)
+
+
+def _near(name: str, options: Iterable[str], meant: str | None) -> list[str]:
+    """The options like the name, first the one that was meant."""
+    alike = close(name, options)
+    return alike if meant is None else [meant, *(each for each in alike if each != meant)]
+
+
+def slip_of(name: str, options: Iterable[str]) -> str | None:
+    """The only option that can have been meant with `name`; None if there is none, or more than one.
+
+    It may be set without asking, so it is right with good confidence: the same letters in another case or with another
+    separator (``sgd`` for ``SGD``, ``clip-fc`` for ``clip_fc``), or one slip of the fingers in a word: a letter left
+    out, one too many, two swapped, or one replaced in a word of at least four. It is never given where options are
+    equally near, or digits or single letters differ: ``layer5`` is not ``layer4``, ``q_proj`` is not ``o_proj``.
+    """
+    typed = _folded(name)
+    folded = {option: _folded(option) for option in options}
+    alike = [option for option, text in folded.items() if text == typed]
+    if not alike:
+        alike = [option for option, text in folded.items() if _is_slip(typed, text)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """Whether the two differ by one letter or separator, or by two letters that are swapped."""
+    if abs(len(typed) - len(name)) > 1:
+        return False
+    start = _count_alike(typed, name)
+    end = _count_alike(typed[start:][::-1], name[start:][::-1])
+    wrong = typed[start : len(typed) - end]
+    right = name[start : len(name) - end]
+    changed = wrong + right
+    longer = max(typed, name, key=len)
+    if changed == "_":
+        return not longer[max(start - 1, 0) : start + 2].replace("_", "").isdigit()
+    is_swapped = len(wrong) == 2 and wrong == right[::-1]
+    if not changed.isalpha() or (len(changed) > 2 and not is_swapped):
+        return False
+    letters = _NO_LETTERS.split(longer[:start])[-1] + _NO_LETTERS.split(longer[start:])[0]
+    is_replaced = bool(wrong and right) and not is_swapped
+    return len(letters) >= (4 if is_replaced else 3)
+
+
+_NO_LETTERS = re.compile(r"[\W\d_]")
+
+
+def _count_alike(first: str, second: str) -> int:
+    """How many characters at the beginning are the same."""
+    count = 0
+    while count < min(len(first), len(second)) and first[count] == second[count]:
+        count += 1
+    return count
 
 
 def counted(count: int, noun: str) -> str:

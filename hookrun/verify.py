@@ -8,16 +8,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hookrun.command.json_output import answered
+from hookrun.command.outcome import Outcome
 from hookrun.errors import HookrunError, counted, first_lines, printable
 from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each changed file. Returns 0 if there are none, 1 if there are some, 2 without such a run."""
+    return answered(argv, _main)
+
+
+def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run directory, or that of a sweep")
     with words():
-        return max(_verify(run) for path in parser.parse_args(argv).run for run in _runs(path.expanduser()))
+        paths = parser.parse_args(arguments).run
+        return max(_verify(run, outcome) for path in paths for run in _runs(path.expanduser()))
 
 
 def _runs(path: Path) -> list[Path]:
@@ -28,14 +35,16 @@ def _runs(path: Path) -> list[Path]:
     return sorted(run_folders(path)) or [path] if os.path.isfile(path / MULTIRUN) else [path]
 
 
-def _verify(path: Path) -> int:
+def _verify(path: Path, outcome: Outcome) -> int:
     from hookrun.store.verify import verify
 
     try:
         found = verify(path)
     except HookrunError as error:
+        outcome.error = error
         print(error, file=sys.stderr)
         return 2
+    outcome.told.setdefault("verified", []).append({"run": str(path), **vars(found)})
     # a name with a line break could forge a line
     notes = first_lines(f"note: {printable(note)}" for note in found.notes)
     bad = first_lines(f"BAD: {printable(fault)}" for fault in found.bad)

@@ -1,4 +1,4 @@
-"""Writes the tables of the pages on experiments, actions and ranks from the code."""
+"""Writes the tables of the pages on experiments, actions and ranks, and of the page for programs, from the code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from pydantic_core import PydanticUndefined
 
 from hookrun.engine.actions import Action, actions
 from hookrun.engine.hook_types import HOOK_TYPES
+from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.selector import reference_rows
+from hookrun.run.tasks import tasks
+from hookrun.run.tasks.under_hooks import TaskUnderHooks
 
-EXAMPLES = Path(__file__).parents[1] / "conf" / "hooks"
+CONF = Path(__file__).parents[1] / "conf"
+EXAMPLES = CONF / "hooks"
 
 
 def hook_types() -> str:
@@ -41,6 +45,55 @@ def selectors() -> str:
     return _table(("form", "matches"), ((f"`{form}`", meaning) for form, meaning in reference_rows().items()))
 
 
+HOOK_KEYS = {
+    "select": "required: which modules or parameters, see below",
+    "hook": "required: when it fires, a hook type",
+    "target": "which tensor of a tuple, list, dict or object: `[0]`, `logits`, `[0].logits`",
+    "index": "which part of that tensor, in NumPy's notation: `..., 0:8`",
+    "tokens": "which positions of a sequence, not counting padding: `-1`, `{phase: prompt}`",
+    "heads": "which attention heads: `[3, 5]`",
+    "batch_dim": "which dimension is the batch, where the trial run cannot show it",
+    "when": "`{mode: train, step: {start: 100, every: 10}, epoch: [0, 1], call: 0, probability: 0.5}`",
+    "expect": 'how many must match: `2`, `">=1"` (the default), `0..2`',
+    "enabled": "`false` leaves the hook out",
+    "priority": "lower fires first; ties in the order of the file",
+    "parameters": "`saved_tensors` only: `true` for parameters as well",
+}
+"""Key of every hook -> what it says."""
+
+
+def hook_keys() -> str:
+    """A table of the keys of a hook; a key without a meaning is a KeyError."""
+    return _table(("key", "meaning"), ((f"`{key}`", HOOK_KEYS[key]) for key in HookKeys.model_fields))
+
+
+def selector_list() -> str:
+    """One line for each selector form, with the first clause of what it matches."""
+    return "\n".join(f"- `{form}`: {said.partition('; ')[0]}" for form, said in reference_rows().items())
+
+
+def action_list() -> str:
+    """One line for each action: its parameters, what it does, and its hook types where they are not the usual ones."""
+    lines = []
+    for name, action in actions().items():
+        given = _parameters(action).replace("`", "")
+        carried = _carriers(action)
+        on = "" if carried == "all but `apply`" else f" On: {carried}."
+        lines.append(f"- `{name}`{f' ({given})' if given else ''}: {_first_line(action)}.{on}")
+    return "\n".join(lines)
+
+
+def task_table() -> str:
+    """A table of the tasks: what each does, from the head of its file, and its keys."""
+    rows = []
+    for name, task in tasks().items():
+        comment = (CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8")
+        said = " ".join(re.match(r"(# .*\n)+", comment)[0].replace("# ", "").split())
+        keys = [key for key in task.model_fields if key not in TaskUnderHooks.model_fields]
+        rows.append((f"`{name}`", re.split(r"(?<=[.?]) ", said)[0], ", ".join(keys)))
+    return _table(("task", "what it does", "keys"), rows)
+
+
 def action_pages() -> str:
     """Each action in full: its docstring with the parameters as a table, its hook types, its example."""
     return "\n\n".join(_page(name, action) for name, action in actions().items())
@@ -61,6 +114,13 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "conf/README.md": TABLES,
     "hookrun/engine/actions/README.md": {"actions": action_table, "each action": action_pages},
     "hookrun/run/ranks/README.md": {"joint table": ranks},
+    "hookrun/AGENTS.md": {
+        "tasks": task_table,
+        "hook keys": hook_keys,
+        "hook types": hook_types,
+        "selectors": selector_list,
+        "actions": action_list,
+    },
 }
 """The generated parts of each file."""
 

@@ -41,7 +41,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_holds_package_with_configuration_only(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert "hookrun/conf/config.yaml" in names
-    assert names == CODE | {f"hookrun/{name}" for name in CONF} | {"hookrun/py.typed"}
+    assert names == CODE | {f"hookrun/{name}" for name in CONF} | {"hookrun/py.typed", "hookrun/AGENTS.md"}
 
 
 def test_an_editable_install_points_at_the_checkout(tmp_path: Path) -> None:

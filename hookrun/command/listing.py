@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
 from hookrun.errors import printable, spec_error
 from hookrun.store.objective import preferred
-from hookrun.store.runs import Runs, runs
+from hookrun.store.runs import COLUMNS, Runs, runs
 from hookrun.store.summary import RunSummary, headline
 
 _MOST_NAME = 40
@@ -32,6 +33,12 @@ def chosen_runs(arguments: Sequence[str]) -> Runs:
             raise spec_error(word, "is not a condition", "after the folder write KEY=VALUE: status=done")
         conditions[key] = value
     return runs(folder).where(conditions)
+
+
+def columns_of(summary: RunSummary) -> dict[str, Any]:
+    """The columns of the table, and the metrics, as data."""
+    columns = {name: getattr(summary, field) for name, field in COLUMNS.items()}
+    return {**columns, "metrics": summary.metrics}
 
 
 def lines_of(chosen: Runs, width: int | None) -> Iterator[str]:

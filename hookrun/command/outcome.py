@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import spec_error
 
@@ -23,6 +24,7 @@ class Outcome:
 
     from_python: whether a function of Python gives the command, and not a command line: it raises `error`, which is not
                  printed, and what only prints is refused
+    told:      what else the object of `--json` says
     """
 
     run_dir: Path | None = None
@@ -30,6 +32,11 @@ class Outcome:
     shown: list[tuple[tuple[str, ...], Ready]] = field(default_factory=list)
     error: BaseException | None = None
     from_python: bool = False
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def show(self, overrides: Sequence[str], ready: Ready) -> None:
+        """Keep what was shown for a job with these overrides."""
+        self.shown.append((tuple(overrides), ready))
 
     def refuse_showing(self, task: str) -> None:
         """Raise SpecError for a task that only prints, where Python wants a run."""

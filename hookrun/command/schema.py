@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pydantic import create_model
 
+from hookrun.command.json_form import output_schema
+from hookrun.command.json_output import answered
+from hookrun.command.outcome import Outcome
 from hookrun.engine.actions import actions
 from hookrun.engine.spec.hook import HookKeys, hook_keys
 from hookrun.errors import SpecError
@@ -143,14 +147,26 @@ def _member(schema: Any) -> Any:
     return schema if is_fixed else _open(_interpolable(schema))
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write the schema to a file, or to stdout. Returns the exit code: 2 where an installed extension is wrong."""
+    return answered(argv, _main)
+
+
+def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
     parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
-    file = parser.parse_args().file
+    parser.add_argument("--output", action="store_true", help="the schema of what commands print with --json")
+    parser.add_argument("--agents", action="store_true", help="the page for programs")
+    flags = parser.parse_args(arguments)
+    file = flags.file
     try:
-        text = json.dumps(experiment_schema(), indent=2) + "\n"
+        if flags.agents:
+            text = files("hookrun").joinpath("AGENTS.md").read_text(encoding="utf-8")
+        else:
+            schema = output_schema() if flags.output else experiment_schema()
+            text = json.dumps(schema, indent=2) + "\n"
     except SpecError as error:
+        outcome.error = error
         print(error, file=sys.stderr)
         return error.exit_code
     if file is None:

@@ -15,7 +15,7 @@ from hookrun.engine.keys import GIVEN
 from hookrun.engine.trust.load import DATA
 from hookrun.engine.trust.load import load as load_trusted
 from hookrun.engine.validation import validated
-from hookrun.errors import Mistakes, nearest, refused_at, spec_error
+from hookrun.errors import Mistakes, SpecError, misnamed, refused_at
 
 if TYPE_CHECKING:
     from hookrun.data.samples import Samples
@@ -128,7 +128,7 @@ def _source(config: Data) -> Source:
 
         return GivenData(args=config.args, as_given=config.has_own_collate)
     if config.name not in _SOURCES:
-        raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
+        raise SpecError([misnamed("data.name", f"unknown data set '{config.name}'", config.name, names())])
     module, name = _SOURCES[config.name]
     cls: type[Source] = getattr(import_module(f"{__name__}.{module}"), name)
     return validated(cls, config.args, "data.args")

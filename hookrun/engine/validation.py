@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from types import NoneType, UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
@@ -12,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hookrun.errors import Problem, SpecError, counted, nearest
+from hookrun.errors import Fix, Problem, SpecError, counted, misnamed, nearest, renamed
 from hookrun.html import Shown
 
 M = TypeVar("M", bound=BaseModel)
@@ -109,15 +111,14 @@ def unknown_arguments(
     given: Collection[str], known: Collection[str], where: str, owner: str
 ) -> list[Problem]:
     """A problem for each given name that `owner`, a function or class, does not take."""
-    return [
-        Problem(
-            join(where, name),
-            f"'{owner}' takes no argument '{name}'; {nearest(name, known)}",
-            "correct the name, or remove it",
-        )
-        for name in given
-        if name not in known
-    ]
+    problems = list[Problem]()
+    for name in given:
+        if name not in known:
+            what = f"'{owner}' takes no argument '{name}'; {nearest(name, known)}"
+            problem = Problem(join(where, name), what, "correct the name, or remove it")
+            section = {name: given[name]} if isinstance(given, Mapping) else None
+            problems.append(renamed(problem, name, known, section))
+    return problems
 
 
 def missing_arguments(
@@ -181,20 +182,29 @@ def wrong_call(
     return [*unknown_arguments(checked, free, where, owner), *missing_arguments(given, free, where, owner)]
 
 
-def unknown_key(where: str, key: object, keys: Collection[str], deeper: Collection[str] = ()) -> Problem:
+def unknown_key(
+    where: str, key: object, keys: Collection[str], deeper: Collection[str] = (), section: object = None
+) -> Problem:
     """The problem of a key that its section does not have.
 
-    deeper: the key paths below the section that end in the key; see `paths_to`
+    deeper:  the key paths below the section that end in the key; see `paths_to`
+    section: what was given in the section, at least the key
     """
+    problem = Problem(join(where, str(key)), "unknown key", found=key)
     if isinstance(key, bool):
-        hint = "YAML reads on, off, yes and no as true and false: quote the key"
-    elif deeper:
-        hint = f"did you mean {' or '.join(repr(join(where, each)) for each in deeper)}?"
-    elif key in keys:
-        hint = "it does not go with the keys beside it"
-    else:
-        hint = nearest(str(key), keys) if keys else ""
-    return Problem(join(where, str(key)), "unknown key", hint)
+        return replace(problem, hint="YAML reads on, off, yes and no as true and false: quote the key")
+    if deeper:
+        near = [join(where, each) for each in deeper]
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
+        fix = None
+        if len(near) == 1 and isinstance(section, Mapping):
+            fix = Fix(near[0], section[key])
+        return replace(problem, hint=hint, near=near, fix=fix)
+    if key in keys:
+        return replace(problem, hint="it does not go with the keys beside it")
+    if not keys:
+        return problem
+    return renamed(replace(problem, hint=nearest(str(key), keys)), str(key), keys, section)
 
 
 def paths_to(key: str, section: Any) -> list[str]:
@@ -282,28 +292,48 @@ def _problem(
     first = min(details, key=lambda detail: len(detail["loc"]))
     kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
     path = join(where, *map(str, key))
+    found = first["input"]
     match kind:
         case "extra_forbidden":
             section: Any = reduce(_under, key[:-1], model)
             deeper = paths_to(str(key[-1]), section)
-            return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
+            above = join(where, *map(str, key[:-1]))
+            return unknown_key(above, key[-1], list(_fields(section)), deeper, {key[-1]: found})
         case "missing":
             return Problem(path, MISSING, f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
         case "value_error":
-            return Problem(path, _message(first))
+            return Problem(path, _message(first), found=found)
         case "model_type" | "dict_type":
-            return not_a_mapping(path, first["input"], list(_fields(reduce(_under, key, model))))
-    return Problem(path, f"found {first['input']!r}: {_merged(details)}", _hint(first))
+            return not_a_mapping(path, found, list(_fields(reduce(_under, key, model))))
+    what = f"found {found!r}: {_merged(details)}"
+    hint = _hint(first)
+    if isinstance(found, str) and kind == "literal_error":
+        return misnamed(path, what, found, _options(first), hint)
+    number = _number(found, kind)
+    return Problem(path, what, hint, found=found, fix=None if number is None else Fix(path, number))
+
+
+def _number(found: object, kind: str) -> int | float | None:
+    """The number that was given as text where one is expected; None if it is not one, or not of this kind."""
+    if isinstance(found, str):
+        with suppress(ValueError):
+            if kind.startswith("int_"):
+                return int(found)
+            if kind.startswith("float_"):
+                return float(found)
+    return None
 
 
 def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
     """The problem of a value where a section is expected, such as ``model: mlp``, which means a choice of a group."""
     hint = f"its keys: {', '.join(keys)}" if keys else ""
+    fix = None
     if isinstance(found, str) and path in _GROUPS:
         hint = f"a file chooses from a group in its defaults list: `- override /{path}: {found}`; {hint}"
     elif isinstance(found, str) and "name" in keys:
         hint = f"choose by name: {path}.name={found}"
-    return Problem(path, f"found {found!r}, expected a mapping", hint)
+        fix = Fix(join(path, "name"), found)
+    return Problem(path, f"found {found!r}, expected a mapping", hint, found=found, fix=fix)
 
 
 _GROUPS = ("task", "model", "data", "train", "compute")
@@ -338,7 +368,11 @@ def _hint(detail: ErrorDetails) -> str:
     if isinstance(detail["input"], bool):
         words = "on and yes as true" if detail["input"] else "off and no as false"
         return f"YAML reads {words}: quote the word"
-    expected = detail.get("ctx", {}).get("expected", "")
-    options = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
-    hint = nearest(str(detail["input"]), options)
+    hint = nearest(str(detail["input"]), _options(detail))
     return hint if hint.startswith("did you mean") else ""
+
+
+def _options(detail: ErrorDetails) -> list[str]:
+    """The words of a Literal, which pydantic gives as one text: ``'a', 'b' or 'c'``."""
+    expected = detail.get("ctx", {}).get("expected", "")
+    return [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]

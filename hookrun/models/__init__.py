@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.engine.keys import GIVEN
 from hookrun.engine.trust.load import MODELS, load
 from hookrun.engine.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Mistakes, Problem, nearest, refuse, shown, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, misnamed, nearest, refuse, shown, spec_error
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin, require_weights
@@ -93,11 +93,8 @@ def _prepared(config: Model, data: DataDefaults, trust: frozenset[str]) -> parti
         return _from_factory(config, trust)
     if config.name in vision.names():
         return vision.prepare(config, data)
-    raise spec_error(
-        "model.name",
-        f"there is no model '{config.name}'; {nearest(config.name, names())}",
-        "correct the name",
-    )
+    what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
+    raise SpecError([misnamed("model.name", what, config.name, names(), "correct the name")])
 
 
 def _own(config: Model, data: DataDefaults) -> partial[Any]:

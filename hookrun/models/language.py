@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hookrun.engine.validation import Args, validated
-from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, refuse, refused_at, spec_error
+from hookrun.errors import (
+    HookrunWarning,
+    Problem,
+    SpecError,
+    listed,
+    moved,
+    nearest,
+    refuse,
+    refused_at,
+    spec_error,
+)
 from hookrun.models.arguments import DataDefaults, too_large
 from hookrun.models.weights import SCALES, differing, kind_of, read_weights
 
@@ -295,7 +304,7 @@ def _saved(args: TransformersArgs) -> nn.Module:
     _check_loaded(model, report, place)
     changes = list(_changed(model, report, config, place))
     problems = differing(place, "of another kind", changes, len(model.state_dict()), SCALES)
-    refuse(replace(problem, where=PATH) for problem in problems)
+    refuse(moved(problem, PATH) for problem in problems)
     return model
 
 

@@ -270,7 +270,7 @@ class SweepData:
         """
         settings = self.settings_of(self.compared)
         if self.goal is not None:
-            settings.sort(key=self._rank)
+            settings.sort(key=self.rank)
         return settings
 
     def settings_of(self, jobs: Iterable[JobData]) -> list[Setting]:
@@ -284,7 +284,8 @@ class SweepData:
             settings.append(Setting({key: value for key, value in pairs if value is not None}, of_setting))
         return settings
 
-    def _rank(self, setting: Setting) -> tuple[bool, float]:
+    def rank(self, setting: Setting) -> tuple[bool, float]:
+        """A sort key of a setting: smaller is better, or of a diagnostic metric a larger effect."""
         if self.is_diagnostic:
             effect = self.effect(setting)
             return effect is None, -abs(effect or 0.0)
@@ -461,6 +462,28 @@ def conclusion(facts: SweepData) -> str:
     if without is not None:
         text += f" (without hooks: {amount(name, without)})"
     return f"{text}; to {goal}"
+
+
+def answer_of_sweep(facts: SweepData) -> dict[str, Any] | None:
+    """`conclusion` as data; None if it is not known. `ties` counts the other settings that are as good, or as large."""
+    best = facts.best
+    goal = facts.goal
+    if best is None or goal is None:
+        return None
+    mean, deviation = best.result
+    rank = facts.rank(best)
+    return {
+        "what": "largest_effect" if facts.is_diagnostic else "best_setting",
+        "setting": dict(best.values),
+        "jobs": [job.name for job in best.jobs],
+        "metric": goal.metric,
+        "direction": goal.direction,
+        "value": mean,
+        "deviation": deviation,
+        "without_hooks": facts.without_hooks(best),
+        "change": facts.effect(best),
+        "ties": sum(facts.rank(setting) == rank for setting in facts.settings) - 1,
+    }
 
 
 def _largest_effect(facts: SweepData, best: Setting, goal: Goal) -> str:

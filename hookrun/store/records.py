@@ -7,7 +7,7 @@ have added them; a key may be missing, because an earlier version did not write 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -409,12 +409,15 @@ def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
 
     StoreError if a line does not fit the model.
     """
-    lines = list[dict[str, Any]]()
+    return list(each_record(path, model))
+
+
+def each_record(path: Path, model: type[Record]) -> Iterator[dict[str, Any]]:
+    """As `read_records`, one line after the other."""
     for number, record in read_lines(path):
         fitting(f"{path}, line {number}", record, model)
         # json gives each line keys of its own, which take as much memory as the values
-        lines.append({sys.intern(key): value for key, value in record.items()})
-    return lines
+        yield {sys.intern(key): value for key, value in record.items()}
 
 
 def fitting(place: Path | str, content: Any, model: type[T]) -> T:

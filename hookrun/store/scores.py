@@ -65,6 +65,12 @@ def latest(lines: Iterable[Line]) -> tuple[dict[str, float], dict[str, float]]:
     return means, batches
 
 
+def last_metrics(lines: Iterable[Line]) -> dict[str, float]:
+    """``split/name`` -> the last value, of a whole pass if there is one. Learning rates are left out."""
+    means, batches = latest(lines)
+    return {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
+
+
 def names(lines: Iterable[Line]) -> list[str]:
     """Every metric with a finite value in a line that is not about a single batch."""
     return list(

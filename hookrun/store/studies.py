@@ -1,7 +1,8 @@
 """What the studies add to a run directory and to `Run`: each folder of hookrun/studies may have a module `records`.
 
 Such a module may define `STREAMS`, file name -> the model of its lines, which its task appends during the run, and
-functions for which a `Run` asks by their names.
+functions for which a `Run` asks by their names. Its `answer_of(run)` is what the page of such a run shows first, as
+data with the key `what`; None for a run of another study.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookrun.engine.discovery import modules_named
 from hookrun.store.files import StoreError
 from hookrun.store.records import STREAMS, Record
+
+if TYPE_CHECKING:
+    from hookrun.store.reader import Run
 
 STUDIES = "hookrun.studies"
 
@@ -38,6 +42,21 @@ def functions_of_studies(name: str) -> Iterator[Callable[..., Any]]:
     for records in study_records():
         if hasattr(records, name):
             yield getattr(records, name)
+
+
+def answer_of(run: Run) -> dict[str, Any] | None:
+    """What the page of the run shows first, as data: the answer of its study, else its last metrics; None without any.
+
+    StoreError if a file of the run is damaged.
+    """
+    from hookrun.store.scores import last_metrics
+
+    for of_study in functions_of_studies("answer_of"):
+        answer: dict[str, Any] | None = of_study(run)
+        if answer is not None:
+            return answer
+    metrics = last_metrics(run.metrics)
+    return {"what": "metrics", "metrics": metrics} if metrics else None
 
 
 def ask_study(name: str, *values: Any, **options: Any) -> Any:

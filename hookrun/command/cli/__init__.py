@@ -11,8 +11,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
+from hookrun.command.json_output import JsonOutcome, answered
+from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.errors import HookrunError, Refusal, paths_refused
 from hookrun.run.ranks import is_main
@@ -31,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stderr as plain text. It may be called again in the same process: `sys.argv`, the loggers, the signal handlers
     and an application's own Hydra are restored afterwards.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    with entered(arguments, goes_on=argv is not None):
-        code = _main(arguments)
+    code = answered(argv, partial(carried_out, goes_on=argv is not None))
     if argv is None and "WORLD_SIZE" in os.environ:
         if code == REFUSED and not is_main():
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
@@ -61,20 +62,32 @@ def entered(arguments: list[str], *, goes_on: bool = True) -> Iterator[None]:
             gc.unfreeze()
 
 
-def _main(arguments: list[str]) -> int:
+def carried_out(arguments: list[str], outcome: Outcome, *, goes_on: bool = True) -> int:
+    """Carry out a command and return its exit code; an error is reported, and kept in the outcome.
+
+    goes_on: whether the process goes on after the command
+    """
+    with entered(arguments, goes_on=goes_on):
+        return _carried_out(arguments, outcome)
+
+
+def _carried_out(arguments: list[str], outcome: Outcome) -> int:
     try:
         with handled(), paths_refused():
             from hookrun.command.cli.commands import execute
 
-            code = execute(arguments)
+            is_read = isinstance(outcome, JsonOutcome)
+            code = execute(arguments, outcome) if is_read else execute(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt as interruption:
+        outcome.error = interruption
         return code_of(interruption)
     except Exception as error:
+        outcome.error = error
         is_for_main = isinstance(error, Refusal) and not is_main()  # rank 0 reports a wrong configuration
         if not is_for_main:
             report(error)

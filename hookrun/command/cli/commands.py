@@ -23,7 +23,7 @@ from pathlib import Path
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.command.compose.errors import composed, explained, key_paths
+from hookrun.command.compose.errors import composed, explained, key_paths, only_shortest
 from hookrun.command.compose.hydra import (
     App,
     Composition,
@@ -37,6 +37,7 @@ from hookrun.command.compose.overrides import (
     GROUPS,
     PLAN,
     Resume,
+    fix_of,
     meant,
     take,
     take_resume,
@@ -47,7 +48,17 @@ from hookrun.command.sweeps.exit_codes import DONE, REFUSED
 from hookrun.engine.discovery import EXTENSIONS, names_in
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.engine.trust import of_environment, read_once
-from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
+from hookrun.errors import (
+    Fix,
+    Problem,
+    SpecError,
+    misnamed,
+    printable,
+    refuse,
+    slip_of,
+    spec_error,
+    whole_characters,
+)
 from hookrun.run.experiment.given import Given
 from hookrun.terminal import waiting_for
 
@@ -186,7 +197,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         args, others = parser.parse_known_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:
         flag = (error.argument_name or "").partition("/")[0]
-        raise spec_error(flag, error.message, _use_of_flag(actions.get(flag), arguments)) from None
+        raise SpecError([_wrong_use(flag, actions.get(flag), error.message, arguments)]) from None
     refuse(Problem(text, "is not a flag", _WRITTEN) for text in others)
     return args
 
@@ -198,15 +209,18 @@ def _is_unknown(word: str, actions: Mapping[str, argparse.Action]) -> bool:
     return with_choice is None or word[2:] not in (with_choice.choices or ())
 
 
-def _use_of_flag(action: argparse.Action | None, arguments: Sequence[str]) -> str:
-    """The hint for a flag that was used wrongly."""
-    if action is not None and action.choices:
-        return f"it takes {', '.join(action.choices)}"
-    if action is not None and action.nargs == 0:
-        for word in arguments:
-            if word.partition("=")[0] in action.option_strings:
-                return f"put a space there: {word.replace('=', ' ', 1)}"
-    return "--help shows some uses"
+def _wrong_use(flag: str, action: argparse.Action | None, what: str, arguments: Sequence[str]) -> Problem:
+    """The problem of a flag that was used wrongly."""
+    for word, following in pairwise([*arguments, ""]):
+        typed, equals, value = word.partition("=")
+        if action is None or typed not in action.option_strings:
+            continue
+        if action.choices:
+            hint = f"it takes {', '.join(action.choices)}"
+            return misnamed(flag, what, value if equals else following, action.choices, hint)
+        if action.nargs == 0:
+            return Problem(flag, what, f"put a space there: {word.replace('=', ' ', 1)}", found=value)
+    return Problem(flag, what, "--help shows some uses")
 
 
 def _not_a_flag(words: Sequence[str], actions: Mapping[str, argparse.Action], app: App) -> Problem:
@@ -216,22 +230,41 @@ def _not_a_flag(words: Sequence[str], actions: Mapping[str, argparse.Action], ap
     if not equals and len(words) > 1 and "=" not in words[1] and words[1][:1] != "-":
         value = words[1]
         where = f"{flag} {value}"
-    return Problem(where, "is not a flag", _meant_by_flag(flag, value, actions, app))
+    return _meant_by_flag(Problem(where, "is not a flag", found=flag), flag, value, actions, app)
 
 
-def _meant_by_flag(flag: str, value: str, actions: Mapping[str, argparse.Action], app: App) -> str:
-    """The hint for a word with dashes that is not a flag; `value` is empty if it has none."""
+def _meant_by_flag(
+    problem: Problem, flag: str, value: str, actions: Mapping[str, argparse.Action], app: App
+) -> Problem:
+    """The problem of a word with dashes that is not a flag, and what was meant; `value` is empty if it has none."""
     key = flag.lstrip("-")
     if key.partition(".")[0] in (*ROOT_KEYS, "experiment"):
-        return f"{_WRITTEN}: {key}={value or ('NAME' if key in GROUPS else 'VALUE')}"
+        written = f"{_WRITTEN}: {key}={value or ('NAME' if key in GROUPS else 'VALUE')}"
+        return replace(problem, hint=written, near=[key], fix=fix_of(f"{key}={value}") if value else None)
     if not value and (override := meant(key, app)):
-        return f"{_WRITTEN}: {override}"
+        return replace(problem, hint=f"{_WRITTEN}: {override}", near=[override], fix=fix_of(override))
     if close := get_close_matches(f"--{key.replace('_', '-')}", actions, n=1, cutoff=0.75):
-        return f"did you mean {close[0]}?"
-    for path in key_paths(app.compose_config("config", [], RunMode.RUN)):
-        if path.endswith(f".{key.replace('-', '_')}"):
-            return f"{_WRITTEN}: {path}={value or 'VALUE'}"
-    return f"{_WRITTEN}; --help shows some uses"
+        hint = f"did you mean {close[0]}?"
+        return replace(problem, hint=hint, near=close, fix=_fix_of_flag(flag, value, actions))
+    paths = key_paths(app.compose_config("config", [], RunMode.RUN))
+    near = [path for path in paths if path.endswith(f".{key.replace('-', '_')}")]
+    if near:
+        fix = fix_of(f"{near[0]}={value}") if value and only_shortest(near) else None
+        written = f"{_WRITTEN}: {near[0]}={value or 'VALUE'}"
+        return replace(problem, hint=written, near=near[:_MOST_NEAR], fix=fix)
+    return replace(problem, hint=f"{_WRITTEN}; --help shows some uses")
+
+
+_MOST_NEAR = 3
+
+
+def _fix_of_flag(flag: str, value: str, actions: Mapping[str, argparse.Action]) -> Fix | None:
+    """The flag that was meant, with its value, where it takes one and has one, or takes none and has none."""
+    right = slip_of(flag, actions)
+    if right is None:
+        return None
+    takes_value = actions[right].nargs != 0
+    return Fix(right, value or True) if takes_value == bool(value) else None
 
 
 def _refuse_flags(flags: argparse.Namespace) -> None:

@@ -147,7 +147,7 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
             needs.prepare(shows=shows)
             if shows:
                 tasks.show(prepared)
-                command.outcome.shown.append(((), prepared))
+                command.outcome.show((), prepared)
                 return DONE
             return _performed(command, needs, ranks, prepared)
     except RefusedByMain as refused:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose.errors import composed, experiment_file, explained, lost_keys, origins_told
 from hookrun.command.compose.hydra import Composition, conf_dir, existing_folder, opened
-from hookrun.errors import refuse, refused_at, shortened, spec_error, whole_characters
+from hookrun.errors import Problem, SpecError, refuse, refused_at, shortened, spec_error, whole_characters
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.tasks import parse_experiment, task_of
 from hookrun.store.config.interpolations import literal, resolved
@@ -163,8 +163,6 @@ def _refuse_own_task(cfg: DictConfig, config: dict[str, Any], typed: str) -> Non
     key = "task" if isinstance(section, str) else "task.name"
     task = section.get("name") if isinstance(section, dict) else section
     if choices.get("experiment") is not None and choices.get("task") != task:
-        raise spec_error(
-            experiment_file(cfg),
-            f"it sets {key} to {task!r} itself, so that {typed} would do nothing",
-            f"let its defaults list say `- override /task: {task}` instead",
-        )
+        what = f"it sets {key} to {task!r} itself, so that {typed} would do nothing"
+        hint = f"let its defaults list say `- override /task: {task}` instead"
+        raise SpecError([Problem(experiment_file(cfg), what, hint, found=task, place=key)])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate
@@ -44,7 +44,18 @@ from hookrun.command.compose.overrides import (
 )
 from hookrun.engine.hook_types import HOOK_TYPES, OF_EVERY_HOOK
 from hookrun.engine.keys import ROOT_KEYS, nested
-from hookrun.errors import HookrunError, Problem, Refusal, SpecError, listed, nearest
+from hookrun.errors import (
+    Fix,
+    HookrunError,
+    Problem,
+    Refusal,
+    SpecError,
+    listed,
+    misnamed,
+    nearest,
+    renamed,
+    slip_of,
+)
 from hookrun.store.config.interpolations import guarded
 from hookrun.store.config.yaml_files import load
 
@@ -94,7 +105,25 @@ def explained(command: Composition | None = None) -> Iterator[None]:
                 raise
             except Exception as of_files:  # the files do not compose, even without the overrides
                 cause = of_files
-        raise SpecError(problems or [_problem(cause, command)]) from error
+        if not problems:
+            problem = _problem(cause, command)
+            if command is not None and not problem.where:
+                problem = replace(problem, place=_to_blame(command))
+            problems = [problem]
+        raise SpecError(problems) from error
+
+
+def _to_blame(command: Composition) -> str:
+    """The key of the first override without which the command line composes; empty if there is none."""
+    for number, text in enumerate(command.overrides[:_MOST_TRIED]):
+        others = [*command.overrides[:number], *command.overrides[number + 1 :]]
+        with suppress(Exception):  # no user code runs, and the error itself is told anyway
+            command.app.compose_config(command.config_name, others, command.mode)
+            return text.partition("=")[0].lstrip("+")
+    return ""
+
+
+_MOST_TRIED = 20
 
 
 def composed(command: Composition, **options: Any) -> DictConfig:
@@ -181,7 +210,7 @@ def _wrong_choices(override: Override, command: Composition) -> Iterator[Problem
         cfg = command.app.compose_config(command.config_name, [], command.mode)
         if group in cfg.hydra.runtime.choices:
             what = "`+` adds a config group, and this one is there already"
-            yield Problem(group, what, "leave the `+` out")
+            yield _corrected(Problem(group, what, "leave the `+` out"), override, group, override.value())
             return
     value = override.value()
     names = value if isinstance(value, list) else [value]
@@ -190,16 +219,35 @@ def _wrong_choices(override: Override, command: Composition) -> Iterator[Problem
             yield _not_a_name(override, options(command.repository, group))
             return
         if not command.repository.config_exists(f"{group}/{name}"):
-            yield no_such_config(f"{group}/{name}", command)
+            problem = no_such_config(f"{group}/{name}", command)
+            if problem.fix is not None:
+                right = problem.fix.value
+                if isinstance(value, list):
+                    right = [right if each == name else each for each in value]
+                problem = replace(problem, fix=Fix(_typed_key(override), right))
+            yield problem
+
+
+def _typed_key(override: Override) -> str:
+    """The key as it was typed: with its `+` or `++`, and the package of a config group."""
+    return str(override.input_line).partition("=")[0]
+
+
+def _corrected(problem: Problem, override: Override, key: str, value: Any) -> Problem:
+    """The problem of an override, with the key and the value that are right; several values are not repeated."""
+    if override.is_sweep_override():
+        return problem
+    return replace(problem, found=override.key_or_group, fix=Fix(key, value))
 
 
 def _not_a_name(override: Override, names: list[str]) -> Problem:
     """The problem of a choice such as ``3`` or ``nan``, which Hydra reads as a number."""
     typed = override.get_value_string()
-    hint = nearest(typed, names)
+    problem = misnamed(override.key_or_group, f"found {typed!r}, expected a name", typed, names)
     if typed in names:
         hint = f"put the name in quotes of its own: {quoted(f'{override.key_or_group}={typed}')}"
-    return Problem(override.key_or_group, f"found {typed!r}, expected a name", hint)
+        return replace(problem, hint=hint, fix=Fix(_typed_key(override), typed))
+    return problem
 
 
 def no_such_config(path: str, command: Composition) -> Problem:
@@ -227,9 +275,11 @@ def no_such_config(path: str, command: Composition) -> Problem:
     near = nearest(name, names)
     alike = [option for option in names if "/" in name or "/" not in option]
     there_are = f"there are: {listed(alike, 40)}; " if near.startswith("did you mean") else ""
-    return Problem(
+    return misnamed(
         group or "--config-name",
         f"there is no {name!r}; {near}",
+        name,
+        names,
         f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}",
     )
 
@@ -250,8 +300,9 @@ def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Ite
     if override.package is not None:  # its config group does not exist: Hydra reports that
         return
     if "/" in key:
-        hint = nearest(key, command.app.list_all_config_groups())
-        yield Problem(key, "there is no such config group", hint)
+        groups = command.app.list_all_config_groups()
+        problem = Problem(key, "there is no such config group", nearest(key, groups))
+        yield renamed(problem, key, groups, {key: override.value()})
         return
     value = override.value()
     adds = override.is_add() or override.is_force_add()
@@ -259,11 +310,15 @@ def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Ite
         is_there = OmegaConf.select(cfg, key) is not None
         if override.is_delete():
             if not is_there:
-                yield Problem(f"~{key}", _NO_KEY, _near(key, cfg))
+                near, hint = _near(key, cfg)
+                meant = _meant(key, near)
+                fix = None if meant is None else Fix(meant, takes_away=True)
+                yield Problem(f"~{key}", _NO_KEY, hint, found=key, near=near, fix=fix)
         elif override.is_add() and is_there and not isinstance(value, dict | list):
-            yield Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
+            problem = Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
+            yield _corrected(problem, override, key, value)
         elif not adds and (above := _value_above(key, cfg)) is not None:
-            yield Problem(key, _NO_KEY, _below_a_value(override, above, OmegaConf.select(cfg, above)))
+            yield _below_a_value(override, above, OmegaConf.select(cfg, above))
         else:
             OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
     except (ConfigKeyError, ConfigAttributeError) as error:
@@ -271,15 +326,23 @@ def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Ite
             yield _not_a_name(override, options(command.repository, key))
             return
         inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
-        if inside.startswith(f"{key}."):
+        is_inside = inside.startswith(f"{key}.")
+        if is_inside:
             key = inside
-        hint = _near(key, cfg)
+        near, hint = _near(key, cfg)
+        right = _meant(key, near)
         if key.startswith(_OPEN) or not hint:
             to_add = f"to add it: +{override.input_line}"
             hint = f"{hint}; {to_add}" if hint else to_add
-        yield Problem(key, _NO_KEY, hint)
+            if not near:
+                right = f"+{key}"
+        problem = Problem(key, _NO_KEY, hint, found=key, near=near)
+        if right is not None and not is_inside:
+            problem = _corrected(problem, override, right, value)
+        yield problem
     except OmegaConfBaseException as error:
-        yield Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
+        message = str(error.msg or error).splitlines()[0]
+        yield Problem(str(error.full_key or key), message, found=value)
 
 
 def _value_above(key: str, cfg: DictConfig) -> str | None:
@@ -291,21 +354,35 @@ def _value_above(key: str, cfg: DictConfig) -> str | None:
     return None
 
 
-def _below_a_value(override: Override, above: str, value: Any) -> str:
-    """The hint for an override below a key that holds a value."""
+def _below_a_value(override: Override, above: str, value: Any) -> Problem:
+    """The problem of an override below a key that holds a value."""
+    key = override.key_or_group
+    problem = Problem(key, _NO_KEY, f"{above} is {value!r}", found=key)
     if value is not None:
-        return f"{above} is {value!r}"
-    if override.key_or_group.startswith(_OPEN):
-        return f"{above} is null; to add it: +{override.input_line}"
-    below = override.key_or_group.removeprefix(f"{above}.")
+        return problem
+    if key.startswith(_OPEN):
+        problem = replace(problem, hint=f"{above} is null; to add it: +{override.input_line}")
+        return _corrected(problem, override, f"+{key}", override.value())
+    below = key.removeprefix(f"{above}.")
     whole = shlex.quote(f"{above}={{{below}: {override.get_value_string()}}}")
-    return f"{above} is null; set it with all the keys that it needs: {whole}"
+    problem = replace(problem, hint=f"{above} is null; set it with all the keys that it needs: {whole}")
+    if "." in below:
+        return problem
+    return _corrected(problem, override, above, {below: override.value()})
 
 
-def _near(key: str, cfg: DictConfig) -> str:
-    """A hint with the nearest keys: those of the same name elsewhere, else those like it in its first wrong part.
+def _meant(key: str, near: Sequence[str]) -> str | None:
+    """The key path that was meant, one of the nearest, of the same name or misspelled; None if that is not certain."""
+    name = key.rpartition(".")[2]
+    if near and all(path.rpartition(".")[2] == name for path in near):
+        return only_shortest(near)
+    return slip_of(key, near)
 
-    "" for a key that is only not in this configuration.
+
+def _near(key: str, cfg: DictConfig) -> tuple[list[str], str]:
+    """The nearest keys, and a hint: those of the same name elsewhere, else those like it in its first wrong part.
+
+    Empty for a key that is only not in this configuration.
     """
     groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
     paths = [*groups, *key_paths(cfg), *ROOT_KEYS]  # `vars` and `needs` are keys also where a file has none
@@ -314,7 +391,7 @@ def _near(key: str, cfg: DictConfig) -> str:
         optional = OF_EVERY_HOOK if hook_type is None else OF_EVERY_HOOK | hook_type.takes
         paths += [f"hooks.{name}.{each}" for each in sorted(optional)]
     if key in paths:
-        return ""
+        return [], ""
     name = key.rpartition(".")[2]
     near = [path for path in paths if path.endswith(f".{name}") and not path.startswith("hydra.")]
     above = ""
@@ -330,8 +407,15 @@ def _near(key: str, cfg: DictConfig) -> str:
         close = [f"{above}{sibling}.{rest}".rstrip(".") for sibling in get_close_matches(part, siblings)]
         near = [path for path in close if path in paths] or close or inside
     if near:
-        return f"did you mean {' or '.join(map(repr, near[:3]))}?"
-    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+        return near[:3], f"did you mean {' or '.join(map(repr, near[:3]))}?"
+    return [], f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+
+
+def only_shortest(paths: Sequence[str]) -> str | None:
+    """The path with the fewest parts; None if several have as few."""
+    fewest = min(path.count(".") for path in paths)
+    shortest = [path for path in paths if path.count(".") == fewest]
+    return shortest[0] if len(shortest) == 1 else None
 
 
 def key_paths(cfg: DictConfig) -> list[str]:
@@ -397,7 +481,10 @@ def _problem_of_value(error: OmegaConfBaseException) -> Problem:
     if isinstance(error, MissingMandatoryValue):
         return Problem(key, "has no value yet (???)", f"give it one: {key}=VALUE")
     hint = INTERPOLATION if isinstance(error, GrammarParseError) else ""
-    return Problem(key, str(error.msg or error).splitlines()[0], hint)
+    problem = Problem(key, str(error.msg or error).splitlines()[0], hint)
+    if isinstance(error, ConfigKeyError | ConfigAttributeError) and OmegaConf.is_dict(error.parent_node):
+        return renamed(problem, str(error.key), map(str, error.parent_node), None)
+    return problem
 
 
 def _problem_of_hydra(error: Exception, command: Composition | None) -> Problem:
@@ -410,7 +497,7 @@ def _problem_of_hydra(error: Exception, command: Composition | None) -> Problem:
             return problem
         if not problem.where:  # a section that is a list: OmegaConf names no key
             return _list_for_mapping(file) or replace(problem, where=file)
-        return replace(problem, where=file, what=f"{problem.what} (at {problem.where})")
+        return replace(problem, where=file, what=f"{problem.what} (at {problem.where})", place=problem.where)
     message = " ".join(str(error).split()) or type(error).__name__
     if twice := _TWICE.match(message):
         group = twice[1] or twice[2]
@@ -422,7 +509,11 @@ def _problem_of_hydra(error: Exception, command: Composition | None) -> Problem:
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     if "experiment" in Path(file).parts and not any(line.startswith("# @package") for line in lines):
         return without_header(file)
-    return Problem(file, message, _near_groups(file, command))
+    groups = command.app.config_loader.list_groups("")
+    wrong = _wrong_groups(file, groups)
+    hint = "; ".join(nearest(group, groups) for group in wrong)
+    problem = Problem(file, message, hint)
+    return renamed(problem, wrong[0], groups, None) if len(wrong) == 1 else problem
 
 
 def _list_for_mapping(file: str) -> Problem | None:
@@ -433,7 +524,7 @@ def _list_for_mapping(file: str) -> Problem | None:
             hint = "write key: value"
             if key == "hooks":
                 hint = "each hook has a name: NAME: {select: …, hook: …, action: …}"
-            return Problem(f"{file}: {key}", "found a list, expected a mapping", hint)
+            return Problem(f"{file}: {key}", "found a list, expected a mapping", hint, place=str(key))
     return None
 
 
@@ -451,16 +542,15 @@ def _named_file(error: Exception, command: Composition | None) -> str:
     return ""
 
 
-def _near_groups(file: str, command: Composition) -> str:
-    """The nearest names for each group that the file's defaults list overrides and that does not exist."""
-    groups = command.app.config_loader.list_groups("")
-    hints = list[str]()
+def _wrong_groups(file: str, groups: Collection[str]) -> list[str]:
+    """Each group that the file's defaults list overrides and that does not exist."""
+    wrong = list[str]()
     for item in OmegaConf.select(load(Path(file)), "defaults") or []:
         for key in item if OmegaConf.is_dict(item) else ():
             group = str(key).split()[-1].removeprefix("/").partition("@")[0]  # `override /model@x`
             if str(key).split()[-1].startswith("/") and group.partition("/")[0] not in groups:
-                hints.append(nearest(group, groups))
-    return "; ".join(hints)
+                wrong.append(group)
+    return wrong
 
 
 # ---- interpolations ------------------------------------------------------------------------------------------------

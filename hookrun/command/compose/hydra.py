@@ -224,6 +224,11 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="a sweep prints everything of each job, not one line"
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object, and all else on stderr; --json=full cuts no list",
+    )
     version_flag = parser._option_string_actions["--version"]
     vars(version_flag)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"
     return parser

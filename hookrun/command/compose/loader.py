@@ -9,6 +9,7 @@ import copy
 import os
 import posixpath
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -83,6 +84,7 @@ def _acting_content(plain: Any, file: Path, group: str) -> Iterator[Problem]:
             f"{file}: hydra.searchpath",
             "cannot be set in a file: it would read other folders",
             "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER",
+            place="hydra.searchpath",
         )
 
 
@@ -302,7 +304,7 @@ class Loader(ConfigLoaderImpl):
                 installed = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
                 plugins = [f"{plugin.__module__}.{plugin.__name__}" for plugin in installed]
             refuse(
-                Problem(f"{_file(source, path)}: {each.where}", each.what, each.hint)
+                replace(each, where=f"{_file(source, path)}: {each.where}", place=each.where)
                 for each in hydra_section.wrong_settings(plain["hydra"], groups, plugins)
             )
         return loaded

@@ -15,7 +15,7 @@ from hydra.errors import HydraException, OverrideParseException
 
 from hookrun.command.compose.hydra import App, parse_override
 from hookrun.engine.keys import ROOT_KEYS
-from hookrun.errors import Problem, spec_error
+from hookrun.errors import Fix, Problem, spec_error
 
 RESUME = "resume"
 ANYWAY = "resume_anyway"
@@ -72,15 +72,30 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
     if "=" not in text and not text.startswith("~"):
         guess = meant(text, app)
         hint = f"did you mean {guess}?" if guess else "for example: experiment=clip_fc"
-        return Problem(text, "is not of the form key=value", hint)
+        return Problem(text, "is not of the form key=value", hint, found=text, fix=fix_of(guess))
     what = "Hydra cannot read this override"
     if "${" in text:
-        return Problem(text, what, INTERPOLATION)
+        return Problem(text, what, INTERPOLATION, place=text.partition("=")[0].lstrip("+"))
     next_step = "check that they are closed"
-    if fixed := quoted(text):
-        next_step = f"put the value in quotes of its own: {fixed}"
+    whole = in_quotes(text)
+    if whole is not None:
+        next_step = f"put the value in quotes of its own: {_for_shell(whole)}"
     hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
-    return Problem(text, what, hint)
+    key, _, value = text.partition("=")
+    return Problem(text, what, hint, found=value, fix=fix_of(whole), place=key.lstrip("+"))
+
+
+def fix_of(override: str | None) -> Fix | None:
+    """The key and the value of an override that is right; None without one, and for several values."""
+    if override is None:
+        return None
+    try:
+        parsed = parse_override(override)
+    except HydraException:
+        return None
+    if parsed.is_sweep_override() or parsed.is_delete():
+        return None
+    return Fix(override.partition("=")[0], parsed.value())
 
 
 def meant(word: str, app: App) -> str | None:
@@ -121,14 +136,15 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
         whole = f"{first}={second}"
     if whole:
         what = "an override is one word, key=value, without spaces"
-        return Problem(" ".join(words[:count]), what, f"write {whole}")
+        typed = " ".join(words[:count])
+        return Problem(typed, what, f"write {whole}", found=typed, fix=fix_of(whole))
     if "=" not in first or _reads(first):
         return None
     for count in range(2, min(len(words), _MOST_WORDS) + 1):
         whole = " ".join(words[:count])
         if _reads(whole):
             what = "is one override, which the shell has split at its spaces"
-            return Problem(whole, what, f"put it in quotes: {_for_shell(whole)}")
+            return Problem(whole, what, f"put it in quotes: {_for_shell(whole)}", fix=fix_of(whole))
     return None
 
 
@@ -144,11 +160,17 @@ def several_values(override: Override) -> Problem:
         hint += f"; a list is {text.partition('=')[0]}=[{value}]"
         if fixed := quoted(text):
             hint += f"; one text with commas is {fixed}"
-    return Problem(override.key_or_group, f"{value!r} stands for several values", hint)
+    return Problem(override.key_or_group, f"{value!r} stands for several values", hint, found=value)
 
 
 def quoted(text: str) -> str | None:
-    """The override `text` with its value in quotes, and the whole override quoted for a shell.
+    """The override `in_quotes`, and the whole of it quoted for a shell."""
+    whole = in_quotes(text)
+    return None if whole is None else _for_shell(whole)
+
+
+def in_quotes(text: str) -> str | None:
+    """The override `text` with its value in quotes.
 
     In a mapping, ``{select: h[-1], hook: grad}``, only the values that need quotes get them. None where quotes do
     not help: the value has some already, holds an interpolation, or its brackets are not closed.
@@ -159,9 +181,9 @@ def quoted(text: str) -> str | None:
     if re.fullmatch(r"\{\s*\w+\s*:.*\}", value):
         members = re.split(r",\s*(?=\w+\s*:)", value[1:-1])
         whole = f"{key}={{{', '.join(map(_member, members))}}}"
-        return _for_shell(whole) if _reads(whole) else None
+        return whole if _reads(whole) else None
     whole = f"{key}={_in_quotes(value)}"
-    return _for_shell(whole) if _reads(whole, value) else None
+    return whole if _reads(whole, value) else None
 
 
 def _member(text: str) -> str:

@@ -144,13 +144,13 @@ def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> 
         return
     where = f"{file}: {text[:MOST_SHOWN]}"
     if not key.startswith("hydra."):
-        yield Problem(where, "cannot be chosen in a file", hint)
+        yield Problem(where, "cannot be chosen in a file", hint, place=key)
         return
     section: Any = value
     for part in reversed(key.split(".")[1:]):
         section = {part: section}
     for problem in hydra_section.wrong_settings(section, groups):
-        yield Problem(where, problem.what, hint)
+        yield Problem(where, problem.what, hint, place=key)
 
 
 _FINISHED = ("done", "stopped")

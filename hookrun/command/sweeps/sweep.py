@@ -410,11 +410,19 @@ def _grouped(errors: Mapping[int, SpecError | CompileError], jobs: Sequence[Comp
         if others:
             alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
             what += f"; the same in {listed(alike, MOST_JOBS)}"
-        problems.append(Problem(where, what, problem.hint))
+        if _is_swept(problem.where, [text for text in overrides[first] if text not in common]):
+            problem = replace(problem, fix=None)  # one value would take the place of all
+        problems.append(replace(problem, where=where, what=what, place=problem.place or problem.where))
     if (beyond := len(numbers) - MOST_PROBLEMS) > 0:
         refused = f"{len(errors)} of {len(jobs)} jobs are refused"
         problems.append(Problem("", f"{counted(beyond, 'more problem')}; {refused}"))
     return problems
+
+
+def _is_swept(key: str, overrides: Iterable[str]) -> bool:
+    """Whether one of the overrides, which differ from job to job, is at the key, above or below it."""
+    typed = [text.partition("=")[0].lstrip("+~") for text in overrides]
+    return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in typed)
 
 
 def _typed(job: ComposedJob) -> list[str]:
@@ -505,7 +513,7 @@ def _show(run: SweepRun, experiments: Mapping[int, Experiment], outcome: Outcome
             print(f"#{number}: {' '.join(overrides)}")
         ready = tasks.prepare(experiment, trust=run.job.trust)
         tasks.show(ready)
-        outcome.shown.append((tuple(overrides), ready))
+        outcome.show(overrides, ready)
         free_job_memory()
     return DONE
 

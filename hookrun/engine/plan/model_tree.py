@@ -24,7 +24,7 @@ from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.spec.selector import Names, Node, Selector, Tree
 from hookrun.engine.spec.selector.tree import ancestors
 from hookrun.engine.values.private_names import require
-from hookrun.errors import listed, shortened
+from hookrun.errors import Problem, listed, misnamed, shortened
 
 
 class Unhookable(NamedTuple):
@@ -332,15 +332,24 @@ class ModelNames:
                 matches[path] = replace(match, shape=f"no hooks: {why.what}")
         return matches
 
+    def unmatched(self, problem: Problem, selector: Selector, on_parameters: bool) -> Problem:
+        """The problem of a selector that matches nothing, with the selector that was meant."""
+        options = selector.possible(self._all_names(on_parameters))
+        found = misnamed(problem.where, problem.what, selector.text, options, problem.hint)
+        return replace(found, fix=None) if selector.select(self.tree.whole) else found
+
+    def _all_names(self, on_parameters: bool) -> Names:
+        classes = tuple(set(map(class_name, self.model.modules())))
+        parameters = tuple(self.parameters) if on_parameters else ()
+        return Names(tuple(self.modules), parameters, classes)
+
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""
         beside = selector.select(self.tree.whole)
         if beside:
             lack = "that have none" if on_parameters else "without a forward, around which no hook fires"
             return f"it matches modules {lack}: {listed([path or '(root)' for path in beside], 4)}"
-        classes = tuple(set(map(class_name, self.model.modules())))
-        parameters = tuple(self.parameters) if on_parameters else ()
-        near = selector.nearest(Names(tuple(self.modules), parameters, classes))
+        near = selector.nearest(self._all_names(on_parameters))
         last = str(selector).rpartition(".")[2]
         points = set(re.findall(r"\w+", last)).intersection(POINTS)
         if points and not on_parameters and any(map(lacks_points, self.modules.values())):

@@ -351,11 +351,13 @@ def _unexpected_matches(hook: HookSpec, matches: Sequence[Match], names: ModelNa
         kind = "module or parameter"
     unmatched = _unmatched_members(hook, names) if 0 not in expected else []
     for member, place in unmatched[:_MOST_MEMBERS]:
-        yield Problem(
-            f"{hook.where}.select",
-            f"{str(member)!r} ({place}) matches no {kind}",
-            f'{names.nearest(member, on_either or on_parameters)}; `expect: ">=0"` lets members match nothing',
+        what = f"{str(member)!r} ({place}) matches no {kind}"
+        hint = (
+            f'{names.nearest(member, on_either or on_parameters)}; `expect: ">=0"` lets members match nothing'
         )
+        problem = Problem(f"{hook.where}.select", what, hint)
+        problem = names.unmatched(problem, member, on_either or on_parameters)
+        yield replace(problem, fix=None)  # `select` holds other members, too
     if len(matches) in expected:
         return
     if matches:
@@ -367,11 +369,10 @@ def _unexpected_matches(hook: HookSpec, matches: Sequence[Match], names: ModelNa
             "narrow `select`, or change `expect`",
         )
     elif not unmatched:
-        yield Problem(
-            f"{hook.where}.select",
-            f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}",
-            f"{names.nearest(selector, on_either or on_parameters)}; `task=modules` lists every path",
-        )
+        what = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
+        hint = f"{names.nearest(selector, on_either or on_parameters)}; `task=modules` lists every path"
+        problem = Problem(f"{hook.where}.select", what, hint)
+        yield names.unmatched(problem, selector, on_either or on_parameters)
 
 
 def _unmatched_members(hook: HookSpec, names: ModelNames) -> list[tuple[Selector, str]]:

@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import is_by_sample
@@ -200,6 +200,32 @@ def _hook_notes(hook: PlannedHook, samples: int | None, acting_on_calls: Sequenc
     if missed:
         under = f" under {listed(acting_on_calls, SHOWN)}" if acting_on_calls else ""
         yield f"{name}: the example did not reach {listed(missed, SHOWN)}{under}"
+
+
+def data(plan: ResolvedPlan) -> dict[str, Any]:
+    """What the table shows as plain data; `bytes`: of all captures of a run, None if it is not known."""
+    total: float | None = 0
+    hooks = list[dict[str, Any]]()
+    for hook in plan.hooks:
+        spec = hook.spec.to_dict()
+        shapes = [match.shape for match in hook.matches]
+        captured = [match.bytes for match in hook.matches if match.bytes is not None]
+        hooks.append(
+            {
+                "name": hook.spec.name,
+                **{key: spec[key] for key in ("select", "hook", "action", "params")},
+                "matches": [match.path for match in hook.matches],
+                "shape": shapes[0] if len(set(shapes)) == 1 else shapes,
+                "bytes": int(sum(captured)) if captured else None,
+            }
+        )
+        if hook.spec.action.captures:
+            is_known = len(captured) == len(shapes) and all(match.per_sample for match in hook.matches)
+            is_known = is_known and hook.spec.action.value_of(Meaning.SAMPLES) is None
+            known = plan.samples if is_known else None
+            total = None if total is None or known is None else total + sum(captured) * known
+    size_of_run = None if total is None else int(total)
+    return {"model": plan.model, "hash": plan.hash, "hooks": hooks, "bytes": size_of_run}
 
 
 def _captured_size(hook: PlannedHook, samples: int | None) -> str:

@@ -31,7 +31,7 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     refuse_beyond_limits(config, "" if has_hooks else "hooks")
     whole, problems = without_boolean_keys(written)
     hooks, wrong = parse_hooks(whole["hooks"])
-    problems += [unknown_root(key) for key in whole if key not in ROOT_KEYS]
+    problems += [unknown_root(key, whole[key]) for key in whole if key not in ROOT_KEYS]
     problems += wrong
     if problems:
         raise SpecError(in_file_order(problems, written))
@@ -52,7 +52,7 @@ TYPED_ONLY = {
 """Root keys that a file may not set -> hint for the error message."""
 
 
-def unknown_root(key: Any, deeper: Sequence[str] = ()) -> Problem:
+def unknown_root(key: Any, value: Any, deeper: Sequence[str] = ()) -> Problem:
     """An unknown key at the root of a configuration; `deeper`: the key paths in it that end in this key."""
     match key:
         case "experiment":
@@ -67,7 +67,7 @@ def unknown_root(key: Any, deeper: Sequence[str] = ()) -> Problem:
             )
         case str() if key in TYPED_ONLY:
             return Problem(key, "is taken from the command line only, never from a file", TYPED_ONLY[key])
-    return unknown_key("", key, ROOT_KEYS, deeper)
+    return unknown_key("", key, ROOT_KEYS, deeper, {key: value})
 
 
 MAX_VALUES = 1_000_000

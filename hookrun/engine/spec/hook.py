@@ -27,7 +27,7 @@ from hookrun.engine.trust.load import ACTIONS as FUNCTIONS
 from hookrun.engine.trust.load import short_names
 from hookrun.engine.validation import Section, join, parse, unknown_key
 from hookrun.engine.values.index import AnyIndex, AnyTarget
-from hookrun.errors import Problem, counted, nearest, shortened
+from hookrun.errors import Problem, counted, misnamed, shortened
 from hookrun.html import Html, Shown, block, brief, table
 
 MOST_PRIORITY = 10**9
@@ -308,10 +308,11 @@ def _no_action(name: Any, where: str) -> Problem:
     """The problem of a name that no action has."""
     if name is None:
         return Problem(where, "is missing", f"it is one of: {', '.join(actions())}")
-    hint = nearest(str(name), actions())
+    what = f"found {shown(name)}, which is not an action"
     if name in short_names(FUNCTIONS):
         hint = f"it is a function of an installed package: action: python, function: {name}"
-    return Problem(where, f"found {shown(name)}, which is not an action", hint)
+        return Problem(where, what, hint, found=name)
+    return misnamed(where, what, str(name), actions())
 
 
 def _wrong_keys(given: Mapping[Any, Any], action: type[Action] | None, where: str) -> Iterator[Problem]:
@@ -324,10 +325,10 @@ def _wrong_keys(given: Mapping[Any, Any], action: type[Action] | None, where: st
     allowed = keys if is_known else keys | OWN_KEYS
     for key in given:
         if key not in allowed:
-            yield unknown_key(where, key, keys)
+            yield unknown_key(where, key, keys, section=given)
     if isinstance(hook_type, str) and not is_known:
         what = f"found {hook_type!r}, which is not a hook type"
-        yield Problem(join(where, "hook"), what, nearest(hook_type, HOOK_TYPES))
+        yield misnamed(join(where, "hook"), what, hook_type, HOOK_TYPES)
 
 
 def hook_keys(hook_type: object) -> set[str]:

@@ -80,8 +80,10 @@ def read_experiment(
         wrong_in_hooks = [problem for problem in wrong_in_hooks if problem.what != MISSING]
     given = {key: config[key] for key in config if key in Settings.model_fields}
     settings, wrong = parse(Settings, given | {"task": task or TaskKeys()}, "")
-    unknown = (unknown_root(key, paths_to(str(key), Settings)) for key in config if key not in ROOT_KEYS)
-    problems += [*unknown, *wrong_in_task, *wrong, *wrong_in_hooks]
+    for key, value in config.items():
+        if key not in ROOT_KEYS:
+            problems.append(unknown_root(key, value, paths_to(str(key), Settings)))
+    problems += [*wrong_in_task, *wrong, *wrong_in_hooks]
     if problems or settings is None:
         return None, problems
     spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed)

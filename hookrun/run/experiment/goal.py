@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hookrun.errors import Problem, SpecError, listed, nearest
+from hookrun.errors import Problem, SpecError, listed, misnamed, nearest
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.task import Task, metrics_of, stopping, task_of
 from hookrun.store.objective import Direction, Goal, direction_of, preferred
@@ -93,4 +93,4 @@ def _why_none(experiment: Experiment) -> Problem:
     hint = f"task={task.name} logs {listed(measured, _SHOWN)}"
     if near.startswith("did you mean"):
         hint = f"{near} {hint}"
-    return Problem(METRIC, f"found {metric!r}, which this run does not log", hint)
+    return misnamed(METRIC, f"found {metric!r}, which this run does not log", metric, measured, hint)

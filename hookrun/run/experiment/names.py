@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hookrun.data import names as data_names
@@ -11,7 +12,7 @@ from hookrun.engine.keys import GIVEN
 from hookrun.engine.trust.load import LOSSES as OWN_LOSS
 from hookrun.engine.trust.load import METRICS as OWN_METRIC
 from hookrun.engine.trust.load import Kind, is_user_code, short_names
-from hookrun.errors import Problem, nearest
+from hookrun.errors import Problem, misnamed, moved, nearest, renamed
 
 LOSSES = (
     "cross_entropy",
@@ -69,11 +70,14 @@ def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
 def _unknown_data(section: Mapping[Any, Any]) -> Iterator[Problem]:
     name = section.get("name")
     if isinstance(name, str) and name not in (*data_names(), GIVEN):
-        yield Problem("data.name", f"unknown data set {name!r}", nearest(name, data_names()))
+        yield misnamed("data.name", f"unknown data set {name!r}", name, data_names())
     for key in ("transforms", "train_transforms"):
-        for transform in _mapping(section.get(key)):
+        transforms = _mapping(section.get(key))
+        for transform in transforms:
             if isinstance(transform, str) and transform not in TRANSFORMS:
-                yield Problem(f"data.{key}.{transform}", "unknown transform", nearest(transform, TRANSFORMS))
+                hint = nearest(transform, TRANSFORMS)
+                problem = Problem(f"data.{key}.{transform}", "unknown transform", hint)
+                yield renamed(problem, transform, TRANSFORMS, transforms)
 
 
 def _metrics(task: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -94,6 +98,8 @@ def _unknown(raw: Any, where: str, what: str, names: Collection[str], own: Kind)
     """The problem of a name, or of a mapping with a name, that is neither hookrun's nor of the form of a user's own."""
     name = raw.get("name") if isinstance(raw, Mapping) else raw
     if isinstance(name, str) and name not in names and not is_user_code(name, own):
-        yield Problem(
-            where, f"found {name!r}, which is not {what}", nearest(name, [*names, *short_names(own)])
-        )
+        problem = misnamed(where, f"found {name!r}, which is not {what}", name, [*names, *short_names(own)])
+        if isinstance(raw, Mapping):
+            place = f"{where}.name"
+            problem = replace(moved(problem, place), where=where, place=place)
+        yield problem

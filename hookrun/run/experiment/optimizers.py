@@ -30,7 +30,7 @@ from hookrun.engine.trust.load import OPTIMIZERS as OWN_OPTIMIZERS
 from hookrun.engine.trust.load import SCHEDULERS as OWN_SCHEDULERS
 from hookrun.engine.trust.load import load_class
 from hookrun.engine.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, misnamed, spec_error
 from hookrun.run.experiment.parameter_groups import ParameterGroup
 from hookrun.run.experiment.settings import MOST, Named, Schedule, Scheduler, Train
 from hookrun.run.experiment.settings import Optimizer as OptimizerKeys
@@ -140,9 +140,8 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
         return optimizer
     cls = _of_torch(name, registry)
     if cls is None:
-        raise spec_error(
-            f"{where}.name", f"found {name!r}, which torch does not have", nearest(name, registry)
-        )
+        what = f"found {name!r}, which torch does not have"
+        raise SpecError([misnamed(f"{where}.name", what, name, registry)])
     return cls
 
 

@@ -78,6 +78,10 @@ class Task(TaskKeys):
         """Print the result of `prepare`. Raises HookrunError if the task is run, not shown."""
         raise HookrunError(f"task={self.name} is run, not shown")
 
+    def as_data(self, prepared: Any) -> dict[str, Any]:
+        """What `show` prints, as keys of the object of `--json`."""
+        return {}
+
     def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
         """Run the task with the result of `prepare`. Returns why a check stopped it, or None.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hookrun.engine.validation import Section, not_a_mapping, parse, unknown_key
-from hookrun.errors import Problem, nearest
+from hookrun.errors import Problem, misnamed, nearest
 from hookrun.run.experiment.settings import MOST, TaskKeys
 
 WHERE = "task"
@@ -33,14 +33,15 @@ def parse_task(
     chosen = tasks.get(name) if isinstance(name, str) else None
     problems = list[Problem]()
     if chosen is None:
-        problems.append(
-            Problem(f"{WHERE}.name", f"found {name!r}, which is not a task", nearest(str(name), tasks))
-        )
+        what = f"found {name!r}, which is not a task"
+        problems.append(misnamed(f"{WHERE}.name", what, str(name), tasks))
     fields = () if chosen is None else chosen.model_fields
     refused = {} if chosen is None else chosen.refuses
     used = {key: given[key] for key in given if key in fields}
     every_key = _keys(tasks) if len(used) < len(given) else used
-    problems += [unknown_key(WHERE, key, every_key) for key in given if key not in every_key]
+    for key, value in given.items():
+        if key not in every_key:
+            problems.append(unknown_key(WHERE, key, every_key, section={key: value}))
     task = None
     if chosen is not None:
         task, wrong = parse(chosen, used, WHERE)

@@ -99,6 +99,16 @@ class ModulesTask(Task):
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
 
+    def as_data(self, prepared: Prepared) -> dict[str, Any]:
+        """The modules, and those that `select` matches. Raises CompileError for a selector without matches."""
+        rows = list[dict[str, Any]]()
+        for match in modules_of(prepared.model, prepared.plan.hooks).values():
+            row = {key: getattr(match, key) for key in ("path", "type", "parameters", "shape")}
+            rows.append({**row, "names": match.names} if len(match.names) > 1 else row)
+        if self.select is None:
+            return {"modules": rows}
+        return {"modules": rows, "selected": picked_by(self.select, prepared.model, "task.select")}
+
     def _print_tree(
         self, screen: Screen, matches: Mapping[str, Match], shown: Set[str], picked: Set[str]
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator
 
@@ -80,6 +80,13 @@ class TaskUnderHooks(ModelTask):
         from hookrun.run.passes.progress import Screen
 
         show_plan(prepared, Screen())
+
+    def as_data(self, prepared: Prepared) -> dict[str, Any]:
+        """The plan, and the lines below it."""
+        from hookrun.engine.plan.table import data, notes
+
+        *lines, _ = notes(prepared.plan)  # the last one is the hash
+        return {"plan": data(prepared.plan), "notes": [*prepared.lines, *lines]}
 
     def execute(self, prepared: Prepared, run_dir: RunDir) -> str | None:
         """Run the task under the hooks; returns why a check stopped it, or None."""

@@ -131,7 +131,7 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
             hint = ""
             if isinstance(error, KeyValidationError) or "key type" in str(error):
                 hint = "a key is a text: quote what YAML reads as something else, such as null"
-            return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0], hint)
+            return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0], hint, place=key)
         case RecursionError():
             return Problem(str(path), "its values are nested too deeply")
     return Problem(str(path), str(error))

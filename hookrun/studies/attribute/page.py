@@ -6,13 +6,12 @@ import os
 from collections.abc import Container, Mapping
 from typing import Any
 
-import torch
 from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, printable
-from hookrun.studies.attribute.records import ATTRIBUTIONS
+from hookrun.studies.attribute.records import ATTRIBUTIONS, Place, parts_of, places_in
 from hookrun.studies.kit.drawing import (
     MOST_SAMPLES,
     MOST_TOKENS,
@@ -23,7 +22,7 @@ from hookrun.studies.kit.drawing import (
     encoded,
     strips,
 )
-from hookrun.studies.kit.files import open_tensors, read_tensor
+from hookrun.studies.kit.files import open_tensors
 
 ID = "attribution"
 TITLE = "Attribution"
@@ -32,9 +31,6 @@ POSITION = 20
 MOST_PICTURES = 24
 _SIDE = 64
 """The largest side of a map in pixels, as of the pictures; larger maps are averaged down."""
-
-Place = tuple[str, int]
-"""The split and the number of a sample."""
 
 
 def build(facts: RunData) -> dict[str, Any] | None:
@@ -48,18 +44,9 @@ def build(facts: RunData) -> dict[str, Any] | None:
     try:
         with open_tensors(facts.path / ATTRIBUTIONS, facts.path) as file:
             about = file.metadata() or {}
-            names = sorted(file.keys())
-            ids = read_tensor(file, "sample_ids") if "sample_ids" in names else torch.zeros(0)
-            places = [(str(about.get("split")), sample) for sample in ids.flatten().tolist()]
-            for name in names:
-                if not name.startswith("attributions"):
-                    continue
-                part = file.get_slice(name)
+            places = places_in(file)
+            for name, part in parts_of(file, len(places)):
                 shape = part.get_shape()
-                if shape[:1] != [len(places)]:
-                    raise HookrunError(f"{name} does not have a row for each sample")
-                if 0 in shape or part.get_dtype() == "C64":
-                    raise HookrunError(f"{name} holds no real numbers")
                 if len(shape) == 4:
                     is_smooth = about.get("method") == "grad_cam"
                     for place, values in _rows(part, places, facts.pictures, MOST_PICTURES).items():

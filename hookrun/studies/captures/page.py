@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from hookrun.errors import listed
+from hookrun.studies.captures.records import Line, probes_in, similarities_in
 from hookrun.studies.kit.drawing import (
     MOST_ROWS,
     Figure,
     HeatMap,
     RunData,
     bars,
-    is_number,
     matrix,
     module_name,
 )
@@ -21,19 +21,14 @@ ID = "analysis"
 TITLE = "Analysis"
 POSITION = 10
 
-_PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "majority", "control"}
-_SIMILARITY = {"module", "other", "cka"}
-
-Line = dict[str, Any]
-
 
 def build(facts: RunData) -> dict[str, Any] | None:
     """The results in metrics.jsonl: one line for each probed module, or for each pair of modules.
 
     projections: texts that say which modules' features were projected, and how
     """
-    probes = _lines(facts, _PROBE, "accuracy")[:MOST_ROWS]
-    similarities = _lines(facts, _SIMILARITY, "cka")
+    probes = probes_in(facts.metrics.records)[:MOST_ROWS]
+    similarities = similarities_in(facts.metrics.records)
     if not probes and not similarities:
         return None
     figures = list[Figure]()
@@ -86,12 +81,3 @@ def _projections(lines: list[Line]) -> list[str]:
         if how is not None and line.get("other") in (None, line["module"]):
             modules.setdefault(how, {})[module_name(line["module"])] = None
     return [f"{how}, instead of all features: {listed(names, 40)}" for how, names in modules.items()]
-
-
-def _lines(facts: RunData, keys: set[str], result: str) -> list[Line]:
-    """The lines that have all of the keys; `result` is the key of the measured number."""
-    lines = list[Line]()
-    for line in facts.metrics.records:
-        if line.keys() >= keys and is_number(line[result]) and isinstance(line["module"], str):
-            lines.append(line)
-    return lines

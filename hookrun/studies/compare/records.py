@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import counted, listed
-from hookrun.studies.kit.record_types import Listing, Name, Record, Text, functions_of_studies, html
+from hookrun.studies.kit.record_types import (
+    Listing,
+    Name,
+    Record,
+    Text,
+    functions_of_studies,
+    html,
+    typed_record,
+)
 
 if TYPE_CHECKING:
     from hookrun.studies.compare.comparison import By, Cka
@@ -154,6 +163,15 @@ def compare_runs(run: Run, other: Run, by: Sequence[By], tolerance: float, cka: 
         config=comparison.differing(run.config, other.config),
     )
     return result.model_copy(update={"reasons": list(result.differences())})
+
+
+def answer_of(run: Run) -> dict[str, Any] | None:
+    """Where the two runs differ first, and what else differs in the results."""
+    path = run.path / COMPARE_JSON
+    if not os.path.lexists(path):
+        return None
+    record = typed_record(path, Comparison)
+    return {"what": "first_difference", "first": record.first, "reasons": record.reasons}
 
 
 def _numbers(run: Run) -> dict[str, float]:

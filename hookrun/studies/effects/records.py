@@ -287,3 +287,22 @@ def numbers_to_compare(run: Run) -> dict[str, float]:
     """The value of each cell, by which two runs are compared."""
     effects = read_effects(run.path)
     return {} if effects is None else effects.of_cells()
+
+
+def answer_of(run: Run) -> dict[str, Any] | None:
+    """The largest effect, and how many other sites have one as large."""
+    effects = read_effects(run.path)
+    largest = None if effects is None else effects.largest()
+    if effects is None or largest is None:
+        return None
+    about = {key: effects.about.get(key) for key in ("hook", "metric")}
+    labels = list(product(*effects.axes.values()))[largest.place]
+    return {
+        "what": "largest_effect",
+        **about,
+        "site": dict(zip(effects.axes, labels, strict=True)),
+        "value": largest.value,
+        "unedited": effects.unedited,
+        "change": largest.change,
+        "ties": largest.ties,
+    }

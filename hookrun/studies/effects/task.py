@@ -18,7 +18,8 @@ from hookrun.errors import (
     counted,
     first_lines,
     listed,
-    nearest,
+    misnamed,
+    moved,
     refuse,
 )
 from hookrun.studies.effects.over import (
@@ -173,7 +174,7 @@ class EffectsTask(TaskOfOneSplit):
             where = place_of(problem.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
             if place_of_cells and where == f"hooks.{hook}":
                 where = place_of_cells
-            problems.append(replace(problem, where=where))
+            problems.append(moved(problem, where))
         return type(error)(problems, error.notes)
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
@@ -199,11 +200,8 @@ class EffectsTask(TaskOfOneSplit):
                 yield Problem(f"task.{key}", "is not given", hint)
         enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
         if self.hook is not None and self.hook not in enabled:
-            yield Problem(
-                "task.hook",
-                f"found {self.hook!r}, which is not an enabled hook of the experiment",
-                nearest(self.hook, enabled),
-            )
+            what = f"found {self.hook!r}, which is not an enabled hook of the experiment"
+            yield misnamed("task.hook", what, self.hook, enabled)
         yield from self._settings_problems(experiment.settings)
         for hook in enabled.values():
             for field, value in hook.action.outside_values().items():

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookrun.studies.generate.records import GENERATIONS, GenerationLine
+from hookrun.studies.generate.records import (
+    GENERATIONS,
+    GenerationLine,
+    differs,
+    has_divergences,
+    in_order,
+    is_compared,
+)
 from hookrun.studies.kit.drawing import RunData, SampledLines, common, sampled
 
 ID = "generations"
@@ -40,8 +47,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     records = facts.of_studies[ID].records
     if not records:
         return None
-    compared = any(record.get("kl_first") is not None for record in records)
-    shown = (sorted(records, key=_order) if compared else records)[:MOST_SAMPLES]
+    shown = in_order(records)[:MOST_SAMPLES]
     texts = {line["token"]: line["text"] for line in facts.tokens.records}
     samples = [_sample(record, texts) for record in shown]
     return {
@@ -49,23 +55,9 @@ def build(facts: RunData) -> dict[str, Any] | None:
         "rest": samples[MOST_OPEN:],
         "total": len(records),
         "is_sample": facts.of_studies[ID].is_sample,
-        "compared": compared,
-        "changed": sum(map(_differs, records)),
+        "compared": has_divergences(records),
+        "changed": sum(map(differs, records)),
     }
-
-
-def _order(record: Mapping[str, Any]) -> tuple[float, bool]:
-    """A sort key: the largest change first; a KL that is not a number comes last."""
-    kl = record.get("kl_first") or 0.0
-    return (0.0 if math.isnan(kl) else -kl, not _differs(record))
-
-
-def _differs(record: Mapping[str, Any]) -> bool:
-    return _is_compared(record) and record["ids"] != record["ids_without"]
-
-
-def _is_compared(record: Mapping[str, Any]) -> bool:
-    return isinstance(record.get("ids_without"), list) and record.get("reason_without") is not None
 
 
 def _sample(record: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, Any]:
@@ -73,7 +65,7 @@ def _sample(record: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, An
     pieces = _pieces(record["ids"], record["text"], texts)
     marks = [False] * len(pieces)
     without = None
-    if _is_compared(record):
+    if is_compared(record):
         others = _pieces(record["ids_without"], record.get("text_without"), texts)
         marks, marks_of_others = changed_places(pieces, others)
         without = _continuation(others, marks_of_others, record["reason_without"])

@@ -11,6 +11,7 @@ from hookrun.store.records import OfSample as OfSample  # a line about one sampl
 from hookrun.store.records import Record as Record  # a mapping with checked keys
 from hookrun.store.records import Text as Text  # a long text
 from hookrun.store.records import TokenScore as TokenScore  # a token with its text and probability
+from hookrun.store.records import each_record as each_record  # the lines of a file, checked, one by one
 from hookrun.store.records import grouped as grouped  # items by a key
 from hookrun.store.records import read_records as read_records  # the lines of a file, checked
 from hookrun.store.records import typed_record as typed_record  # a JSON file, checked

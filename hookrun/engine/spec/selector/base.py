@@ -84,6 +84,10 @@ class Selector(ABC):
         """A hint on what the user may have meant, for a selector that matches nothing."""
         return nearest(self.text, names.children)
 
+    def possible(self, names: Names) -> Sequence[str]:
+        """The selectors that this one may be misspelled for; empty if it is not one name alone."""
+        return ()
+
     def __str__(self) -> str:
         return self.text
 

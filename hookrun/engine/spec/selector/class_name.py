@@ -48,3 +48,6 @@ class ClassSelector(Selector):
 
     def nearest(self, names: Names) -> str:
         return nearest(self.globs[0], names.classes)
+
+    def possible(self, names: Names) -> list[str]:
+        return [f"{self.prefix}{name}" for name in names.classes]

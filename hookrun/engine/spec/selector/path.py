@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,9 @@ class PathSelector(Selector):
         last = self.text.rpartition(".")[2].strip("*?").lower()
         containing = [path for path in names.paths if last and last in path.lower()]
         return nearest(self.text, containing or names.children)
+
+    def possible(self, names: Names) -> Sequence[str]:
+        return names.paths if self.text in self.exact else ()
 
 
 def _is_name(segment: Segment) -> bool:

@@ -1,0 +1,231 @@
+"""`--json`: a command prints one object on stdout, and nothing else. What it prints otherwise goes to stderr."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from hookrun.command.outcome import Outcome
+from hookrun.command.sweeps.exit_codes import exit_code, report
+from hookrun.errors import HookrunError, spec_error
+from hookrun.run.ranks import is_main
+from hookrun.terminal import Guarded
+
+if TYPE_CHECKING:
+    from hookrun.run.experiment.task import Ready
+
+FLAG = "--json"
+FULL = "--json=full"
+_MOST_KEPT = 2**20
+"""Characters of what is printed that are kept for the object."""
+_NOTE = re.compile(r"^(?:.*\x1b\[2K)?NOTE: (.*)", re.MULTILINE)
+
+Command = Callable[[list[str], Outcome], int]
+"""Carries out words of a command line, and fills the outcome; returns the exit code."""
+
+
+def answered(argv: Sequence[str] | None, command: Command) -> int:
+    """Carry out a command. With `--json` or `--json=full` among the words, print the object that says what it did.
+
+    argv: the words of the command line; None: those of the process
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    typed = list(takewhile(lambda word: word != "--", words))
+    flags = [word for word in typed if word.partition("=")[0] == FLAG]
+    if not flags:
+        return command(words, Outcome())
+    others = [word for word in typed if word not in flags] + words[len(typed) :]
+    outcome = JsonOutcome()
+    with _printing_apart() as (out, printed, errors):
+        try:
+            if wrong := [flag for flag in flags if flag not in (FLAG, FULL)]:
+                raise spec_error(wrong[0], "is not a flag", f"write {FLAG}, or {FULL}, which cuts no list")
+            code = command(others, outcome)
+        except SystemExit as stop:  # argparse has printed why
+            code = stop.code if isinstance(stop.code, int) else 2
+        except (Exception, KeyboardInterrupt) as error:
+            outcome.error = error
+            report(error)
+            code = exit_code(error)
+        said = _said(outcome, code, printed.text, errors.text)
+    if is_main() and out is not None:
+        from hookrun.command.json_cut import written
+
+        out = cast(TextIO, Guarded(out))
+        out.write(f"{written(said, full=FULL in flags)}\n")
+        out.flush()
+    return code
+
+
+@dataclass
+class JsonOutcome(Outcome):
+    """An outcome that keeps what was shown as data, and no model.
+
+    jobs: what was shown of each job of a sweep
+    """
+
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def show(self, overrides: Sequence[str], ready: Ready) -> None:
+        """Keep what was shown."""
+        data = ready.task.as_data(ready)
+        if overrides:
+            self.jobs.append({"job": str(len(self.jobs)), "overrides": list(overrides), **data})
+        else:
+            self.told |= data
+
+
+# ---- what is printed -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Kept(Guarded):
+    """A stream of which the beginning is kept."""
+
+    _texts: list[str] = field(default_factory=list)
+    _size: int = 0
+
+    @property
+    def text(self) -> str:
+        """What was printed."""
+        return "".join(self._texts)
+
+    def write(self, text: str) -> int:
+        """Write the text, and keep it while there is not much."""
+        if self._size < _MOST_KEPT:
+            self._texts.append(text)
+            self._size += len(text)
+        return super().write(text)
+
+
+@contextmanager
+def _printing_apart() -> Iterator[tuple[TextIO | None, _Kept, _Kept]]:
+    """In the block everything is printed on stderr. Gives stdout, and what is printed in its place and on stderr."""
+    out = sys.stdout
+    with open(os.devnull, "w") as nowhere:
+        error = sys.stderr or nowhere
+        printed = _Kept(error)
+        errors = _Kept(error)
+        with (
+            _descriptor_apart(out, error),
+            redirect_stdout(cast(TextIO, printed)),
+            redirect_stderr(cast(TextIO, errors)),
+        ):
+            yield out, printed, errors
+
+
+@contextmanager
+def _descriptor_apart(out: TextIO | None, error: TextIO) -> Iterator[None]:
+    """In the block the file descriptor 1 is that of stderr: for C libraries, and for processes that are started."""
+    copy = None
+    with suppress(OSError, ValueError, AttributeError):  # there is none, or it is a stream in memory
+        if out is not None and out.fileno() == 1:
+            out.flush()
+            target = error.fileno()
+            copy = os.dup(1)
+            os.dup2(target, 1)
+    try:
+        yield
+    finally:
+        if copy is not None:
+            print(end="", file=out, flush=True)  # what was printed past `sys.stdout`
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(copy, 1)
+            os.close(copy)
+
+
+# ---- what is said --------------------------------------------------------------------------------------------------
+
+
+def _said(outcome: JsonOutcome, code: int, printed: str, errors: str) -> dict[str, Any]:
+    """The object."""
+    said: dict[str, Any] = dict(outcome.told)
+    if outcome.jobs:
+        said["jobs"] = outcome.jobs
+    notes = [*said.pop("notes", []), *_NOTE.findall(printed + errors)]
+    for folder, read in ((outcome.run_dir, _of_run), (outcome.sweep_dir, _of_sweep)):
+        if folder is not None and folder.is_dir():
+            try:
+                said |= read(folder)
+            except HookrunError as error:  # it was damaged
+                notes.append(str(error))
+    if not said and code == 0:
+        said["text"] = printed
+    if code != 0:
+        said["mistakes"] = _mistakes(outcome.error, said.get("reason", ""), errors or printed)
+    return {"version": 1, "ok": code == 0, "exit": code, **said, "notes": list(dict.fromkeys(notes))}
+
+
+def _mistakes(error: BaseException | None, why: str, printed: str) -> list[dict[str, Any]]:
+    """The mistakes of the error; without one, or if a signal ended the command, why the run ended, or the last line."""
+    from hookrun.command.mistakes import mistakes_of
+
+    if error is None or isinstance(error, KeyboardInterrupt):
+        last = printed.strip().splitlines()[-1:]
+        error = HookrunError(why or str(error or "") or "".join(last) or "interrupted")
+    return mistakes_of(error)
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    """What the directory of a run says. StoreError if a file in it is damaged."""
+    from hookrun.command.sweeps.jobs import near_path
+    from hookrun.engine.runtime.install import describe_inactive
+    from hookrun.store.captures.read import captured_tensors
+    from hookrun.store.reader import open_run
+    from hookrun.store.scores import last_metrics
+    from hookrun.store.studies import answer_of
+
+    run = open_run(folder)
+    fired = dict[str, dict[str, int]]()
+    sites = run.hooks.get("sites", [])
+    for site in sites:
+        fired.setdefault(site["hook"], {})[site["module"]] = site["fired"]
+    captures = dict[str, dict[str, Any]]()
+    for captured in captured_tensors(run.captures):
+        place = f"{captured.module} {captured.path}".rstrip()
+        shape = {"shape": list(captured.shape), "dtype": str(captured.dtype).removeprefix("torch.")}
+        captures.setdefault(captured.hook, {})[place] = shape
+    silent = [(site["hook"], site["module"], site["silent"]) for site in sites if site.get("silent")]
+    has_ended = run.status["status"] in ("done", "stopped")
+    return {
+        "run": near_path(folder),
+        "status": run.status["status"],
+        "reason": run.status.get("reason") or "",
+        "metrics": last_metrics(run.metrics),
+        "fired": fired,
+        "captures": captures,
+        "warnings": describe_inactive(silent) if has_ended else [],
+        "answer": answer_of(run),
+    }
+
+
+def _of_sweep(folder: Path) -> dict[str, Any]:
+    """What the directory of a sweep says. StoreError if it holds no run."""
+    from hookrun.command.sweeps.jobs import near_path
+    from hookrun.report.sweep_facts import TAGS, answer_of_sweep, read_sweep
+
+    facts = read_sweep(folder)
+    jobs = list[dict[str, Any]]()
+    for job in facts.jobs:
+        texts = [f"{key}={value}" for key, value in job.overrides.items() if key != TAGS]
+        jobs.append(
+            {
+                "job": job.name,
+                "overrides": texts,
+                "run": near_path(folder / job.name),
+                "status": job.status,
+                "reason": job.reason,
+                "exit": job.exit_code,
+                "objective": job.value,
+                "metrics": job.metrics,
+            }
+        )
+    return {"sweep": near_path(folder), "jobs": jobs, "answer": answer_of_sweep(facts)}
