@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
 from torch import Tensor
 
-from hookrun.errors import HookrunError, listed, shortened
+from hookrun.errors import HookrunError, counted, listed, shortened
 from hookrun.report.captures import place
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.pictures import MOST_PAGED_PIXELS, HeatMap, mosaic
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import RunData
 from hookrun.report.sampling import DrawnRows, rows_of_samples
-from hookrun.store.captures.read import StoredCapture, spread
+from hookrun.store.captures.read import StoredCapture
 
 MOST_SAMPLES = 8
 MOST_PICTURES = 160
@@ -42,12 +42,15 @@ class SampleLayers:
     figures: list[Figure] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SampleChooser:
     """The samples of a hook. notes: which layers are not shown, and why"""
 
-    samples: list[SampleLayers] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    samples: Sequence[SampleLayers] = ()
+    notes: Sequence[str] = ()
+
+
+NO_SAMPLES = SampleChooser()
 
 
 def sample_layers(captures: Sequence[StoredCapture], facts: RunData) -> SampleChooser:
@@ -63,7 +66,7 @@ def sample_layers(captures: Sequence[StoredCapture], facts: RunData) -> SampleCh
     for capture in sorted(captures, key=attrgetter("number")):
         name = module_name(place(capture))
         try:
-            drawn = list(rows_of_samples(capture, most, preferred, MOST_LINES))
+            drawn = list(rows_of_samples(capture, most, preferred, MOST_LINES + 1))
         except (HookrunError, OSError) as error:
             notes.append(f"{name} can't be read: {error}")
             continue
@@ -74,7 +77,7 @@ def sample_layers(captures: Sequence[StoredCapture], facts: RunData) -> SampleCh
             if key not in samples and len(samples) < most:
                 samples[key] = _without_layers(key, rows.name, facts)
             if key in samples and rows.values.numel():
-                samples[key].figures.append(_figure(name, rows, facts))
+                samples[key].figures.append(_figure(name, rows))
     if without:
         notes.append(f"their rows do not belong to a sample: {listed(without, MOST_CHANNELS)}")
     return SampleChooser(list(samples.values()), notes)
@@ -89,52 +92,47 @@ def _without_layers(key: tuple[str, int], name: str, facts: RunData) -> SampleLa
     return SampleLayers(name, facts.pictures.get(key, ""), text)
 
 
-def _figure(title: str, rows: DrawnRows, facts: RunData) -> Figure:
+def _figure(title: str, rows: DrawnRows) -> Figure:
     """Maps of channels, or a map with a line for each token, or for each row of a matrix."""
     values = rows.values
-    shape = " × ".join(map(str, values.shape[1:])) or "one number"
-    if not rows.by_token:
-        values = values[0]
-        if values.dim() > 2:
-            return _maps(title, values.flatten(0, -3), shape)
-    names, matrix = _lines(values, rows, facts)
-    lines = spread(range(len(names)), MOST_LINES)
-    stride = -(-matrix.shape[1] // MOST_ELEMENTS)
-    shown = matrix[lines][:, ::stride].numpy()
-    shape += " elements" if values.dim() else ""
-    if stride > 1:
-        shape += f", every {stride}th"
-    if len(lines) < len(names):
-        shape += f", {len(lines)} of {len(names):,} lines"
-    figure = HeatMap(
-        title,
-        shown,
-        rows=[names[line] for line in lines],
-        columns=list(map(str, range(0, matrix.shape[1], stride))),
-        x=shape,
-        numbers=shown.shape[1] <= MOST_CHANNELS,
-        valid=np.ones(shown.shape, dtype=bool),
-    ).figure()
-    return replace(figure, table=None)
-
-
-def _lines(values: Tensor, rows: DrawnRows, facts: RunData) -> tuple[list[str], Tensor]:
-    """The names and values of the lines of a map: tokens with their positions, rows of a matrix, or the one vector."""
-    sequence = facts.sequences.get(rows.sample_of(0))
     if rows.by_token:
         places = zip(rows.source.positions.tolist(), rows.source.text, strict=True)
-        return [f"{place} {text}" for place, text in places], values.reshape(len(values), -1)
-    if values.dim() < 2:
-        return [""], values.reshape(1, -1)
-    if sequence is None or sequence.width != len(values):
-        return list(map(str, range(len(values)))), values
-    real = values[sequence.before :][: len(sequence.ids)]  # without padding
-    return [f"{place} {name}" for place, name in enumerate(sequence.names)], real
+        return _lines(title, values, [f"{position} {text}" for position, text in places])
+    values = values[0]
+    if values.dim() > 2:
+        return _maps(title, values.flatten(0, -3))
+    if values.dim() == 2:
+        return _lines(title, values, list(map(str, range(len(values)))))
+    return _lines(title, values, [""])
 
 
-def _maps(title: str, tiles: Tensor, shape: str) -> Figure:
-    if len(tiles) > MOST_CHANNELS:
-        shape += f", the first {MOST_CHANNELS} of {len(tiles):,}"
+def _maps(title: str, tiles: Tensor) -> Figure:
+    """The first of the tiles [n, height, width]."""
+    count, height, width = tiles.shape
+    says = f"{counted(count, 'map')} of {height} × {width}"
+    if count > MOST_CHANNELS:
+        says += f", the first {MOST_CHANNELS}"
     shown = tiles[None, :MOST_CHANNELS].numpy()
-    figure = mosaic(title, shown, rows=[""], columns=shape, pixels=MOST_PAGED_PIXELS)
-    return replace(figure, table=None)
+    return mosaic(title, shown, rows=[""], columns=says, pixels=MOST_PAGED_PIXELS)
+
+
+def _lines(title: str, values: Tensor, names: Sequence[str]) -> Figure:
+    """The first lines, each with this name, and evenly spaced elements of them."""
+    matrix = values.reshape(len(names), -1)
+    length = matrix.shape[1]
+    stride = -(-length // MOST_ELEMENTS)
+    says = counted(length, "element")
+    if stride > 1:
+        says += f", every {stride}th"
+    if len(names) > MOST_LINES:
+        says += f", the first {MOST_LINES} lines"
+    shown = matrix[:MOST_LINES, ::stride].numpy()
+    return HeatMap(
+        title,
+        shown,
+        rows=names[:MOST_LINES],
+        columns=list(map(str, range(0, length, stride))),
+        x=says,
+        numbers=length <= MOST_CHANNELS,
+        valid=np.ones(shown.shape, dtype=bool),
+    ).figure()

@@ -394,6 +394,37 @@ def test_a_table_has_a_shadow_until_its_end_is_reached(sweep: Path, phone) -> No
     assert brightness(frame.bounding_box(), page) > before + 20
 
 
+def test_one_sample_is_chosen_at_a_time(predictions: Path, show) -> None:
+    page = show(predictions)
+    box = page.locator(".samples").first
+    shown = box.locator("figure:visible")
+    layers = shown.count()
+    assert layers == 3
+    menu = box.locator("select")
+    before, after = (box.locator(f"button[aria-label='{word} sample']") for word in ("previous", "next"))
+    assert before.is_disabled()
+    after.click()
+    assert menu.evaluate("menu => menu.selectedIndex") == 1
+    assert shown.count() == layers
+    last = menu.locator("option").count() - 1
+    menu.select_option(index=last)
+    assert after.is_disabled()
+    assert box.locator("> details").nth(last).locator("figure").first.is_visible()
+    assert not box.locator("> details").nth(1).locator("figure").first.is_visible()
+
+
+def test_without_scripts_samples_are_folded(predictions: Path, screens: Screens) -> None:
+    context = screens.browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((predictions / "report.html").as_uri())
+    names = page.locator(".samples > details > summary")
+    assert names.count() == 8
+    assert page.locator(".samples figure:visible").count() == 0
+    names.nth(2).click()
+    assert page.locator(".samples figure:visible").count() == 3
+    context.close()
+
+
 def test_a_link_to_a_folded_part_opens_it(observed: Path, show) -> None:
     page = show(observed)
     assert not page.locator("#model").is_visible()

@@ -23,7 +23,7 @@ from hookrun.report.draw.pictures import HeatMap
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, MOST_ROWS, MOST_SAMPLES, NOTICES, RunData, on_parameters
 from hookrun.report.lines import is_number
-from hookrun.report.sample_layers import SampleChooser, sample_layers
+from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -232,7 +232,7 @@ class HookView:
     lines: list[tuple[str, str]] = field(default_factory=list)
     samples: dict[str, Any] | None = None
     changed: ChangedShare = NOTHING_CHANGED
-    chooser: SampleChooser = field(default_factory=SampleChooser)
+    chooser: SampleChooser = NO_SAMPLES
 
     @property
     def is_empty(self) -> bool:
@@ -282,7 +282,8 @@ def _add_pictures(
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     view.left = captures[most:]
-    view.chooser = sample_layers(captures[:most], facts)
+    if min(most, len(captures)) > 1:  # of a single layer its own pictures show the samples
+        view.chooser = sample_layers(captures[:most], facts)
     view.views = [view_capture(capture, facts) for capture in captures[:most]]
     view.lines = list(as_lines(records))
     figures = statistics(records, places, are_gradients=facts.sees_gradients(view.name))

@@ -140,7 +140,7 @@
     menu.append(...samples.map(each => new Option(each.querySelector("summary").textContent)));
     menu.setAttribute("aria-label", "sample");
     const show = at => {
-      samples.forEach((each, n) => { each.open = n === at; }); // without its summary a closed one takes no room
+      samples.forEach((each, n) => { each.open = n === at; });
       menu.selectedIndex = at;
       buttons.forEach(({button, step}) => { button.disabled = !samples[at + step]; });
     };

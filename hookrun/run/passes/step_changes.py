@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from hookrun.engine.runtime.site import HookSite
 
@@ -38,18 +40,14 @@ def noting_changes(sites: Sequence[HookSite], step: int, every: int) -> Iterator
 def _stride(number: int, sites: int) -> int:
     """Of the logged steps up to this number, one in so many is kept: a power of 2."""
     most = max(2, min(MOST_STEPS, MOST_COUNTS // max(sites, 1)))
-    stride = 1
-    while number >= most * stride:
-        stride *= 2
-    return stride
+    return 1 << (number // most).bit_length()
 
 
 def summed(of_ranks: Iterable[Iterable[Sequence[int]]]) -> list[list[int]]:
     """The `by_step` of all ranks as one: what each step changed on all of them."""
-    counts = dict[int, list[int]]()
-    for lines in of_ranks:
-        for step, changed, total in lines:
-            of_step = counts.setdefault(step, [step, 0, 0])
-            of_step[1] += changed
-            of_step[2] += total
-    return [counts[step] for step in sorted(counts)]
+    changed = Counter[int]()
+    total = Counter[int]()
+    for step, *counts in chain.from_iterable(of_ranks):
+        changed[step] += counts[0]
+        total[step] += counts[1]
+    return [[step, changed[step], total[step]] for step in sorted(total)]

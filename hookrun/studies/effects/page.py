@@ -193,7 +193,7 @@ def _figures(effects: Effects, grid: Map, metric: str) -> Iterator[Figure]:
     if GRADIENT in effects:
         estimate = effects.changes(GRADIENT)
         if EXACT in effects:
-            note = _agreement(effects[EXACT], effects[GRADIENT]) or note
+            note += _agreement(effects[EXACT], effects[GRADIENT])
         yield grid.draw(f"{title}, estimated from the gradient", estimate, note, are_changes=True)
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
@@ -210,7 +210,7 @@ def _agreement(exact: Tensor, estimate: Tensor) -> str:
     if pairs.shape[1] < 2:
         return ""
     correlation = float(torch.corrcoef(pairs)[0, 1])
-    return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
+    return "" if math.isnan(correlation) else f"; correlation with the exact values: {correlation:.3f}"
 
 
 def _placebo(exact: Tensor, placebo: Tensor, grid: Map, title: str) -> Figure:
