@@ -92,8 +92,10 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _loss(line: Mapping[str, Any]) -> float:
     """The loss of a sample; infinite if it is missing or not finite."""
-    loss = line.get("loss")
-    return loss if is_number(loss) and math.isfinite(loss) else math.inf
+    loss = line.get("loss", math.inf)
+    if not is_number(loss) or not math.isfinite(loss):
+        return math.inf
+    return float(loss)
 
 
 def _shown(facts: RunData, line: Mapping[str, Any]) -> dict[str, Any]:
