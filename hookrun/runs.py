@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from hookrun.callable_module import make_callable
 from hookrun.errors import HookrunError
 from hookrun.terminal import words
 
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 _HELP = (
     "a folder, by default outputs; then columns, metrics or keys of overrides: status=done tags=WORD seed=1"
 )
+
+make_callable(__name__, home="hookrun.store.runs")
 
 if __name__ == "__main__":
     sys.exit(main())
