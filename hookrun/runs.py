@@ -7,21 +7,22 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from hookrun.callable_module import make_callable
 from hookrun.errors import HookrunError
 from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the runs of which each condition holds. Returns 0; 2 for what is not there."""
+    """Print the runs of which every condition holds. Returns 0; 2 for a folder, a key or a value that is not there."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.runs", description=__doc__)
     parser.add_argument("what", metavar="FOLDER KEY=VALUE", nargs="*", help=_HELP)
     arguments = parser.parse_args(argv).what
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    from hookrun.command.listing import listed_runs
+    from hookrun.command.listing import chosen_runs, lines_of
 
     with words():
         try:
-            for line in listed_runs(arguments, width):
+            for line in lines_of(chosen_runs(arguments), width):
                 print(line)
         except HookrunError as error:
             print(error, file=sys.stderr)
@@ -30,9 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _HELP = (
-    "a folder, by default outputs; then status=done, experiment=NAME, tags=WORD, started=2026-05-01*, "
-    "or the key of an override or a metric"
+    "a folder, by default outputs; then columns, metrics or keys of overrides: status=done tags=WORD seed=1"
 )
+
+make_callable(__name__, home="hookrun.store.runs")
 
 if __name__ == "__main__":
     sys.exit(main())
