@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,12 @@ from hookrun.run.ranks import Ranks, Started
 from hookrun.signals import ignore_next
 
 _JOINED = "hookrun/joined"
+_STORE_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 _FAILED = "failed"
 _PRESENT = "present/{}"
+_LEFT = "left/{}"
 _ROLL_CALL = 3.0
-"""Seconds in which the other ranks must answer after a rank has lost contact."""
+"""Seconds in which the other ranks must answer after a rank has lost contact, and leave after one has failed."""
 _LET_GO = 1.0
 """Seconds to wait until no thread holds the tensors of a collective."""
 _MOST_TEXT = 4000
@@ -174,6 +177,22 @@ class RankGroup(Ranks):
             f"it was killed ({first})"
         )
 
+    def leave_after_failure(self) -> None:
+        """End the group, so that ranks that wait for this one stop waiting; rank 0 stays until they know why.
+
+        The store that holds the reason ends with rank 0, unless it is torchrun's.
+        """
+        if self.rank:
+            with suppress(Exception):  # rank 0 is gone
+                self._store.set(_LEFT.format(self.rank), "left")
+        distributed.distributed_c10d._abort_process_group()
+        if self.rank or os.environ.get(_STORE_OF_TORCHRUN) == "True":
+            return
+        names = [_LEFT.format(rank) for rank in range(1, self.size)]
+        end = time.monotonic() + _ROLL_CALL
+        while not self._store.check(names) and time.monotonic() < end:
+            time.sleep(0.01)
+
 
 def _released(*tensors: Tensor) -> None:
     """Wait until gloo's threads have let go of the tensors of a finished collective.
@@ -238,6 +257,6 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     finally:
         with suppress(Exception):  # closing a group that has lost a rank may fail
             if group.failed:
-                distributed.distributed_c10d._abort_process_group()  # so that ranks that wait for this one stop waiting
+                group.leave_after_failure()
             else:
                 distributed.destroy_process_group()
