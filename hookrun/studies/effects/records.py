@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Lookup, counted
+from hookrun.errors import Lookup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class LargestEffect:
         """``, tied with 2 others``; ``""`` if no other cell changes the metric as much."""
         if not self.ties:
             return ""
-        return f", tied with {counted(self.ties, 'other')}"
+        return f", tied with {self.ties:,} other{'s' if self.ties > 1 else ''}"
 
 
 class Effects(Lookup["Tensor"]):
