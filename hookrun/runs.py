@@ -43,7 +43,7 @@ _HELP = (
     "a folder, by default outputs; then columns, metrics or keys of overrides: status=done tags=WORD seed=1"
 )
 
+make_callable(__name__, home="hookrun.store.runs")
+
 if __name__ == "__main__":
     sys.exit(main())
-
-make_callable(__name__, home="hookrun.store.runs")

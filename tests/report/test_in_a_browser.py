@@ -93,6 +93,13 @@ def test_a_click_on_a_header_sorts(sweep: Path, show) -> None:
     assert cells(page, "train.optimizer.lr") == ["0.001", "0.001", "0.01", "0.01", "0.1", "0.1"]
 
 
+def test_the_mark_of_the_best_job_does_not_sort(sweep: Path, show) -> None:
+    page = show(sweep)
+    assert any(text.endswith("best") for text in cells(page, "job"))
+    page.click("th[data-sort='job'] button")
+    assert [text.split()[0] for text in cells(page, "job")] == list("012345")
+
+
 def test_cells_without_a_number_come_last_in_either_direction(copied: Path, show) -> None:
     with (copied / "2/metrics.jsonl").open("a") as file:
         file.write('{"split": "val", "epoch": 9, "step": 99, "accuracy": "NaN"}\n')
@@ -188,9 +195,9 @@ def test_words_filter_a_table_of_samples(predictions: Path, show) -> None:
 
 
 ODD = """
-<div><table data-rows="things" data-columns><thead><tr><th>name</th><th class="n">value</th></tr></thead><tbody>
+<div><table data-rows="things"><thead><tr><th>name</th><th class="n">value</th></tr></thead><tbody>
 <tr><td>b10</td><td>1,234</td></tr><tr><td>b9</td><td>−∞</td></tr><tr><td>a</td><td>–</td></tr>
-<tr><td>B1</td><td>1e-05</td></tr><tr><td>c</td><td>not 1</td></tr><tr><td>d</td><td>+7.5 %</td></tr>
+<tr><td>B1</td><td>1e-05</td></tr><tr><td>c</td><td>not 1</td></tr><tr><td>d</td><td>+7.5 ± 0.1</td></tr>
 </tbody></table></div><script>
 """
 
@@ -201,13 +208,11 @@ def test_numbers_come_by_size_and_texts_after_them(observed: Path, tmp_path: Pat
     page = show(tmp_path)
     table = page.locator("table[data-rows='things']")
     table.locator("th button").nth(1).click()
-    assert column(table, 1) == ["−∞", "1e-05", "+7.5 %", "1,234", "not 1", "–"]
+    assert column(table, 1) == ["−∞", "1e-05", "+7.5 ± 0.1", "1,234", "not 1", "–"]
     table.locator("th button").nth(1).click()
-    assert column(table, 1) == ["not 1", "1,234", "+7.5 %", "1e-05", "−∞", "–"]
+    assert column(table, 1) == ["not 1", "1,234", "+7.5 ± 0.1", "1e-05", "−∞", "–"]
     table.locator("th button").nth(0).click()
     assert column(table, 0) == ["a", "B1", "b9", "b10", "c", "d"]
-    page.get_by_label("filter by value").fill(">=7.5 <2000")
-    assert column(table, 0) == ["b10", "d"]
 
 
 def test_a_table_is_whole_without_a_script(predictions: Path, browser) -> None:
@@ -378,9 +383,13 @@ def test_no_number_of_a_map_is_cut_on_a_phone(of: str, observed, made, tmp_path,
         page = phone(made(of))
     else:
         page = phone(observed if of == "matrix" else with_map(observed, tmp_path))
-        assert page.locator(".heat.numbered").count() == (1 if of == "matrix" else 2)
+    scrolled = page.evaluate(
+        "[...document.querySelectorAll('.heat')].map(heat => heat.scrollWidth > heat.clientWidth + 1)"
+    )
+    assert any(scrolled) or of != "long"
     cells = page.evaluate(
         """() => [...document.querySelectorAll(".heat.numbered")].flatMap(heat => {
+            if (!heat.checkVisibility()) return [];
             const end = heat.getBoundingClientRect().right
                 - parseFloat(getComputedStyle(heat, "::after").width);
             return [...heat.querySelectorAll(".cell-numbers span")].map(cell => {

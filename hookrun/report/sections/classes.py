@@ -92,7 +92,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _loss(line: Mapping[str, Any]) -> float:
     """The loss of a sample; infinite if it is missing or not finite."""
-    loss: Any = line.get("loss")
+    loss = line.get("loss", math.inf)
     if not is_number(loss) or not math.isfinite(loss):
         return math.inf
     return float(loss)

@@ -30,35 +30,22 @@
 
   // Tables that sort and filter: table[data-rows="samples"] names what its rows are. Without this script it is a plain
   // table. A cell is sorted by its data-v, or else by its text. data-filter is the id of an input of the page's, or else
-  // one is made. With data-columns each column has an input, too; with data-address the URL holds the order and the words.
+  // one is made. With data-address the URL holds the order and the words, so that it can be shared.
   const collator = new Intl.Collator(undefined, {numeric: true});
   const NUMBER = /^[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?(e[-+]?\d+)?( ?%)?$/i;
   const number = text => {
-    const plain = text.replace("\u2212", "-").replace("\u221e", "inf");
+    const plain = text.replace("\u2212", "-").replace("\u221e", "inf").replace(/ \u00b1 .*/, "");
     if (/^[-+]?inf(inity)?$/i.test(plain)) return plain.startsWith("-") ? -Infinity : Infinity;
     return NUMBER.test(plain) && /\d/.test(plain) ? parseFloat(plain.replaceAll(",", "")) : NaN;
   };
-  const shown = cell => (cell?.dataset.v ?? cell?.textContent ?? "").trim();
   const keyOf = cell => { // numbers come before texts, and what is missing last
-    const text = shown(cell), size = number(text);
+    const text = (cell?.dataset.v ?? cell?.textContent ?? "").trim(), size = number(text);
     const kind = ["", "–", "nan"].includes(text.toLowerCase()) ? 2 : Number.isNaN(size) ? 1 : 0;
     return {kind, size, text};
   };
   const compare = (a, b) => {
     if (a.kind || b.kind) return a.kind - b.kind || collator.compare(a.text, b.text);
     return a.size === b.size ? 0 : a.size - b.size; // two infinities have no difference
-  };
-  const agrees = (word, cell) => { // ">=0.9" is about numbers, other words are looked for
-    const [, sign, bound] = /^([<>]=?)(.+)$/.exec(word) ?? [];
-    if (!sign || Number.isNaN(number(bound))) return cell.textContent.toLowerCase().includes(word);
-    const size = number(shown(cell)), limit = number(bound);
-    if (sign[1] && size === limit) return true;
-    return sign[0] === ">" ? size > limit : size < limit;
-  };
-  const searchBox = says => {
-    const input = document.createElement("input");
-    [input.type, input.placeholder] = ["search", says];
-    return input;
   };
   for (const table of all("table[data-rows]")) {
     const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells], noun = table.dataset.rows;
@@ -67,14 +54,15 @@
     if (!line) {
       line = document.createElement("p");
       line.className = "filter";
-      line.append(searchBox("filter: all words must occur"), " ", document.createElement("span"));
+      line.append(document.createElement("input"), " ", document.createElement("span"));
+      [line.firstChild.type, line.firstChild.placeholder] = ["search", "filter: all words must occur"];
       line.firstChild.setAttribute("aria-label", `filter the ${noun}`);
       line.lastChild.className = "soft small";
       table.parentElement.before(line);
     }
     const input = line.querySelector("input"), count = line.querySelector("span");
     count.setAttribute("role", "status");
-    let sorted = "", columns = [];
+    let sorted = "";
     const sort = (head, descending) => {
       if (!head) return;
       const sign = descending ? -1 : 1;
@@ -86,12 +74,11 @@
       sorted = (descending ? "-" : "") + name(head);
     };
     const filter = () => {
-      const wordsOf = box => box.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const words = wordsOf(input), ofColumns = columns.map(wordsOf);
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       let left = 0;
       for (const row of body.rows) {
-        row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word))
-          || !ofColumns.every((each, column) => each.every(word => agrees(word, row.cells[column])));
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every(word => text.includes(word));
         left += !row.hidden;
       }
       count.textContent = left === body.rows.length ? "" : `${left} of ${body.rows.length} ${noun}`;
@@ -101,7 +88,6 @@
       const parts = new URLSearchParams();
       if (sorted) parts.set("sort", sorted);
       if (input.value) parts.set("filter", input.value);
-      columns.forEach((box, column) => { if (box.value) parts.set(`column:${name(heads[column])}`, box.value); });
       history.replaceState(null, "", parts.size ? `#${parts}` : location.pathname + location.search);
     };
     for (const head of heads) {
@@ -113,23 +99,12 @@
       }
       button?.addEventListener("click", () => { sort(head, head.getAttribute("aria-sort") === "ascending"); keep(); });
     }
-    if ("columns" in table.dataset) {
-      const row = table.tHead.insertRow();
-      columns = heads.map(head => {
-        const box = searchBox("");
-        box.setAttribute("aria-label", `filter by ${name(head)}; >0.5 and <=2 compare numbers`);
-        row.insertCell().append(box);
-        return box;
-      });
-      row.className = "columns";
-    }
-    for (const box of [input, ...columns]) box.addEventListener("input", () => { filter(); keep(); });
+    input.addEventListener("input", () => { filter(); keep(); });
     if ("address" in table.dataset) {
       const parts = new URLSearchParams(location.hash.slice(1)), by = parts.get("sort") ?? "";
       sort(heads.find(head => by && name(head) === by.replace(/^-/, "")), by.startsWith("-"));
       input.value = parts.get("filter") ?? "";
-      columns.forEach((box, column) => { box.value = parts.get(`column:${name(heads[column])}`) ?? ""; });
-      if ([input, ...columns].some(box => box.value)) filter();
+      if (input.value) filter();
     }
   }
 
