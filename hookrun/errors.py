@@ -61,6 +61,13 @@ class Problem:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n    {self.hint}" if self.hint else head
 
+    def moved(self, where: str) -> Problem:
+        """The problem at another place. A fix of the value goes along, one of the key does not."""
+        fix = self.fix
+        if fix is not None:
+            fix = replace(fix, key=where) if fix.key == self.where else None
+        return replace(self, where=where, fix=fix)
+
 
 class HookrunError(Exception):
     """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report, for a terminal.
@@ -270,14 +277,6 @@ def renamed(problem: Problem, key: str, options: Iterable[str], section: object 
     if meant is not None and isinstance(section, Mapping) and meant not in section:
         fix = Fix(problem.where.removesuffix(key) + meant, section[key])
     return replace(problem, found=key, near=_near(key, names, meant), fix=fix)
-
-
-def moved(problem: Problem, where: str) -> Problem:
-    """The problem at another place. A fix of the value goes along, one of the key does not."""
-    fix = problem.fix
-    if fix is not None:
-        fix = replace(fix, key=where) if fix.key == problem.where else None
-    return replace(problem, where=where, fix=fix)
 
 
 def _near(name: str, options: Iterable[str], meant: str | None) -> list[str]:

@@ -17,7 +17,6 @@ from hookrun.errors import (
     Problem,
     SpecError,
     listed,
-    moved,
     nearest,
     refuse,
     refused_at,
@@ -304,7 +303,7 @@ def _saved(args: TransformersArgs) -> nn.Module:
     _check_loaded(model, report, place)
     changes = list(_changed(model, report, config, place))
     problems = differing(place, "of another kind", changes, len(model.state_dict()), SCALES)
-    refuse(moved(problem, PATH) for problem in problems)
+    refuse(problem.moved(PATH) for problem in problems)
     return model
 
 

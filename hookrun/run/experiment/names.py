@@ -11,7 +11,7 @@ from hookrun.data.transforms import NAMES as TRANSFORMS
 from hookrun.engine.trust.load import LOSSES as OWN_LOSS
 from hookrun.engine.trust.load import METRICS as OWN_METRIC
 from hookrun.engine.trust.load import Kind, is_user_code, short_names
-from hookrun.errors import Problem, misnamed, moved, nearest, renamed
+from hookrun.errors import Problem, misnamed, nearest, renamed
 
 LOSSES = (
     "cross_entropy",
@@ -100,5 +100,5 @@ def _unknown(raw: Any, where: str, what: str, names: Collection[str], own: Kind)
         problem = misnamed(where, f"found {name!r}, which is not {what}", name, [*names, *short_names(own)])
         if isinstance(raw, Mapping):
             place = f"{where}.name"
-            problem = replace(moved(problem, place), where=where, place=place)
+            problem = replace(problem.moved(place), where=where, place=place)
         yield problem

@@ -25,7 +25,7 @@ from hookrun.engine.runtime.tokens.calls import IDS, MASK
 from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
-from hookrun.errors import CompileError, Problem, counted, moved, refuse
+from hookrun.errors import CompileError, Problem, counted, refuse
 from hookrun.studies.effects.over import (
     CALL,
     EACH,
@@ -230,7 +230,7 @@ class SiteGrid:
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
-                    self._problems.append(moved(problem, where))
+                    self._problems.append(problem.moved(where))
 
     def _lacking(self, key: str, keys: HookKeys) -> Iterator[str]:
         """Which modules do not have these heads or calls."""

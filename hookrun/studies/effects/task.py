@@ -18,8 +18,7 @@ from hookrun.errors import (
     counted,
     first_lines,
     listed,
-    misnamed,
-    moved,
+    nearest,
     refuse,
 )
 from hookrun.studies.effects.over import (
@@ -174,7 +173,7 @@ class EffectsTask(TaskOfOneSplit):
             where = place_of(problem.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
             if place_of_cells and where == f"hooks.{hook}":
                 where = place_of_cells
-            problems.append(moved(problem, where))
+            problems.append(problem.moved(where))
         return type(error)(problems, error.notes)
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
@@ -201,7 +200,7 @@ class EffectsTask(TaskOfOneSplit):
         enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
         if self.hook is not None and self.hook not in enabled:
             what = f"found {self.hook!r}, which is not an enabled hook of the experiment"
-            yield misnamed("task.hook", what, self.hook, enabled)
+            yield Problem("task.hook", what, nearest(self.hook, enabled))
         yield from self._settings_problems(experiment.settings)
         for hook in enabled.values():
             for field, value in hook.action.outside_values().items():
