@@ -14,7 +14,7 @@ from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the runs of which each condition holds. Returns 0; 2 for what is not there."""
+    """Print the runs of which every condition holds. Returns 0; 2 for a folder, a key or a value that is not there."""
     return answered(argv, _main)
 
 
@@ -23,11 +23,13 @@ def _main(typed: list[str], outcome: Outcome) -> int:
     parser.add_argument("what", metavar="FOLDER KEY=VALUE", nargs="*", help=_HELP)
     arguments = parser.parse_args(typed).what
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    from hookrun.command.listing import listed_runs
+    from hookrun.command.listing import chosen_runs, columns_of, lines_of
 
     with words():
         try:
-            for line in listed_runs(arguments, width, outcome.told):
+            chosen = chosen_runs(arguments)
+            outcome.told["runs"] = [columns_of(summary) for summary in chosen.summaries]
+            for line in lines_of(chosen, width):
                 print(line)
         except HookrunError as error:
             outcome.error = error
@@ -37,8 +39,7 @@ def _main(typed: list[str], outcome: Outcome) -> int:
 
 
 _HELP = (
-    "a folder, by default outputs; then status=done, experiment=NAME, tags=WORD, started=2026-05-01*, "
-    "or the key of an override or a metric"
+    "a folder, by default outputs; then columns, metrics or keys of overrides: status=done tags=WORD seed=1"
 )
 
 if __name__ == "__main__":

@@ -45,10 +45,23 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("integrations",),
     ("studies",),
-    ("command/compose",),
+    ("command/compose", "command/outcome"),
     ("command/sweeps",),
     ("command",),
-    ("__init__", "__main__", "api", "cli", "compare", "extend", "schema", "testing", "verify"),
+    (
+        "__init__",
+        "__main__",
+        "api",
+        "cli",
+        "compare",
+        "extend",
+        "in_process",
+        "report/__main__",
+        "runs",
+        "schema",
+        "testing",
+        "verify",
+    ),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

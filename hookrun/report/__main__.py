@@ -1,4 +1,4 @@
-"""``python -m hookrun.report DIR``: make the page of a run, or of a sweep, again."""
+"""``python -m hookrun.report DIR``: make the page of a run or a sweep again, or the list of a folder of runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from hookrun.command.json_output import answered
 from hookrun.command.outcome import Outcome
 from hookrun.errors import HookrunError, paths_refused
-from hookrun.report import write_report
+from hookrun.report import write_index, write_report
 from hookrun.terminal import words
 
 
@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = argparse.ArgumentParser(prog="python -m hookrun.report", description=__doc__)
-    parser.add_argument("dir", type=Path, nargs="+", help="a run directory, or a directory of a sweep's runs")
+    parser.add_argument(
+        "dir", type=Path, nargs="+", help="a run directory, a sweep's directory, or a folder of runs"
+    )
     with words():
         return max(_write(path, outcome) for path in parser.parse_args(arguments).dir)
 
@@ -31,7 +33,7 @@ def _write(path: Path, outcome: Outcome) -> int:
     folder = path.expanduser()
     try:
         with paths_refused():
-            print(write_report(folder))
+            print(write_index(folder) or write_report(folder))
     except HookrunError as error:
         outcome.error = error
         print(error, file=sys.stderr)

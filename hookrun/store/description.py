@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,9 +31,8 @@ SUMMARY = "summary"
 
 MOST_HOOKS = 8
 MOST_SITES = 3
-MOST_OVERRIDES = 40
-MOST_TAGS = 100
-MOST_METRICS = 40
+MOST_LISTED = 100
+"""Overrides, tags and metrics."""
 MOST_WORD = 120
 """Characters of a name."""
 MOST_LINE = 500
@@ -41,11 +41,12 @@ _TAIL = 2**18
 """Bytes read from the end of metrics.jsonl."""
 
 Line = Annotated[str, Field(max_length=2 * MOST_LINE)]
+Listed = Field(max_length=MOST_LISTED)
 
 
 @dataclass(frozen=True)
 class HookSummary:
-    """One hook of a run.
+    """One hook of a run. `str()` is ``clip_fc: grad clamp fc.weight, fc.bias and 60 more``.
 
     hook:  its hook type
     sites: the first modules or parameters that it matched
@@ -57,6 +58,22 @@ class HookSummary:
     action: Name
     sites: Annotated[tuple[Name, ...], Field(max_length=MOST_SITES)] = ()
     count: Count = 0
+
+    @property
+    def what(self) -> str:
+        """Hook type, action and sites."""
+        sites = [site or "(root)" for site in self.sites]
+        if self.count > len(sites):
+            sites = sites[: MOST_SITES - 1]
+        return f"{self.hook} {self.action} {', '.join(sites)}{and_more(self.count - len(sites))}".rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
+
+
+def and_more(count: int) -> str:
+    """`` and 60 more``; ``""`` for none."""
+    return f" and {count:,} more" if count > 0 else ""
 
 
 @dataclass(frozen=True)
@@ -78,11 +95,11 @@ class Description:
     source: Name = ""
     hooks: Annotated[tuple[HookSummary, ...], Field(max_length=MOST_HOOKS)] = ()
     hook_count: Count = 0
-    overrides: Annotated[tuple[Line, ...], Field(max_length=MOST_OVERRIDES)] = ()
+    overrides: Annotated[tuple[Line, ...], Listed] = ()
     override_count: Count = 0
-    tags: Annotated[tuple[Name, ...], Field(max_length=MOST_TAGS)] = ()
+    tags: Annotated[tuple[Name, ...], Listed] = ()
     note: Line = ""
-    metrics: Annotated[Mapping[Name, float], Field(max_length=MOST_METRICS)] = field(default_factory=dict)
+    metrics: Annotated[Mapping[Name, float], Listed] = field(default_factory=dict)
 
 
 def describe(folder: Path) -> tuple[Description, str]:
@@ -101,36 +118,30 @@ def describe(folder: Path) -> tuple[Description, str]:
             faults.append(str(error))
             return otherwise
 
-    config: Any = attempt(CONFIG, lambda path: read_yaml(path, folder), None)
-    overrides: Any = attempt(OVERRIDES, lambda path: read_yaml(path, folder), None)
-    plan = attempt(PLAN, lambda path: typed_record(path, PlanRecord), PlanRecord())
+    config: Any = attempt(CONFIG, partial(read_yaml, root=folder), {})
+    typed: Any = attempt(OVERRIDES, partial(read_yaml, root=folder), [])
+    plan = attempt(PLAN, partial(typed_record, model=PlanRecord), PlanRecord())
     metrics = attempt(METRICS, last_metrics, dict[str, float]())
-    if not isinstance(config, dict):
-        config = {}
-    typed = list(map(str, overrides)) if isinstance(overrides, list) else []
+    config = config if isinstance(config, dict) else {}
+    overrides = [shortened(str(text), MOST_LINE) for text in typed] if isinstance(typed, list) else []
+    experiments = [text.partition("=")[2] for text in overrides if key_of(text) == "experiment"]
     hooks = plan.hooks if config.get("hooked", True) else []
     source = named_in(config, "task", "run")
     model = "" if source else named_in(config, "model") or plan.model or ""
     description = Description(
-        experiment=_word(_experiment(typed)),
+        experiment=_word("".join(experiments[-1:])),
         task=_word(named_in(config, "task")),
         model=_word(model),
         source=_word(source),
         hooks=tuple(map(_of_plan, hooks[:MOST_HOOKS])),
         hook_count=len(hooks),
-        overrides=tuple(shortened(text, MOST_LINE) for text in typed[:MOST_OVERRIDES]),
-        override_count=len(typed),
+        overrides=tuple(overrides[:MOST_LISTED]),
+        override_count=len(overrides),
         tags=tuple(tags_of(config)),
         note=note_of(config),
         metrics=metrics,
     )
     return description, "; ".join(faults)
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    """The description of the run in `folder`, to be kept in its status.json."""
-    description, _ = describe(folder)
-    return asdict(description)
 
 
 def named_in(config: Mapping[str, Any], section: str, key: str = "name") -> str:
@@ -146,7 +157,7 @@ def tags_of(config: Mapping[str, Any]) -> list[str]:
     tags = config.get("tags")
     if not isinstance(tags, list):
         return []
-    return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)]
+    return [tag[:100] for tag in tags[:MOST_LISTED] if isinstance(tag, str)]
 
 
 def note_of(config: Mapping[str, Any]) -> str:
@@ -173,29 +184,14 @@ def last_metrics(path: Path) -> dict[str, float]:
             if isinstance(line, dict):
                 lines.append(line)
     means, batches = latest(lines)
-    metrics = dict[str, float]()
-    for name, value in (batches | means).items():
-        if not name.endswith("/lr") and len(metrics) < MOST_METRICS:
-            metrics[_word(name)] = value
-    return metrics
-
-
-def _experiment(overrides: list[str]) -> str:
-    """The value of the last override of `experiment`; ``""`` if there is none."""
-    values = [text.partition("=")[2] for text in overrides if key_of(text) == "experiment"]
-    return values[-1] if values else ""
+    names = [name for name in batches | means if not name.endswith("/lr")]
+    return {_word(name): (batches | means)[name] for name in names[:MOST_LISTED]}
 
 
 def _of_plan(hook: PlannedHookRecord) -> HookSummary:
     sites = tuple(_word(match.path) for match in hook.targets[:MOST_SITES])
-    return HookSummary(
-        name=_word(hook.name),
-        hook=_word(hook.hook or ""),
-        action=_word(hook.action or ""),
-        sites=sites,
-        count=len(hook.targets),
-    )
+    return HookSummary(_word(hook.name), _word(hook.hook), _word(hook.action), sites, len(hook.targets))
 
 
-def _word(text: str) -> str:
-    return shortened(text, MOST_WORD)
+def _word(text: str | None) -> str:
+    return shortened(text or "", MOST_WORD)

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +30,7 @@ from hookrun.engine.trust import of_environment
 from hookrun.errors import whole_characters
 from hookrun.run.ranks import ALONE, Ranks
 from hookrun.store.captures.shard import index_name, index_names
-from hookrun.store.description import SUMMARY, kept
+from hookrun.store.description import SUMMARY, describe
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -245,7 +246,7 @@ class RunDir:
         if objective is not None:
             record["objective"] = dict(objective)
         if status != "running":
-            record[SUMMARY] = kept(self.path)
+            record[SUMMARY] = asdict(describe(self.path)[0])
         if self._manifest and status in ("done", "stopped"):  # a failure at the end adds error.txt
             record["manifest"] = self._manifest
         try:

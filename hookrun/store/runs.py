@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
@@ -17,51 +18,34 @@ from hookrun.errors import Problem, counted, nearest, refuse, shortened
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
 from hookrun.store.run_dir import outputs_folder
-from hookrun.store.summary import CUT_OFF, DAMAGED, NOT_STARTED, RunSummary, hook_line, summary_of
+from hookrun.store.summary import CUT_OFF, DAMAGED, NOT_STARTED, RunSummary, summary_of
+from hookrun.store.tables import as_table
 
 if TYPE_CHECKING:
     from hookrun.store.reader import Run
 
-STATUSES = (*get_args(State), CUT_OFF, NOT_STARTED, DAMAGED)
-"""What a run may have as its status."""
-
-
-def hook_lines(summary: RunSummary) -> list[str]:
-    """``clip_fc: grad clamp fc.weight, fc.bias`` for each hook."""
-    return [f"{hook.name}: {hook_line(hook)}" for hook in summary.hooks]
-
-
-def hook_words(summary: RunSummary) -> list[str]:
-    """The name, hook type, action and sites of each hook."""
-    words = list[str]()
-    for hook in summary.hooks:
-        words += [hook.name, hook.hook, hook.action, *hook.sites]
-    return words
-
-
-COLUMNS: Mapping[str, Callable[[RunSummary], Any]] = {
-    "directory": lambda summary: str(summary.path),
-    "name": lambda summary: summary.name,
-    "started": lambda summary: summary.started,
-    "duration": lambda summary: summary.seconds,
-    "status": lambda summary: summary.status,
-    "experiment": lambda summary: summary.experiment,
-    "task": lambda summary: summary.task,
-    "model": lambda summary: summary.model,
-    "hooks": hook_lines,
-    "overrides": lambda summary: list(summary.overrides),
-    "tags": lambda summary: list(summary.tags),
-    "note": lambda summary: summary.note,
-    "reason": lambda summary: summary.reason,
-    "damaged": lambda summary: summary.damaged,
+COLUMNS: Mapping[str, str] = {
+    "directory": "path",
+    "name": "name",
+    "started": "started",
+    "duration": "seconds",
+    "status": "status",
+    "experiment": "experiment",
+    "task": "task",
+    "model": "model",
+    "hooks": "hooks",
+    "overrides": "overrides",
+    "tags": "tags",
+    "note": "note",
+    "reason": "reason",
+    "damaged": "damaged",
 }
-"""Column of the table -> its value; `duration` is in seconds."""
+"""Column of the table -> field of a summary."""
 
+_BETWEEN = {"hooks": "; ", "overrides": " "}
+_STATUSES = (*get_args(State), CUT_OFF, NOT_STARTED, DAMAGED)
 _THREADS = 8
-"""How many files are read at a time: most of the time is the disk's, or that of a network."""
-
-_CLOSED = {"status": STATUSES}
-"""Column -> the values that it may have, which are right also if no run has them."""
+"""How many runs are looked at at a time: most of the time is the disk's, or that of a network."""
 
 
 class Runs(Sequence["Run"]):
@@ -74,32 +58,30 @@ class Runs(Sequence["Run"]):
     """
 
     def __init__(
-        self, folder: Path, summaries: Iterable[RunSummary], of: Sequence[RunSummary] | None = None
+        self, folder: Path, summaries: Iterable[RunSummary], all_of_them: Sequence[RunSummary] | None = None
     ) -> None:
         self.folder = folder
         self.summaries = tuple(summaries)
-        self._of = self.summaries if of is None else of  # before any filter
+        self._all = self.summaries if all_of_them is None else all_of_them  # before any filter
 
     @overload
     def __getitem__(self, index: int) -> Run: ...
     @overload
     def __getitem__(self, index: slice) -> Runs: ...
     def __getitem__(self, index: int | slice) -> Run | Runs:
+        if isinstance(index, slice):
+            return Runs(self.folder, self.summaries[index], self._all)
         from hookrun.store.reader import Run
 
-        if isinstance(index, slice):
-            return Runs(self.folder, self.summaries[index], self._of)
         return Run(self.summaries[index].path)
 
     def __len__(self) -> int:
         return len(self.summaries)
 
     def __repr__(self) -> str:
-        counts = dict[str, int]()
-        for summary in self.summaries:
-            counts[summary.status] = counts.get(summary.status, 0) + 1
-        said = ", ".join(f"{count:,} {shortened(status)}" for status, count in counts.items())
-        return f"<{counted(len(self), 'run')} of {self.folder}{f': {said}' if said else ''}>"
+        counts = Counter(summary.status for summary in self.summaries)
+        states = ", ".join(f"{count:,} {shortened(status)}" for status, count in counts.items())
+        return f"<{counted(len(self), 'run')} of {self.folder}: {states or 'none'}>"
 
     def where(self, conditions: Mapping[str, Any] | None = None, /, **others: Any) -> Runs:
         """The runs of which each condition holds: ``runs.where({"val/accuracy": lambda x: x > 0.9}, status="done")``.
@@ -107,42 +89,35 @@ class Runs(Sequence["Run"]):
         A key is a column of the table, a metric (``val/accuracy``) or the key of an override that was typed
         (``{"hooks.clip_fc.max": 0.001}``). A value is
 
-        - a text or a number: what the run has there, or one of its tags or overrides; of `hooks` the name, hook type,
-          action or a site of a hook; in a text ``*`` stands for any characters
-        - a list of them: one of them
-        - a function of what the run has there; it is not asked about runs that have nothing
+        - a text or a number: what the run has there, or one of its tags or overrides, or a text within a line of
+          `hooks`; ``*`` stands for any characters
+        - a function of what the run has there; it is not called for a run that has nothing
 
         SpecError, with the nearest names, for keys that no run has, and for texts that no run has there.
         """
         wanted = {**(conditions or {}), **others}
         refuse(chain.from_iterable(starmap(self._problems, wanted.items())))
-        kept = list(self.summaries)
+        fitting = self.summaries
         for key, condition in wanted.items():
-            kept = [summary for summary in kept if _fits(value_of(summary, key), condition)]
-        return Runs(self.folder, kept, self._of)
+            fitting = tuple(summary for summary in fitting if _holds(summary, key, condition))
+        return Runs(self.folder, fitting, self._all)
 
     def sorted(self, by: str, reverse: bool = False) -> Runs:
-        """The runs ordered by a key as in `where`, which may raise SpecError; those with nothing there come last."""
+        """The runs ordered by a key as in `where`; those that have nothing there come last."""
         refuse(self._problems(by))
-        present = list[tuple[tuple[bool, float, str], int]]()
-        missing = list[RunSummary]()
-        for place, summary in enumerate(self.summaries):
-            value = value_of(summary, by)
-            if _is_missing(value):
-                missing.append(summary)
-            else:
-                present.append((_sort_key(value), place))
-        present.sort(key=lambda pair: pair[0], reverse=reverse)
-        ordered = [self.summaries[place] for _, place in present]
-        return Runs(self.folder, [*ordered, *missing], self._of)
+        present = [summary for summary in self.summaries if has_value(summary, by)]
+        missing = [summary for summary in self.summaries if not has_value(summary, by)]
+        present.sort(key=lambda summary: _sort_key(value_of(summary, by)), reverse=reverse)
+        return Runs(self.folder, [*present, *missing], self._all)
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics that any of the runs has: ``split/name``."""
-        names = dict[str, None]()
-        for summary in self.summaries:
-            names |= dict.fromkeys(summary.metrics)
-        return sorted(names)
+        """The names of the metrics that any of the runs has, ``split/name``: those of most runs first."""
+        counts = Counter(chain.from_iterable(summary.metrics for summary in self.summaries))
+        return sorted(
+            counts,
+            key=lambda name: (-counts[name], name.startswith("train/"), "accuracy" not in name, name),
+        )
 
     def table(self, form: Literal["pandas", "arrow"] = "pandas") -> Any:
         """The runs as a pandas DataFrame or an Arrow table, a row for each, with a column for each metric.
@@ -150,85 +125,60 @@ class Runs(Sequence["Run"]):
         `started` is a time, `duration` is in seconds, and `hooks`, `overrides` and `tags` are texts.
         HookrunError if the library is not installed.
         """
-        from hookrun.store.tables import as_table
-
         columns = dict[str, list[Any]]()
-        for name, read in COLUMNS.items():
-            columns[name] = [_cell(name, read(summary)) for summary in self.summaries]
-        for name in self.metrics:
-            columns[name] = [summary.metrics.get(name) for summary in self.summaries]
+        for key in (*COLUMNS, *self.metrics):
+            columns[key] = [cell_of(summary, key) for summary in self.summaries]
+        columns["started"] = list(map(_time, columns["started"]))
         return as_table(columns, form)
 
-    def _keys(self) -> Iterator[str]:
-        yield from COLUMNS
-        for summary in self._of:
-            yield from summary.metrics
-            yield from map(key_of, summary.overrides)
-
     def _problems(self, key: str, condition: Any = None) -> Iterator[Problem]:
-        """A key that no run has, and texts that no run has there, which are most probably mistakes."""
-        keys = set(self._keys())
+        """A key that no run has, and a text that no run has there, which are most probably mistakes."""
+        typed = chain.from_iterable(summary.overrides for summary in self._all)
+        keys = {*COLUMNS, *map(key_of, typed), *chain.from_iterable(summary.metrics for summary in self._all)}
         if key not in keys:
             yield Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
             return
-        texts = [each for each in _one_of(condition) if isinstance(each, str) and "*" not in each]
-        if not texts:
-            return
-        seen = set[str](_CLOSED.get(key, ()))
-        for summary in self._of:
-            seen.update(map(str, _one_of(value_of(summary, key))))
-        for text in texts:
-            if text not in seen:
-                near = nearest(text, seen - {"None", ""})
-                yield Problem(key, f"no run of {self.folder} has {shortened(repr(text))} there", near)
+        is_named = isinstance(condition, str) and "*" not in condition
+        may_be_new = not is_named or (key == "status" and condition in _STATUSES)
+        if not may_be_new and not any(_holds(summary, key, condition) for summary in self._all):
+            seen = {cell_of(summary, key) for summary in self._all if has_value(summary, key)}
+            near = nearest(condition, map(str, seen))
+            yield Problem(key, f"no run of {self.folder} has {shortened(repr(condition))} there", near)
 
 
 def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
     """The runs below a folder, the newest first; damaged ones too. Reads a small file of each, and writes nothing.
 
     Of a sweep's directory its jobs, of a run's directory that run. Folders are searched at any depth, except those
-    inside a run, hidden ones and links, such as `latest`.
+    inside a run, hidden ones and links, such as `latest`. A run that does not say when it began is sorted by its name.
 
     folder: None: `outputs`, where the command line puts single runs; sweeps are in `multirun`
 
     StoreError if there is no such folder.
     """
-    place = outputs_folder() if folder is None else Path(folder)
-    with os_errors(f"cannot read {place}"):
-        root = place.expanduser().resolve()
-        if not root.is_dir():
-            raise StoreError(_not_a_folder(root))
-        folders = [entry.path for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    root = (outputs_folder() if folder is None else Path(folder)).expanduser().resolve()
+    if not root.is_dir():
+        near = nearest(root.name, [path.name for path in root.parent.glob("*/")])
+        raise StoreError(f"{root} is not a folder of runs: {near}")
+    with os_errors(f"cannot read {root}"), ThreadPoolExecutor(_THREADS) as pool:
+        folders = [root / name for name in sorted(os.listdir(root))]
         paths = [root] if is_run(root) else list(chain.from_iterable(pool.map(_runs_at, folders)))
-        found = list(pool.map(partial(_summary_in, root), paths))
-    found.sort(
-        key=lambda summary: by_number(summary.name), reverse=True
-    )  # of those that began at the same time
-    found.sort(key=_began, reverse=True)
+        names = [str(path)[len(str(root)) :].lstrip("/") or root.name for path in paths]
+        found = list(pool.map(summary_of, paths, names))
+    found.sort(key=lambda summary: (summary.started or summary.name, by_number(summary.name)), reverse=True)
     return Runs(root, found)
 
 
-def _not_a_folder(place: Path) -> str:
-    if place.exists():
-        return f"{place} is a file, not a folder of runs"
-    parent = next(parent for parent in place.parents if parent.is_dir())
-    names = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
-    first = place.relative_to(parent).parts[0]
-    return f"there is no folder {parent / first}: {nearest(first, names)}"
+def is_run(folder: Path) -> bool:
+    """Whether the folder holds a run, or Hydra has begun one there."""
+    return os.path.lexists(folder / STATUS) or os.path.isdir(folder / HYDRA)
 
 
-def _runs_at(path: str) -> list[Path]:
+def _runs_at(folder: Path) -> list[Path]:
     """The folder if it holds a run, otherwise the folders below it that do."""
-    folder = Path(path)
-    if folder.name.startswith("."):
+    if folder.name.startswith(".") or folder.is_symlink():
         return []
     return [folder] if is_run(folder) else list(run_folders(folder))
-
-
-def _summary_in(root: Path, path: Path) -> RunSummary:
-    name = path.name if path == root else str(path)[len(str(root)) :].lstrip("/")
-    return summary_of(path, name)
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -241,78 +191,49 @@ def run_folders(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def is_run(folder: Path) -> bool:
-    """Whether the folder holds a run, or Hydra has begun one there."""
-    return os.path.lexists(folder / STATUS) or os.path.isdir(folder / HYDRA)
-
-
 def value_of(summary: RunSummary, key: str) -> Any:
     """What the run has in a column, as a metric, or as the value of an override of this key; None if nothing."""
-    if key == "hooks":
-        return hook_words(summary)
     if key in COLUMNS:
-        return COLUMNS[key](summary)
+        return getattr(summary, COLUMNS[key])
     if key in summary.metrics:
         return summary.metrics[key]
-    values = [text.partition("=")[2] for text in summary.overrides if key_of(text) == key]
-    return values[-1] if values else None
+    typed = {key_of(text): text.partition("=")[2] for text in summary.overrides}
+    return typed.get(key)
 
 
-def _began(summary: RunSummary) -> str:
-    """When it began; of a run that does not say it, when its directory was changed last."""
-    if summary.started:
-        return summary.started
-    try:
-        changed = summary.path.stat().st_mtime
-    except OSError:
-        return ""
-    return datetime.fromtimestamp(changed, UTC).isoformat(timespec="milliseconds")
+def cell_of(summary: RunSummary, key: str) -> Any:
+    """The same as a number, a text or None."""
+    value = value_of(summary, key)
+    if isinstance(value, tuple):
+        return _BETWEEN.get(key, ", ").join(map(str, value))
+    return str(value) if isinstance(value, Path) else value
 
 
-def _one_of(value: Any) -> Sequence[Any]:
-    """The members of a list, a tuple or a set; any other value alone."""
-    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+def has_value(summary: RunSummary, key: str) -> bool:
+    """Whether the run has something there; NaN is nothing."""
+    value = value_of(summary, key)
+    return value not in (None, "", ()) and value == value
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or value == "" or value == [] or value != value  # NaN
-
-
-def _fits(value: Any, condition: Any) -> bool:
+def _holds(summary: RunSummary, key: str, condition: Any) -> bool:
+    value = value_of(summary, key)
     if callable(condition):
-        return not _is_missing(value) and bool(condition(value))
-    return any(_equals(part, each) for part in _one_of(value) for each in _one_of(condition))
-
-
-def _equals(value: Any, condition: Any) -> bool:
-    """Whether they are the same; a text of the run is compared with the text of a number."""
-    if isinstance(condition, str) and "*" in condition:
-        return fnmatchcase(str(value), condition.replace("[", "[[]"))
-    if isinstance(value, str) or isinstance(condition, str):
-        return str(value) == str(condition)
-    return bool(value == condition)
+        return has_value(summary, key) and bool(condition(value))
+    text = f"*{condition}*" if key == "hooks" else str(condition)
+    parts = value if isinstance(value, tuple) else (value,)
+    if "*" in text:
+        return any(fnmatchcase(str(part), text.replace("[", "[[]")) for part in parts)
+    return value == condition or text in map(str, parts)
 
 
 def _sort_key(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, also those of overrides, then texts."""
-    if isinstance(value, list):
-        value = ", ".join(value)
-    try:
+    """Numbers by size, also those that were typed, then texts."""
+    with suppress(TypeError, ValueError):
         return False, float(value), ""
-    except ValueError:
-        return True, 0.0, str(value)
-
-
-def _cell(column: str, value: Any) -> Any:
-    if column == "started":
-        return _time(value)
-    if column == "overrides":
-        return " ".join(value)
-    return "; ".join(value) if isinstance(value, list) else value
+    return True, 0.0, str(value)
 
 
 def _time(text: str) -> datetime | None:
-    try:
+    with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import printable, shortened
-from hookrun.store.description import SUMMARY, Description, HookSummary, describe
+from hookrun.store.description import SUMMARY, Description, and_more, describe
 from hookrun.store.files import MissingFile, StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.records import Status, checked, read_record
@@ -23,9 +23,8 @@ DAMAGED = "damaged"
 MOST_HEADLINE = 400
 """Characters of a headline."""
 
-_SHOWN_HOOKS = 3
-_SHOWN_SITES = 2
-_SHOWN_OVERRIDES = 6
+_SHOWN = 4
+"""Hooks and overrides of a headline."""
 _WORD = 60
 _NOT_SHOWN = frozenset({"experiment", "tags", "note"})
 """Keys of overrides that a headline leaves out: they are shown elsewhere."""
@@ -115,39 +114,21 @@ def headline(summary: Description) -> str:
     Experiment or task, model, hooks with their sites, and what was typed, except tags and note. It has at most
     `MOST_HEADLINE` characters, and none on which a terminal acts.
     """
-    model = summary.model
-    if summary.source:
-        model = f"of {Path(summary.source).name}"
-    parts = [summary.experiment or summary.task or "run", model, hooks_line(summary), typed_line(summary)]
-    text = " · ".join(shortened(part, MOST_HEADLINE) for part in parts if part)
+    first = summary.experiment or summary.task or "run"
+    model = f"of {Path(summary.source).name}" if summary.source else summary.model
+    parts = [first, model, hooks_line(summary), typed_line(summary)]
+    text = printable(" · ".join(filter(None, parts)))
     return text if len(text) <= MOST_HEADLINE else f"{text[: MOST_HEADLINE - 1]}…"
 
 
 def hooks_line(summary: Description) -> str:
-    """``grad clamp fc.weight, fc.bias; forward capture fc and 3 more hooks``; ``""`` without hooks."""
-    lines = list(map(hook_line, summary.hooks[:_SHOWN_HOOKS]))
-    text = "; ".join(lines)
-    beyond = summary.hook_count - len(lines)
-    if beyond > 0:
-        text += f" and {beyond:,} more {'hook' if beyond == 1 else 'hooks'}"
-    return text
-
-
-def hook_line(hook: HookSummary) -> str:
-    """``grad clamp fc.weight, fc.bias and 60 more``: hook type, action and sites."""
-    sites = [shortened(site, _WORD) if site else "(root)" for site in hook.sites]
-    shown = sites if hook.count <= len(sites) else sites[:_SHOWN_SITES]
-    text = ", ".join(shown)
-    if hook.count > len(shown):
-        text += f" and {hook.count - len(shown):,} more"
-    return f"{printable(hook.hook)} {printable(hook.action)} {text}".rstrip()
+    """``grad clamp fc.weight, fc.bias; forward capture fc and 3 more``; ``""`` without hooks."""
+    lines = [hook.what for hook in summary.hooks[:_SHOWN]]
+    return "; ".join(lines) + and_more(summary.hook_count - len(lines))
 
 
 def typed_line(summary: Description) -> str:
     """``hooks.clip_fc.max=0.001 seed=1``: what was typed, except the experiment, tags and note."""
-    texts = [text for text in summary.overrides if key_of(text) not in _NOT_SHOWN]
-    beyond = summary.override_count - len(summary.overrides)
-    shown = [shortened(text, _WORD) for text in texts[:_SHOWN_OVERRIDES]]
-    beyond += len(texts) - len(shown)
-    text = " ".join(shown)
-    return f"{text} and {beyond:,} more" if beyond > 0 else text
+    texts = [shortened(text, _WORD) for text in summary.overrides if key_of(text) not in _NOT_SHOWN]
+    beyond = summary.override_count - len(summary.overrides) + len(texts[_SHOWN:])
+    return " ".join(texts[:_SHOWN]) + and_more(beyond)

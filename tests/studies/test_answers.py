@@ -76,7 +76,10 @@ def test_probes_answer_with_the_accuracy_by_layer(folder: Path) -> None:
     write_lines(folder / "metrics.jsonl", lines)
     found = answer(folder)
     assert found["what"] == "accuracy_by_layer"
-    assert [(layer["module"], layer["accuracy"]) for layer in found["layers"]] == [("conv", 0.5), ("fc", 0.75)]
+    assert [(layer["module"], layer["accuracy"]) for layer in found["layers"]] == [
+        ("conv", 0.5),
+        ("fc", 0.75),
+    ]
 
 
 def test_similarities_leave_out_a_module_with_itself(folder: Path) -> None:
@@ -103,7 +106,10 @@ def test_a_lens_answers_at_the_last_position_of_a_sample(folder: Path) -> None:
     write_lines(folder / "lens.jsonl", lines)
     found = answer(folder)
     assert (found["what"], found["sample"], found["position"]) == ("top_tokens", 4, 2)
-    assert [(row["layer"], row["top"]) for row in found["layers"]] == [(0, [[2, "b", 0.5]]), (1, [[12, "b", 0.5]])]
+    assert [(row["layer"], row["top"]) for row in found["layers"]] == [
+        (0, [[2, "b", 0.5]]),
+        (1, [[12, "b", 0.5]]),
+    ]
 
 
 def test_the_most_changed_continuation_comes_first(folder: Path) -> None:
