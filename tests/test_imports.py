@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "compare",
         "extend",
         "in_process",
+        "report/__main__",
         "runs",
         "schema",
         "testing",

@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -136,7 +136,7 @@ def _descriptor_apart(out: TextIO | None, error: TextIO) -> Iterator[None]:
         yield
     finally:
         if copy is not None:
-            print(end="", file=out, flush=True)  # what was printed past `sys.stdout`
+            Guarded(cast(TextIO, out)).flush()  # what was printed past `sys.stdout`
             ctypes.CDLL(None).fflush(None)
             os.dup2(copy, 1)
             os.close(copy)
@@ -160,18 +160,28 @@ def _said(outcome: JsonOutcome, code: int, printed: str, errors: str) -> dict[st
     if not said and code == 0:
         said["text"] = printed
     if code != 0:
-        said["mistakes"] = _mistakes(outcome.error, said.get("reason", ""), errors or printed)
+        said["mistakes"] = _mistakes(outcome.error, said, errors or printed)
     return {"version": 1, "ok": code == 0, "exit": code, **said, "notes": list(dict.fromkeys(notes))}
 
 
-def _mistakes(error: BaseException | None, why: str, printed: str) -> list[dict[str, Any]]:
-    """The mistakes of the error; without one, or if a signal ended the command, why the run ended, or the last line."""
+def _mistakes(error: BaseException | None, said: Mapping[str, Any], printed: str) -> list[dict[str, Any]]:
+    """Those of the error; without one, or if a signal ended the command, why the run or each job of a sweep ended.
+
+    printed: its last line says why if nothing else does
+    """
     from hookrun.command.mistakes import mistakes_of
 
-    if error is None or isinstance(error, KeyboardInterrupt):
-        last = printed.strip().splitlines()[-1:]
-        error = HookrunError(why or str(error or "") or "".join(last) or "interrupted")
-    return mistakes_of(error)
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        return mistakes_of(error)
+    reasons = [said["reason"]] if said.get("reason") else []
+    for job in said.get("jobs", []):
+        if job["status"] != "done":
+            reasons.append(f"job {job['job']}: {job['reason'] or job['status']}")
+    last = [str(error)] if error is not None else printed.strip().splitlines()[-1:]
+    mistakes = list[dict[str, Any]]()
+    for why in reasons or last or [""]:
+        mistakes += mistakes_of(HookrunError(why or "interrupted"))
+    return mistakes
 
 
 def _of_run(folder: Path) -> dict[str, Any]:

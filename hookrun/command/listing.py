@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -37,8 +38,9 @@ def chosen_runs(arguments: Sequence[str]) -> Runs:
 
 def columns_of(summary: RunSummary) -> dict[str, Any]:
     """The columns of the table, and the metrics, as data."""
-    columns = {name: getattr(summary, field) for name, field in COLUMNS.items()}
-    return {**columns, "metrics": summary.metrics}
+    plain = asdict(summary)
+    columns = {name: plain[field] for name, field in COLUMNS.items()}
+    return {**columns, "metrics": plain["metrics"]}
 
 
 def lines_of(chosen: Runs, width: int | None) -> Iterator[str]:

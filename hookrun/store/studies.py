@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookrun.engine.discovery import modules_named
 from hookrun.store.files import StoreError
 from hookrun.store.records import STREAMS, Record
-
-if TYPE_CHECKING:
-    from hookrun.store.reader import Run
 
 STUDIES = "hookrun.studies"
 
@@ -44,8 +41,8 @@ def functions_of_studies(name: str) -> Iterator[Callable[..., Any]]:
             yield getattr(records, name)
 
 
-def answer_of(run: Run) -> dict[str, Any] | None:
-    """What the page of the run shows first, as data: the answer of its study, else its last metrics; None without any.
+def answer_of(run: Any) -> dict[str, Any] | None:
+    """What the page of a `Run` shows first, as data: the answer of its study, else its last metrics; None without any.
 
     StoreError if a file of the run is damaged.
     """

@@ -23,7 +23,7 @@ from pathlib import Path
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.command.compose.errors import composed, explained, key_paths, only_shortest
+from hookrun.command.compose.errors import composed, explained, is_first_alone, key_paths
 from hookrun.command.compose.hydra import (
     App,
     Composition,
@@ -249,7 +249,7 @@ def _meant_by_flag(
     paths = key_paths(app.compose_config("config", [], RunMode.RUN))
     near = [path for path in paths if path.endswith(f".{key.replace('-', '_')}")]
     if near:
-        fix = fix_of(f"{near[0]}={value}") if value and only_shortest(near) else None
+        fix = fix_of(f"{near[0]}={value}") if value and is_first_alone(near) else None
         written = f"{_WRITTEN}: {near[0]}={value or 'VALUE'}"
         return replace(problem, hint=written, near=near[:_MOST_NEAR], fix=fix)
     return replace(problem, hint=f"{_WRITTEN}; --help shows some uses")

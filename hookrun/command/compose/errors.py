@@ -221,10 +221,9 @@ def _wrong_choices(override: Override, command: Composition) -> Iterator[Problem
         if not command.repository.config_exists(f"{group}/{name}"):
             problem = no_such_config(f"{group}/{name}", command)
             if problem.fix is not None:
-                right = problem.fix.value
-                if isinstance(value, list):
-                    right = [right if each == name else each for each in value]
-                problem = replace(problem, fix=Fix(_typed_key(override), right))
+                right = [problem.fix.value if each == name else each for each in names]
+                key = _typed_key(override)
+                problem = replace(problem, fix=Fix(key, right if isinstance(value, list) else right[0]))
             yield problem
 
 
@@ -375,7 +374,7 @@ def _meant(key: str, near: Sequence[str]) -> str | None:
     """The key path that was meant, one of the nearest, of the same name or misspelled; None if that is not certain."""
     name = key.rpartition(".")[2]
     if near and all(path.rpartition(".")[2] == name for path in near):
-        return only_shortest(near)
+        return near[0] if is_first_alone(near) else None
     return slip_of(key, near)
 
 
@@ -411,11 +410,9 @@ def _near(key: str, cfg: DictConfig) -> tuple[list[str], str]:
     return [], f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
 
 
-def only_shortest(paths: Sequence[str]) -> str | None:
-    """The path with the fewest parts; None if several have as few."""
-    fewest = min(path.count(".") for path in paths)
-    shortest = [path for path in paths if path.count(".") == fewest]
-    return shortest[0] if len(shortest) == 1 else None
+def is_first_alone(paths: Sequence[str]) -> bool:
+    """Whether the first of these key paths, of which the shortest come first, has fewer parts than all others."""
+    return len(paths) == 1 or paths[0].count(".") < paths[1].count(".")
 
 
 def key_paths(cfg: DictConfig) -> list[str]:

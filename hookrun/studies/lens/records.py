@@ -15,7 +15,6 @@ from hookrun.studies.kit.record_types import (
     Text,
     TokenScore,
     each_record,
-    read_records,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ STREAMS = {LENS: LensLine}
 
 def lens_of(run: Run) -> list[dict[str, Any]]:
     """`Run.lens`: the lines in order."""
-    return read_records(run.path / LENS, LensLine)
+    return list(each_record(run.path / LENS, LensLine))
 
 
 def answer_of(run: Run) -> dict[str, Any] | None:

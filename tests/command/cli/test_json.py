@@ -168,6 +168,7 @@ def test_a_sweep_says_how_each_job_ended(said: Said, notes: object) -> None:
         ("2", ["experiment=clip_fc", "seed=3"], "stopped"),
     ]
     assert found["jobs"][1]["reason"] == "out of luck"
+    assert [mistake["what"] for mistake in found["mistakes"]] == ["job 1: out of luck", "job 2: stopped"]
     assert all(Path(job["run"]).is_dir() for job in found["jobs"])
 
 
