@@ -151,11 +151,15 @@ def _said(outcome: JsonOutcome, code: int, printed: str, errors: str) -> dict[st
     if outcome.jobs:
         said["jobs"] = outcome.jobs
     notes = [*said.pop("notes", []), *_NOTE.findall(printed + errors)]
-    for folder, read in ((outcome.run_dir, _of_run), (outcome.sweep_dir, _of_sweep)):
+    for read, folder in (
+        (_of_run, outcome.run_dir),
+        (_of_hooks, outcome.run_dir),
+        (_of_sweep, outcome.sweep_dir),
+    ):
         if folder is not None and folder.is_dir():
             try:
                 said |= read(folder)
-            except HookrunError as error:  # it was damaged
+            except HookrunError as error:  # it was damaged, or has names that are too long
                 notes.append(str(error))
     if not said and code == 0:
         said["text"] = printed
@@ -185,12 +189,25 @@ def _mistakes(error: BaseException | None, said: Mapping[str, Any], printed: str
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    """What the directory of a run says. StoreError if a file in it is damaged."""
+    """How a run ended. StoreError if a file of it is damaged."""
     from hookrun.command.sweeps.jobs import near_path
+    from hookrun.store.reader import open_run
+    from hookrun.store.scores import last_metrics
+
+    run = open_run(folder)
+    return {
+        "run": near_path(folder),
+        "status": run.status["status"],
+        "reason": run.status.get("reason") or "",
+        "metrics": last_metrics(run.metrics),
+    }
+
+
+def _of_hooks(folder: Path) -> dict[str, Any]:
+    """What the hooks of a run did, and its answer. StoreError if a file of it is damaged."""
     from hookrun.engine.runtime.install import describe_inactive
     from hookrun.store.captures.read import captured_tensors
     from hookrun.store.reader import open_run
-    from hookrun.store.scores import last_metrics
     from hookrun.store.studies import answer_of
 
     run = open_run(folder)
@@ -206,10 +223,6 @@ def _of_run(folder: Path) -> dict[str, Any]:
     silent = [(site["hook"], site["module"], site["silent"]) for site in sites if site.get("silent")]
     has_ended = run.status["status"] in ("done", "stopped")
     return {
-        "run": near_path(folder),
-        "status": run.status["status"],
-        "reason": run.status.get("reason") or "",
-        "metrics": last_metrics(run.metrics),
         "fired": fired,
         "captures": captures,
         "warnings": describe_inactive(silent) if has_ended else [],

@@ -68,16 +68,17 @@ def carried_out(arguments: list[str], outcome: Outcome, *, goes_on: bool = True)
     goes_on: whether the process goes on after the command
     """
     with entered(arguments, goes_on=goes_on):
-        return _carried_out(arguments, outcome)
+        return _main(arguments, outcome) if isinstance(outcome, JsonOutcome) else _main(arguments)
 
 
-def _carried_out(arguments: list[str], outcome: Outcome) -> int:
+def _main(arguments: list[str], outcome: JsonOutcome | None = None) -> int:
+    read = [] if outcome is None else [outcome]
+    outcome = outcome or JsonOutcome()
     try:
         with handled(), paths_refused():
             from hookrun.command.cli.commands import execute
 
-            is_read = isinstance(outcome, JsonOutcome)
-            code = execute(arguments, outcome) if is_read else execute(arguments)
+            code = execute(arguments, *read)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

@@ -154,6 +154,7 @@ def test_a_damaged_run_is_still_one_object(said: Said) -> None:
     (Path(first["run"]) / "hooks.json").write_text("{")
     found = said(f"resume={first['run']}")
     assert any("hooks.json" in note for note in found["notes"])
+    assert (found["run"], found["metrics"]) == (first["run"], first["metrics"])
 
 
 # ---- sweeps --------------------------------------------------------------------------------------------------------
