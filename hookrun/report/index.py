@@ -29,7 +29,7 @@ MOST_METRICS = 8
 _MOST_ABOVE = 4
 """How many folders above a run are looked at for a page that lists it."""
 _MOST_CELL = 160
-_WIDTH = 36
+_WIDTH = 56
 """Most characters of a cell, and of the width of a column."""
 
 _BEFORE_METRICS = ("name", "status", "experiment", "task", "model")

@@ -102,6 +102,7 @@ class Runs(Shown, Sequence["Run"]):
 
         - a text or a number: what the run has there, or one of its tags or overrides, or a text within a line of
           `hooks`; ``*`` stands for any characters
+        - a list of them, of which one must fit
         - a function of what the run has there; it is not called for a run that has nothing
 
         SpecError, with the nearest names, for keys that no run has, and for texts that no run has there.
@@ -149,12 +150,13 @@ class Runs(Shown, Sequence["Run"]):
         if key not in keys:
             yield Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
             return
-        is_named = isinstance(condition, str) and "*" not in condition
-        may_be_new = not is_named or (key == "status" and condition in _STATUSES)
-        if not may_be_new and not any(_holds(summary, key, condition) for summary in self._all):
-            seen = {cell_of(summary, key) for summary in self._all if has_value(summary, key)}
-            near = nearest(condition, map(str, seen))
-            yield Problem(key, f"no run of {self.folder} has {shortened(repr(condition))} there", near)
+        texts = [each for each in _each(condition) if isinstance(each, str) and "*" not in each]
+        for text in texts:
+            is_status = key == "status" and text in _STATUSES  # which no run may have now
+            if not is_status and not any(_holds(summary, key, text) for summary in self._all):
+                seen = chain.from_iterable(_each(value_of(summary, key)) for summary in self._all)
+                near = nearest(text, set(map(str, seen)) - {"", "None"})
+                yield Problem(key, f"no run of {self.folder} has {shortened(repr(text))} there", near)
 
 
 def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
@@ -232,11 +234,18 @@ def _holds(summary: RunSummary, key: str, condition: Any) -> bool:
     value = value_of(summary, key)
     if callable(condition):
         return has_value(summary, key) and bool(condition(value))
+    return any(_is(part, each, key) for part in _each(value) for each in _each(condition))
+
+
+def _is(value: Any, condition: Any, key: str) -> bool:
     text = f"*{condition}*" if key == "hooks" else str(condition)
-    parts = value if isinstance(value, tuple) else (value,)
     if "*" in text:
-        return any(fnmatchcase(str(part), text.replace("[", "[[]")) for part in parts)
-    return value == condition or text in map(str, parts)
+        return fnmatchcase(str(value), text.replace("[", "[[]"))
+    return bool(value == condition) or str(value) == text
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple | set | frozenset) else (value,)
 
 
 def _sort_key(value: Any) -> tuple[bool, float, str]:
