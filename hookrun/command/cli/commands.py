@@ -90,7 +90,7 @@ def execute(arguments: Sequence[str], outcome: Outcome | None = None, given: Giv
                     _refuse_fail_fast(fail_fast)
                     from hookrun.command.cli.running import resumed
 
-                    with given.lent():
+                    with given.lent(resumes=True):
                         return resumed(command, trust, resume, outcome, given)
                 overrides = [text for text in command.overrides if text not in PLAN]
                 is_plan = len(overrides) < len(command.overrides)

@@ -52,15 +52,19 @@ class Given:
         return [name for name in SECTIONS if getattr(self, name) is not None]
 
     @contextmanager
-    def lent(self, *, copies: bool = False) -> Iterator[None]:
+    def lent(self, *, copies: bool = False, resumes: bool = False) -> Iterator[None]:
         """Within the block `model.name: given` and `data.name: given` are these.
 
-        copies: whether each run gets a copy of the module, which itself is not changed
+        copies:  whether each run gets a copy of the module, which itself is not changed
+        resumes: whether a run goes on, whose state has the parameters that its hooks have added to the module
         """
         with ExitStack() as stack:
             if self.model is not None:
+                from hookrun.engine.actions.base import remove_added
                 from hookrun.models.given import module_lent
 
+                if resumes:
+                    remove_added(self.model)
                 stack.enter_context(module_lent(self.model, copies=copies))
             if self.data is not None:
                 from hookrun.data.given import data_lent
