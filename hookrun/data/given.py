@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
-from hookrun.data.own import as_tensors, info_of, info_of_inputs, number_of_classes
+from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
+from hookrun.data.own import as_tensors, described, read
 from hookrun.data.samples import Samples, TensorSamples
 from hookrun.data.source import Source
 from hookrun.engine.keys import GIVEN
@@ -144,32 +144,25 @@ class GivenData(Source):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         """One sample is read for its shape and dtype."""
         samples = self.open(root, split, 0)
-        inputs: InputsInfo = {}
-        target = None
-        if not self.as_given:
-            with refused_at(WHERE, f"let a sample be {_FORM}"):
-                first, label = samples[0]
-            inputs = info_of_inputs(first)
-            if isinstance(label, Tensor) and label.numel():
-                target = info_of(label)
         sizes: dict[Split, int | None] = dict.fromkeys(SPLITS, 0)
         for each, part in self.parts.items():
             # which samples a pass of a loader has is its own matter
             sizes[each] = None if isinstance(part, DataLoader) else len(part)
-        classes = number_of_classes(samples_in(self.parts[split]))
-        remarks = partial(self._remarks, split, inputs, target)
-        return DataInfo(GIVEN, inputs, target, classes, sizes, samples=samples, remarks=remarks)
+        data = samples_in(self.parts[split])
+        with refused_at(WHERE, f"let a sample be {_FORM}"):
+            info = described(GIVEN, data, samples, sizes, as_given=self.as_given)
+        return replace(info, remarks=partial(self._remarks, split, info))
 
-    def _remarks(self, split: Split, inputs: InputsInfo, target: TensorInfo | None) -> Iterator[str]:
+    def _remarks(self, split: Split, info: DataInfo) -> Iterator[str]:
         for each, part in self.parts.items():
             line = f"data given from Python, {each}: {len(samples_in(part))} samples of a {type(part).__qualname__}"
             if isinstance(part, DataLoader):
                 line += f", in {len(part)} batches of its own in the order of its {type(sampler_of(part)).__qualname__}"
             yield line
-        if inputs:
-            named = {"input": inputs} if isinstance(inputs, TensorInfo) else inputs
-            of_sample = [f"{name} {info}" for name, info in named.items()]
-            yield f"  a sample of {split}: {', '.join(of_sample)}; target {target or 'none'}"
+        if info.inputs:
+            inputs = {"input": info.inputs} if isinstance(info.inputs, TensorInfo) else info.inputs
+            of_sample = [f"{name} {tensor}" for name, tensor in inputs.items()]
+            yield f"  a sample of {split}: {', '.join(of_sample)}; target {info.target or 'none'}"
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         part = self.parts.get(split)
@@ -193,12 +186,7 @@ class GivenData(Source):
 def _read(data: Any, as_given: bool, index: int) -> Any:
     """Sample `index` of the data, as (input, target) of tensors unless it stays as given."""
     at = f"sample {index} of the {type(data).__qualname__}"
-    try:
-        sample = data[index]
-    except (IndexError, HookrunError):
-        raise
-    except Exception as error:
-        raise HookrunError(f"{at} failed: {reason(error)}") from error
+    sample = read(data, index, at)
     if as_given:
         return sample
     inputs, target = _pair(sample, at)

@@ -229,10 +229,6 @@ class TestModule:
         assert open_run(need).config["model"]["name"] == "cnn"
         assert made.config["model"]["name"] == "given"
 
-    @pytest.fixture(autouse=True)
-    def in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-
 
 def numbered(count: int) -> list[tuple[Tensor, int]]:
     return list(dataset(count))  # type: ignore[arg-type]
