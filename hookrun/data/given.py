@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -106,9 +106,12 @@ def _collate_of(parts: Mapping[Split, Any]) -> Any:
     return functions[0]
 
 
-def collated(samples: Sequence[Any]) -> tuple[Any, Any]:
-    """The inputs and the targets of a batch that the function of the loaders makes."""
-    collate = _collate_of(_lent_parts("train"))
+def collate_of_loaders() -> Callable[[Sequence[Any]], tuple[Any, Any]]:
+    """Samples -> inputs and targets of a batch, made by the function of the loaders."""
+    return partial(_collated, _collate_of(_lent_parts("train")))
+
+
+def _collated(collate: Callable[[Any], Any], samples: Sequence[Any]) -> tuple[Any, Any]:
     try:
         batch = collate(samples)
     except Exception as error:
