@@ -36,6 +36,7 @@ from hookrun.command.compose.hydra import (
 from hookrun.command.compose.overrides import (
     GROUPS,
     PLAN,
+    RESUME,
     Resume,
     meant,
     take,
@@ -47,7 +48,7 @@ from hookrun.command.sweeps.exit_codes import DONE, REFUSED
 from hookrun.engine.discovery import EXTENSIONS, names_in
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.engine.trust import of_environment, read_once
-from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
+from hookrun.errors import Problem, SpecError, printable, refuse, refused_at, spec_error, whole_characters
 from hookrun.run.experiment.given import Given
 from hookrun.terminal import waiting_for
 
@@ -129,7 +130,8 @@ def _stored_sweep(
     if not flags.multirun and not is_sweep(resume.name):
         return None
     folder = sweep_folder(resume.name)
-    require_given(read_yaml(folder / MULTIRUN, folder), given, folder)
+    with refused_at(RESUME):
+        require_given(read_yaml(folder / MULTIRUN, folder), given, folder)
     groups = command.app.config_loader.list_groups("")
     has_folder = flags.config_dir is not None
     name, overrides = sweep_command(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookrun.engine.keys import GIVEN
-from hookrun.errors import reason, refused_at, spec_error
+from hookrun.errors import reason, refused_at, shortened, spec_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +21,8 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 MOST_READ = 16
 """So many samples of a split, evenly spaced, are read for its hash."""
+
+_MOST_NAME = 300
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,8 @@ NOTHING = Given()
 
 def _record_of_module(module: nn.Module) -> dict[str, Any]:
     """Its class, the number of its tensors, and hashes of their forms and values, without those that hooks added."""
+    from torch.nn.parameter import is_lazy
+
     from hookrun.engine.actions.base import was_added
     from hookrun.run.experiment.checksums import content_of, crc_of
 
@@ -105,6 +109,8 @@ def _record_of_module(module: nn.Module) -> dict[str, Any]:
     values = list[str]()
     for path, each in module.named_modules():
         for name, tensor in (*each.named_parameters(path, False), *each.named_buffers(path, False)):
+            if is_lazy(tensor):
+                raise spec_error("model", f"{name} is not initialized yet", "call the module once before")
             if not was_added(each, name.rpartition(".")[2]):
                 form, value = content_of(tensor)
                 forms.append(f"{name}: {form}")
@@ -139,5 +145,6 @@ def _record_of_part(part: Any) -> dict[str, Any]:
 
 
 def qualified_class(value: object) -> str:
-    """The name of the class of a value, with its module."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    """The name of the class of a value, with its module, as a configuration can hold it."""
+    name = f"{type(value).__module__}.{type(value).__qualname__}".replace("${", "$ {")
+    return shortened(name, _MOST_NAME)

@@ -511,3 +511,26 @@ class TestSweep:
     def test_a_swept_key_of_the_model_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="model is given from Python"):
             command("-m", f"hydra.sweep.dir={tmp_path / 'sweep'}", "model=cnn,mlp", model=network())
+
+
+class Hostile(Net):
+    """A class whose name is an interpolation, markup and very long."""
+
+
+Hostile.__qualname__ = "<b>${oc.env:HOME}\x1b[31m" * 400
+
+
+class TestNames:
+    """Names of classes are text: they enter a configuration and a page, and mean nothing there."""
+
+    def test_a_hostile_class_name_is_kept_as_text(self, tmp_path: Path) -> None:
+        made = run(tmp_path / "run", "task=evaluate", model=Hostile(), data=dataset())
+        name = made.config["model"]["args"]["class"]
+        assert "<b>$ {oc.env:HOME}" in name
+        assert "\x1b" not in name
+        assert len(name) < 2_000
+
+    def test_a_module_that_is_not_initialized_is_refused(self, tmp_path: Path) -> None:
+        module = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+        text = refused(tmp_path / "run", "task=evaluate", model=module, data=dataset())
+        assert "1.weight is not initialized yet" in text
