@@ -12,7 +12,7 @@ import string
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -36,7 +36,6 @@ from hookrun.command.compose.hydra import (
 from hookrun.command.compose.overrides import (
     GROUPS,
     PLAN,
-    RESUME,
     Resume,
     meant,
     take,
@@ -48,7 +47,7 @@ from hookrun.command.sweeps.exit_codes import DONE, REFUSED
 from hookrun.engine.discovery import EXTENSIONS, names_in
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.engine.trust import of_environment, read_once
-from hookrun.errors import Problem, SpecError, printable, refuse, refused_at, spec_error, whole_characters
+from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
 from hookrun.run.experiment.given import Given
 from hookrun.terminal import waiting_for
 
@@ -125,12 +124,13 @@ def _stored_sweep(
     from hookrun.command.compose.given import require_given
     from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
     from hookrun.store.config.stored import read_yaml
+    from hookrun.store.files import StoreError
     from hookrun.store.format import MULTIRUN
 
     if not flags.multirun and not is_sweep(resume.name):
         return None
     folder = sweep_folder(resume.name)
-    with refused_at(RESUME):
+    with suppress(StoreError):  # what cannot be read is refused later, where it is needed
         require_given(read_yaml(folder / MULTIRUN, folder), given, folder)
     groups = command.app.config_loader.list_groups("")
     has_folder = flags.config_dir is not None
