@@ -22,10 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _runs(path: Path) -> list[Path]:
     """The runs of a sweep's directory; else the path itself."""
-    from hookrun.report.sweep_facts import job_folders
     from hookrun.store.format import MULTIRUN
+    from hookrun.store.runs import run_folders
 
-    return sorted(job_folders(path)) or [path] if os.path.isfile(path / MULTIRUN) else [path]
+    return sorted(run_folders(path)) or [path] if os.path.isfile(path / MULTIRUN) else [path]
 
 
 def _verify(path: Path) -> int:

@@ -19,6 +19,7 @@ ROOT_KEYS = (
     "vars",
     "needs",
     "tags",
+    "note",
     "hooks",
 )
 """The keys at the root of an experiment: the sections of `hookrun.run.experiment.settings.Settings`, and `hooks`."""

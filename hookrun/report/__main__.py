@@ -1,4 +1,4 @@
-"""``python -m hookrun.report DIR``: make the page of a run, or of a sweep, again."""
+"""``python -m hookrun.report DIR``: make the page of a run or a sweep again, or the list of a folder of runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hookrun.errors import HookrunError, paths_refused
-from hookrun.report import write_report
+from hookrun.report import write_index, write_report
 from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the path of each page. Returns 0; 1 where a page can't be written; 2 where a folder holds no run."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.report", description=__doc__)
-    parser.add_argument("dir", type=Path, nargs="+", help="a run directory, or a directory of a sweep's runs")
+    parser.add_argument(
+        "dir", type=Path, nargs="+", help="a run directory, a sweep's directory, or a folder of runs"
+    )
     with words():
         return max(map(_write, parser.parse_args(argv).dir))
 
@@ -25,7 +27,7 @@ def _write(path: Path) -> int:
     folder = path.expanduser()
     try:
         with paths_refused():
-            print(write_report(folder))
+            print(write_index(folder) or write_report(folder))
     except HookrunError as error:
         print(error, file=sys.stderr)
         return 1 if os.path.isdir(folder) and any(folder.glob("**/status.json")) else 2

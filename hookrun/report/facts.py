@@ -16,6 +16,7 @@ from hookrun.report.draw.text import token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
 from hookrun.store.captures.read import StoredCapture
+from hookrun.store.description import named_in as named_in
 from hookrun.store.files import MissingFile, StoreError, open_inside, read_json
 from hookrun.store.format import (
     CAPTURES,
@@ -222,14 +223,6 @@ class RunData:
     def named(self, section: str, key: str = "name") -> str:
         """The `name` in a section of the configuration, or the text of another key; ``""`` if there is none."""
         return named_in(self.config, section, key)
-
-
-def named_in(config: Mapping[str, Any], section: str, key: str = "name") -> str:
-    """The text of a key in a section of a stored configuration; ``""`` if there is none."""
-    content = config.get(section)
-    if not isinstance(content, dict):
-        return ""
-    return str(content.get(key) or "")
 
 
 def read_facts(path: Path) -> RunData:

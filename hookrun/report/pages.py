@@ -121,21 +121,13 @@ def write_page(
         for section in sections:
             if section.place == part and (data := section.build(facts)):
                 built.append((section, data))
-    script = _template("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = _ENVIRONMENT.get_template(template).render(
+    page = made_page(
+        template,
+        script=template_text("page.js"),
+        style=template_text("page.css"),
         facts=facts,
         sections=built,
         built={section.id: data for section, data in built},
-        style=_template("page.css"),
-        script=script,
-        # The page runs its own script only and loads nothing, whatever names a run contains.
-        policy=(
-            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-            f"script-src 'sha256-{digest}'"
-        ),
-        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-        version=__version__,
         **values,
     )
     path = folder / REPORT
@@ -144,7 +136,23 @@ def write_page(
     return path
 
 
-def _template(name: str) -> Markup:
+def made_page(template: str, *, script: Markup, **values: Any) -> str:
+    """The text of a page, which runs its own script only and loads nothing, whatever names a run contains."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _ENVIRONMENT.get_template(template).render(
+        script=script,
+        policy=(
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+            f"script-src 'sha256-{digest}'"
+        ),
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        version=__version__,
+        **values,
+    )
+
+
+def template_text(name: str) -> Markup:
+    """The text of a file of the templates, such as the script of a page."""
     return Markup(_TEMPLATES.joinpath(name).read_text(encoding="utf-8").strip())
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
@@ -20,11 +20,11 @@ from urllib.parse import quote
 
 from hookrun.engine.keys import root_of
 from hookrun.errors import counted
-from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
 from hookrun.store.config import stored as stored_config
+from hookrun.store.description import note_of, tags_of
 from hookrun.store.files import StoreError, by_number
-from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, OVERRIDES, REPORT, STATUS, SWEEP
+from hookrun.store.format import CONFIG, ENV, METRICS, MULTIRUN, OVERRIDES, REPORT, STATUS, SWEEP
 from hookrun.store.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store.records import (
     EnvRecord,
@@ -38,12 +38,14 @@ from hookrun.store.records import (
     typed_record,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.scores import is_batch, measures, result_of
+from hookrun.store.runs import run_folders
+from hookrun.store.scores import latest, result_of
+from hookrun.store.summary import seconds_between
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
 TAGS = "tags"
-MOST_TAGS = 100
+NOTE = "note"
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 MOST_OVERRIDES = 50_000
 """Longest command line, in characters, that is parsed."""
@@ -99,18 +101,8 @@ class JobData:
 def find_jobs(folder: Path) -> list[JobData]:
     """Every job below `folder`, by number."""
     folder = folder.resolve()
-    jobs = [_job(folder, path) for path in job_folders(folder)]
+    jobs = [_job(folder, path) for path in run_folders(folder)]
     return sorted(jobs, key=lambda job: by_number(job.name))
-
-
-def job_folders(folder: Path) -> Iterator[Path]:
-    """Directories that hold a run, or where Hydra has begun one; their own folders are not searched."""
-    for where, folders, files in os.walk(folder):
-        path = Path(where)
-        if path != folder and (STATUS in files or HYDRA in folders):
-            folders.clear()
-            yield path
-        folders[:] = [name for name in folders if not name.startswith(".")]
 
 
 def _job(folder: Path, path: Path) -> JobData:
@@ -118,11 +110,7 @@ def _job(folder: Path, path: Path) -> JobData:
     if reason := cut_off(status):
         status = {**status, "status": "cut off", "reason": reason}
     lines = sampled(path / METRICS, MetricsLine, limit=_ENOUGH, always=is_kept).records
-    means = dict[str, float]()
-    batches = dict[str, float]()
-    for line in lines:
-        of_line = batches if is_batch(line) else means
-        of_line.update(measures(line))
+    means, batches = latest(lines)
     values = {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
     config = read_yaml(path / CONFIG, path, dict)
     objective = config.get("objective")
@@ -152,7 +140,7 @@ def _job(folder: Path, path: Path) -> JobData:
 
 
 def _overrides(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Key -> value of the overrides that a job was started with, and its tags."""
+    """Key -> value of the overrides that a job was started with, and its tags and note."""
     overrides = dict[str, str]()
     for text in read_yaml(path / OVERRIDES, path, list):
         key, _, value = str(text).lstrip("+").partition("=")
@@ -160,6 +148,9 @@ def _overrides(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     tags = tags_of(config)
     if tags:
         overrides[TAGS] = ", ".join(tags)
+    note = note_of(config)
+    if note:
+        overrides[NOTE] = note
     return overrides
 
 
@@ -173,14 +164,6 @@ def record_in(path: Path, model: type[Record]) -> dict[str, Any]:
         if path.name != STATUS:
             return {}
         return {"status": "unreadable", "reason": str(error)}
-
-
-def tags_of(config: Mapping[str, Any]) -> list[str]:
-    """The tags in a stored configuration, as far as they are texts."""
-    tags = config.get(TAGS)
-    if not isinstance(tags, list):
-        return []
-    return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)]
 
 
 def read_yaml(path: Path, root: Path, kind: type[T]) -> T:
@@ -424,9 +407,9 @@ class SweepData:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of the table: swept keys, then others that differ, then the tags."""
+        """The keys of the table: swept keys, then others that differ, then tags and note."""
         given = set(chain.from_iterable(job.overrides for job in self.jobs))
-        keys = [*self.swept, *self.varied, TAGS]
+        keys = [*self.swept, *self.varied, TAGS, NOTE]
         return [key for key in dict.fromkeys(keys) if key in given]
 
     @cached_property

@@ -245,8 +245,8 @@ def open_inside(path: Path, root: Path | None = None, *, limit: int | None = Non
 
     MissingFile if it does not exist, StoreError if it is not a regular file, too large, or cannot be read.
     """
+    *folders, last = (path.name,) if root is None else path.relative_to(root).parts
     root = path.parent if root is None else root
-    *folders, last = path.relative_to(root).parts
     with os_errors(f"cannot read {path}"), ExitStack() as opened:
         if ".." in (*folders, last):
             raise OSError(errno.EINVAL, "the path leads out of the run directory")

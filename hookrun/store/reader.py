@@ -24,7 +24,6 @@ from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
     StoredCapture,
-    as_table,
     captured_tensors,
     read_captures,
 )
@@ -63,6 +62,7 @@ from hookrun.store.records import (
 )
 from hookrun.store.run_dir import cut_off
 from hookrun.store.studies import ask_study, streams
+from hookrun.store.tables import as_table
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ from hookrun.engine.trust import of_environment
 from hookrun.errors import whole_characters
 from hookrun.run.ranks import ALONE, Ranks
 from hookrun.store.captures.shard import index_name, index_names
+from hookrun.store.description import SUMMARY, describe
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -243,6 +245,8 @@ class RunDir:
         }
         if objective is not None:
             record["objective"] = dict(objective)
+        if status != "running":
+            record[SUMMARY] = asdict(describe(self.path)[0])
         if self._manifest and status in ("done", "stopped"):  # a failure at the end adds error.txt
             record["manifest"] = self._manifest
         try:
@@ -251,6 +255,7 @@ class RunDir:
             code = getattr(error.__cause__, "errno", None)
             if code not in (errno.ENOSPC, errno.EDQUOT) or not (self.path / STATUS).exists():
                 raise
+            record.pop(SUMMARY, None)
             overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
         self.ended = status != "running"
         try:

@@ -55,6 +55,16 @@ def measures(line: Line) -> dict[str, float]:
     }
 
 
+def latest(lines: Iterable[Line]) -> tuple[dict[str, float], dict[str, float]]:
+    """``split/name`` -> the last value of each metric: of whole passes, and of single batches."""
+    means = dict[str, float]()
+    batches = dict[str, float]()
+    for line in lines:
+        of_line = batches if is_batch(line) else means
+        of_line.update(measures(line))
+    return means, batches
+
+
 def names(lines: Iterable[Line]) -> list[str]:
     """Every metric with a finite value in a line that is not about a single batch."""
     return list(

@@ -40,7 +40,7 @@ from hookrun.store.run_dir import outputs_folder
 from hookrun.terminal import wait_is_over, waiting_for
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
-_FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
+_FREE = ("tags", "note", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may differ when a run is resumed."""
 
 _TELLING = 60.0
@@ -128,6 +128,8 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
     """
     experiment = command.experiment
     shows = command.shows
+    if shows:
+        command.outcome.refuse_showing("plan" if command.is_plan else task_of(experiment).name)
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if not is_main():

@@ -346,7 +346,7 @@ def _attempt(
     except (Exception, SystemExit) as error:
         if outcome is not None:
             outcome.error = error
-        report(error, run_dir)
+        report(error, run_dir, prints=outcome is None or not outcome.from_python)
         if _status(run_dir) != before:  # otherwise the same command would be refused again
             _tell_how_to_go_on(run_dir)
         return exit_code(error)
@@ -410,11 +410,12 @@ def renew_page(sweep_dir: Path) -> None:
     Reading thousands of jobs takes time: at most a fiftieth of a sweep's time is spent on its pages.
     """
     from hookrun.report import write_report
+    from hookrun.report.index import renew_indexes
 
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return
 
     with suppress(Exception):  # `make_page` reports the error at the end of the sweep
-        write_report(sweep_dir)
+        renew_indexes(write_report(sweep_dir).parent)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))

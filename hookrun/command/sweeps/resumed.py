@@ -24,7 +24,6 @@ from hookrun.command.compose.overrides import LATEST, RESUME, named_folder
 from hookrun.command.sweeps.composed_jobs import SUBDIR, ComposedJob, subdir_of
 from hookrun.engine.keys import key_of
 from hookrun.errors import Problem, refuse, refused_at, spec_error
-from hookrun.report.sweep_facts import job_folders
 from hookrun.store.config import stored as stored_config
 from hookrun.store.config.interpolations import literal
 from hookrun.store.files import StoreError
@@ -32,6 +31,7 @@ from hookrun.store.format import HYDRA, JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
 from hookrun.store.records import HydraRecord, JobRecord, Status, checked, read_record
 from hookrun.store.run_dir import OUTPUTS, outputs_folder
+from hookrun.store.runs import run_folders
 
 SWEEPS = "multirun"
 MOST_SHOWN = 200
@@ -169,7 +169,7 @@ class JobDirectories:
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
         self.jobs = dict[str, tuple[str, int | None]]()
         self._left = defaultdict[str, list[str]](list)
-        for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
+        for path in sorted(run_folders(folder), key=lambda path: (len(path.name), path.name)):
             if (path / JOB).exists() or (path / STATUS).exists():
                 name = path.relative_to(folder).as_posix()
                 config, code = _stored_job(path)

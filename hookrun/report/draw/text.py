@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from hookrun.errors import printable
+from hookrun.store.summary import seconds_between as seconds_between
 
 
 def token_name(text: str, token: int, most: int = 40) -> str:
@@ -115,16 +116,6 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes:02} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-def seconds_between(started: Any, ended: Any) -> float | None:
-    """Seconds from one ISO time to another, or to now; None where the first is missing or no time."""
-    try:
-        begin = datetime.fromisoformat(started)
-        end = datetime.fromisoformat(ended) if ended else datetime.now(UTC)
-        return max((end - begin).total_seconds(), 0.0)
-    except (TypeError, ValueError):
-        return None
 
 
 def moment(text: Any) -> str:

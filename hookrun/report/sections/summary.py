@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hookrun.errors import counted
-from hookrun.report.draw.text import duration, moment, number, seconds_between
+from hookrun.report.draw.text import duration, moment, number
 from hookrun.report.facts import RunData
-from hookrun.report.sweep_facts import tags_of
+from hookrun.store.description import note_of, tags_of
+from hookrun.store.summary import seconds_between
 
 _VERSIONS = ("hookrun", "torch", "torchvision", "hydra", "python")
 
@@ -37,6 +38,7 @@ def build(facts: RunData) -> list[tuple[str, str]]:
         "model": model,
         "weights": facts.model.weights,
         "data": data,
+        "note": note_of(facts.config),
         "tags": ", ".join(tags_of(facts.config)),
         "started": moment(status.get("started")),
         "duration": duration(seconds) if seconds is not None else None,

@@ -273,6 +273,7 @@ class Settings(Section):
     hooked: whether the hooks are installed; if false they are only checked and stored
     baseline: a sweep also runs its jobs with `hooked: false`, and its page compares the other jobs with these
     tags:  words that reports and sweeps show; they have no other effect
+    note:  one sentence about the run, likewise
     """
 
     task: TaskKeys
@@ -288,6 +289,7 @@ class Settings(Section):
     vars: dict[str, Any] = {}
     needs: Needs = {}
     tags: Annotated[tuple[Tag, ...], Field(max_length=100)] = ()
+    note: str = Field(default="", max_length=500)
 
 
 def runs_of(settings: Settings) -> Mapping[str, str]:

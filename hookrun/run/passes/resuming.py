@@ -47,7 +47,7 @@ SHARE = 10
 CHEAP = 0.1
 """A save that takes less than this many seconds is always made."""
 
-_FREE = {"tags", "objective", "needs"}
+_FREE = {"tags", "note", "objective", "needs"}
 """Sections of the settings that may change before a run is resumed, since results do not depend on them."""
 
 _FREE_TO_COMPUTE = ("strategy", "timeout")

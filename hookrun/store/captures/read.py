@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
 from hookrun.engine.values.tensors import whole_numbers
-from hookrun.errors import HookrunError, Lookup, reason
+from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
@@ -30,6 +29,7 @@ from hookrun.store.captures.tensor_file import (
 from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.records import SampleLine, TokenLine, grouped, read_records
+from hookrun.store.tables import as_table
 
 T = TypeVar("T")
 
@@ -477,22 +477,6 @@ def _as_array(tensor: Tensor) -> Any:
         return tensor.numpy()
     except TypeError:  # a dtype that NumPy does not have
         return tensor.float().numpy()
-
-
-def as_table(columns: Mapping[str, list[Any]], form: Literal["pandas", "arrow"]) -> Any:
-    """A pandas DataFrame or an Arrow table.
-
-    HookrunError if the library is not installed, or has no type for a column.
-    """
-    module = "pyarrow" if form == "arrow" else form
-    if importlib.util.find_spec(module) is None:
-        raise HookrunError(f"{module} is not installed: pip install {module}")
-    library: Any = importlib.import_module(module)
-    try:
-        return library.DataFrame(columns) if form == "pandas" else library.table(columns)
-    except (TypeError, ValueError, OverflowError) as error:
-        # a stranger's record may have texts beside numbers
-        raise HookrunError(f"a column cannot be written as {form}: {reason(error)}") from error
 
 
 @dataclass(frozen=True)
