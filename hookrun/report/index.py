@@ -137,7 +137,7 @@ def _row(summary: RunSummary, cells: Mapping[str, str], kinds: Mapping[str, str]
         text = html.escape(text)
         match key:
             case "name":
-                line += f'<td><a href="./{quote(summary.name)}/{page}">{text}</a>'
+                line += f'<td><a href="./{quote(os.fsencode(summary.name))}/{page}">{text}</a>'
             case "status":
                 line += f'<td class="s-{text}">{text}'
             case _:

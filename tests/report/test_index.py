@@ -14,6 +14,7 @@ from made_runs import change, made_run
 from hookrun.report import try_report, write_index
 from hookrun.report.__main__ import main
 from hookrun.report.index import MOST_BYTES, index_page
+from hookrun.runs import main as list_runs
 from hookrun.store.runs import runs
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -112,6 +113,13 @@ def test_names_on_the_index_are_escaped(outputs: Path) -> None:
     assert "<img" not in page
     assert "\x1b" not in page
     assert "onload='" not in page
+
+
+def test_a_name_that_is_not_text_has_a_link(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (outputs / "one").rename(outputs / "o\udcffe")
+    assert main([str(outputs)]) == list_runs([str(outputs)]) == 0
+    assert '<a href="./o%FFe/">o\\udcffe</a>' in (outputs / "index.html").read_text()
+    assert "o\\udcffe" in capsys.readouterr().out
 
 
 def test_a_long_index_leaves_out_the_oldest(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
