@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
-from hookrun.command.json_output import JsonOutcome, answered
+from hookrun.command.json_output import answered
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.errors import HookrunError, Refusal, paths_refused
@@ -68,17 +68,15 @@ def carried_out(arguments: list[str], outcome: Outcome, *, goes_on: bool = True)
     goes_on: whether the process goes on after the command
     """
     with entered(arguments, goes_on=goes_on):
-        return _main(arguments, outcome) if isinstance(outcome, JsonOutcome) else _main(arguments)
+        return _main(arguments, outcome)
 
 
-def _main(arguments: list[str], outcome: JsonOutcome | None = None) -> int:
-    read = [] if outcome is None else [outcome]
-    outcome = outcome or JsonOutcome()
+def _main(arguments: list[str], outcome: Outcome) -> int:
     try:
         with handled(), paths_refused():
             from hookrun.command.cli.commands import execute
 
-            code = execute(arguments, *read)
+            code = execute(arguments, outcome)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

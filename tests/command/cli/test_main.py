@@ -52,7 +52,7 @@ class TestProcess:
         assert main(["--help"]) == 0
 
     def test_an_interrupt_while_composing_exits_with_130(self, monkeypatch, capsys) -> None:
-        def interrupted(arguments: object) -> int:
+        def interrupted(*_: object) -> int:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("hookrun.command.cli.commands.execute", interrupted)
@@ -99,7 +99,7 @@ import atexit, sys, threading, time
 import hookrun.command.cli
 from concurrent.futures import ThreadPoolExecutor
 
-hookrun.command.cli._main = lambda arguments: CODE
+hookrun.command.cli._main = lambda *_: CODE
 atexit.register(print, "atexit")
 pool = ThreadPoolExecutor(1)
 pool.submit(lambda: (time.sleep(0.2), print("piece")))
